@@ -1,0 +1,2 @@
+//! The `fedproj` command.
+fn main() {}
