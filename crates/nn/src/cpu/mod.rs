@@ -1,0 +1,253 @@
+//! Execution of a graph on the CPU: memory that is taken once, and the forward and backward passes over it.
+
+mod backward;
+mod forward;
+mod plan;
+
+use crate::error::{Error, Result};
+use crate::graph::{Graph, NodeId, Op};
+use crate::kernels::norm;
+use crate::kernels::{Buffer, Cpu, NormMode};
+use crate::loss::Loss;
+use plan::Plan;
+
+/// What a workspace is made for.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// The largest batch.
+    pub batch: usize,
+    /// Nodes whose values are read or whose gradients are added to, besides the output.
+    pub taps: &'a [NodeId],
+    /// Whether there will be backward passes; without them memory is used again layer by layer.
+    pub training: bool,
+}
+
+impl Options<'_> {
+    /// Training on batches of up to `batch` samples.
+    pub fn training(batch: usize) -> Self {
+        Self { batch, taps: &[], training: true }
+    }
+
+    /// Forward passes only.
+    pub fn inference(batch: usize) -> Self {
+        Self { batch, taps: &[], training: false }
+    }
+}
+
+/// How a forward pass treats batch-norm and dropout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode {
+    /// The statistics of batch-norm.
+    pub norm: NormMode,
+    /// The key of the dropout masks; `None`: nothing is dropped.
+    pub dropout: Option<u64>,
+}
+
+impl Mode {
+    /// Evaluation: running statistics, no dropout.
+    pub const EVAL: Self = Self { norm: NormMode::Frozen, dropout: None };
+
+    /// Training; every step takes another dropout key.
+    pub fn train(dropout_key: u64) -> Self {
+        Self { norm: NormMode::Update, dropout: Some(dropout_key) }
+    }
+}
+
+/// The memory and threads that execute a graph. After construction no pass allocates.
+#[derive(Debug)]
+pub struct Workspace {
+    graph: Graph,
+    plan: Plan,
+    cpu: Cpu,
+    batch_max: usize,
+    /// Samples of the last forward pass.
+    batch: usize,
+    mode: Mode,
+    is_tap: Vec<bool>,
+    values: Vec<Buffer>,
+    grads: Vec<Buffer>,
+    /// Which nodes have a gradient so far in this backward pass.
+    has_grad: Vec<bool>,
+    /// Statistics that a step keeps for its backward pass, and places of maxima or dropout masks.
+    saved: Vec<Buffer>,
+    saved_bytes: Vec<Vec<u8>>,
+    scratch: ScratchMemory,
+}
+
+#[derive(Debug)]
+struct ScratchMemory {
+    shared: Buffer,
+    private: Buffer,
+}
+
+impl Workspace {
+    /// Memory for `graph`, executed by `cpu`.
+    pub fn new(graph: &Graph, options: &Options<'_>, cpu: Cpu) -> Result<Self> {
+        if options.batch == 0 {
+            return Err(Error::Parameter { name: "batch", value: 0.0, expected: "must be at least 1" });
+        }
+        let mut observed = options.taps.to_vec();
+        observed.push(graph.output());
+        let plan = Plan::new(graph, &observed, options.training);
+        let n = options.batch;
+        let buffers = |lens: &[usize]| lens.iter().map(|len| Buffer::zeros(n * len)).collect::<Vec<_>>();
+        let (mut shared, mut private) = (0, 0);
+        let (mut saved, mut saved_bytes) = (Vec::new(), Vec::new());
+        for step in &plan.steps {
+            let node = &graph.nodes[step.node];
+            let (len, c) = (n * node.shape.len(), node.shape.c);
+            let ((step_shared, step_private), kept, bytes) = match &node.op {
+                Op::Conv { geometry, .. } => {
+                    let (conv_shared, conv_private) = geometry.scratch_len(n);
+                    ((conv_shared.max(norm::scratch_len(len, c)), conv_private), 0, 0)
+                }
+                Op::Linear { .. } => {
+                    let packed = graph.shape(node.inputs[0]).len() * c;
+                    ((packed.max(norm::scratch_len(len, c)), 0), 0, 0)
+                }
+                Op::BatchNorm { .. } => ((norm::scratch_len(len, c), 0), 2 * c, 0),
+                Op::GroupNorm { groups, .. } => ((2 * n * c, norm::private_len(c)), 2 * n * groups, 0),
+                Op::MaxPool(_) | Op::Dropout { .. } => ((0, 0), 0, len),
+                Op::Input | Op::Activation(_) | Op::GlobalAveragePool | Op::Add | Op::Flatten => ((0, 0), 0, 0),
+            };
+            (shared, private) = (shared.max(step_shared), private.max(step_private));
+            saved.push(Buffer::zeros(kept));
+            saved_bytes.push(vec![0; bytes]);
+        }
+        let mut is_tap = vec![false; graph.nodes.len()];
+        for node in &observed {
+            is_tap[node.0] = true;
+        }
+        let private = Buffer::zeros(private.next_multiple_of(16) * cpu.n_threads());
+        Ok(Self {
+            values: buffers(&plan.value_len),
+            grads: buffers(&plan.grad_len),
+            has_grad: vec![false; graph.nodes.len()],
+            graph: graph.clone(),
+            plan,
+            cpu,
+            batch_max: n,
+            batch: 0,
+            mode: Mode::EVAL,
+            is_tap,
+            saved,
+            saved_bytes,
+            scratch: ScratchMemory { shared: Buffer::zeros(shared), private },
+        })
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The threads and instruction set, for vector operations between passes.
+    pub fn cpu(&mut self) -> &mut Cpu {
+        &mut self.cpu
+    }
+
+    /// Samples of the last forward pass.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Bytes of all memory held.
+    pub fn memory_bytes(&self) -> usize {
+        let floats = |all: &[Buffer]| all.iter().map(|b| b.len()).sum::<usize>();
+        let scratch = self.scratch.shared.len() + self.scratch.private.len();
+        4 * (floats(&self.values) + floats(&self.grads) + floats(&self.saved) + scratch)
+            + self.saved_bytes.iter().map(Vec::len).sum::<usize>()
+    }
+
+    /// The output of the last forward pass, (batch, outputs).
+    pub fn output(&self) -> &[f32] {
+        self.node_value(self.graph.output().0)
+    }
+
+    /// The value of the output or of a tap, (batch, …) channels-last.
+    pub fn value(&self, node: NodeId) -> Result<&[f32]> {
+        self.check_tap(node)?;
+        Ok(self.node_value(node.0))
+    }
+
+    fn node_value(&self, node: usize) -> &[f32] {
+        let len = self.batch * self.graph.nodes[node].shape.len();
+        self.plan.value_slot[node].map_or(&[], |slot| &self.values[slot][..len])
+    }
+
+    fn check_tap(&self, node: NodeId) -> Result<()> {
+        if self.is_tap.get(node.0).copied().unwrap_or(false) {
+            return Ok(());
+        }
+        Err(Error::NotATap { node: self.graph.nodes.get(node.0).map_or_else(String::new, |n| n.name.clone()) })
+    }
+
+    /// Calls `f(value, gradient)` for the output or a tap, to add to its gradient before [`Workspace::backward`].
+    ///
+    /// # Errors
+    /// If the node is not a tap, or the workspace was made without training.
+    pub fn inject<T>(&mut self, node: NodeId, f: impl FnOnce(&[f32], &mut [f32]) -> T) -> Result<T> {
+        self.check_tap(node)?;
+        let len = self.batch * self.graph.nodes[node.0].shape.len();
+        let (Some(value), Some(grad)) = (self.plan.value_slot[node.0], self.plan.grad_slot[node.0]) else {
+            return Err(Error::NotATap { node: self.graph.nodes[node.0].name.clone() });
+        };
+        let grad = &mut self.grads[grad][..len];
+        if !self.has_grad[node.0] {
+            grad.fill(0.0);
+            self.mark_grad(node.0);
+        }
+        Ok(f(&self.values[value][..len], &mut self.grads[self.plan.grad_slot[node.0].unwrap_or(0)][..len]))
+    }
+
+    /// Adds `weight` times a loss at the output or a tap; returns the loss itself, without the weight.
+    ///
+    /// # Errors
+    /// If the loss does not fit the node's shape, or as [`Workspace::inject`].
+    pub fn add_loss(&mut self, node: NodeId, loss: &Loss<'_>, weight: f32) -> Result<f64> {
+        loss.check(self.batch, self.graph.shape(node).len())?;
+        let batch = self.batch;
+        self.inject(node, |value, grad| loss.add_gradient(batch, value, weight, grad))
+    }
+
+    /// The gradient that the last backward pass left at a tap, (batch, …).
+    pub fn gradient(&self, node: NodeId) -> Result<&[f32]> {
+        self.check_tap(node)?;
+        let len = self.batch * self.graph.nodes[node.0].shape.len();
+        Ok(self.plan.grad_slot[node.0].map_or(&[], |slot| &self.grads[slot][..len]))
+    }
+
+    /// Forward pass, loss at the output, backward pass: writes the loss's gradient to `grad` and returns the loss.
+    ///
+    /// # Errors
+    /// If a vector does not fit the graph, or the loss does not fit the output.
+    pub fn loss_gradient(
+        &mut self,
+        params: &[f32],
+        buffers: &mut [f32],
+        x: &[f32],
+        loss: &Loss<'_>,
+        mode: Mode,
+        grad: &mut [f32],
+    ) -> Result<f64> {
+        self.forward(params, buffers, x, mode)?;
+        let value = self.add_loss(self.graph.output(), loss, 1.0)?;
+        self.backward(params, grad)?;
+        Ok(value)
+    }
+
+    /// Notes that a node, and the image of which it is a flattened view, has a gradient.
+    fn mark_grad(&mut self, node: usize) {
+        let slot = self.plan.grad_slot[node];
+        let mut i = node;
+        self.has_grad[i] = true;
+        while self.graph.nodes[i].op == Op::Flatten && self.plan.grad_slot[self.graph.nodes[i].inputs[0].0] == slot {
+            i = self.graph.nodes[i].inputs[0].0;
+            self.has_grad[i] = true;
+        }
+    }
+}
+
+pub(crate) fn check_len(what: &'static str, expected: usize, found: usize) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}

@@ -1,0 +1,224 @@
+//! From a graph to what is executed: which nodes run as one step, and which memory they use.
+
+use crate::graph::{Graph, NodeId, Op};
+use crate::kernels::Activation;
+
+/// One step of execution: a node, with the nodes that were fused into it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Step {
+    /// The node whose operation is run.
+    pub node: usize,
+    /// A residual that is added to a normalisation's result.
+    pub residual: Option<usize>,
+    /// Whether a ReLU follows in the same step.
+    pub relu: bool,
+    /// The node whose value the step produces: the last of those fused.
+    pub out: usize,
+}
+
+/// Steps in order of execution, and memory slots of values and gradients.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub steps: Vec<Step>,
+    /// The slot of each node's value; none for nodes inside a fused step.
+    pub value_slot: Vec<Option<usize>>,
+    /// The slot of each node's gradient; none where no gradient is needed.
+    pub grad_slot: Vec<Option<usize>>,
+    /// Floats for one sample in each slot.
+    pub value_len: Vec<usize>,
+    pub grad_len: Vec<usize>,
+}
+
+impl Plan {
+    /// Plans `graph`; the nodes `observed` keep a value of their own, and a gradient if `training`.
+    pub fn new(graph: &Graph, observed: &[NodeId], training: bool) -> Self {
+        let mut is_observed = vec![false; graph.nodes.len()];
+        for node in observed {
+            is_observed[node.0] = true;
+        }
+        let steps = fuse(graph, &is_observed);
+        let (value_slot, value_len) = place_values(graph, &steps, &is_observed, training);
+        let (grad_slot, grad_len) = if training {
+            place_gradients(graph, &steps, &is_observed)
+        } else {
+            (vec![None; graph.nodes.len()], vec![])
+        };
+        Self { steps, value_slot, grad_slot, value_len, grad_len }
+    }
+}
+
+/// The nodes a step reads.
+pub(super) fn inputs<'a>(graph: &'a Graph, step: &'a Step) -> impl Iterator<Item = usize> + 'a {
+    graph.nodes[step.node].inputs.iter().map(|id| id.0).chain(step.residual)
+}
+
+/// Joins convolution or linear layer + ReLU, and normalisation + addition + ReLU, where nobody else reads what is between.
+fn fuse(graph: &Graph, is_observed: &[bool]) -> Vec<Step> {
+    let mut consumers = vec![Vec::new(); graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        for input in &node.inputs {
+            consumers[input.0].push(i);
+        }
+    }
+    let only_consumer = |i: usize| match consumers[i][..] {
+        [next] if !is_observed[i] => Some(next),
+        _ => None,
+    };
+    let relu_after =
+        |i: usize| only_consumer(i).filter(|&next| matches!(graph.nodes[next].op, Op::Activation(Activation::Relu)));
+    let mut absorbed = vec![false; graph.nodes.len()];
+    // A step with a residual runs where the addition stood: both operands are ready there.
+    let mut placed: Vec<(usize, Step)> = Vec::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        if absorbed[i] || matches!(node.op, Op::Input | Op::Flatten) {
+            continue;
+        }
+        let mut step = Step { node: i, residual: None, relu: false, out: i };
+        let mut position = i;
+        let is_norm = matches!(node.op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
+        if is_norm
+            && let Some(add) = only_consumer(i).filter(|&next| graph.nodes[next].op == Op::Add && !absorbed[next])
+        {
+            absorbed[add] = true;
+            step.residual = graph.nodes[add].inputs.iter().map(|id| id.0).find(|&other| other != i);
+            (step.out, position) = (add, add);
+        }
+        if (is_norm || matches!(node.op, Op::Conv { .. } | Op::Linear { .. }))
+            && let Some(relu) = relu_after(step.out)
+        {
+            absorbed[relu] = true;
+            (step.relu, step.out) = (true, relu);
+        }
+        placed.push((position, step));
+    }
+    placed.sort_by_key(|(position, _)| *position);
+    placed.into_iter().map(|(_, step)| step).collect()
+}
+
+/// Slots that are handed out, given back and handed out again.
+#[derive(Default)]
+struct Slots {
+    len: Vec<usize>,
+    free: Vec<usize>,
+}
+
+impl Slots {
+    /// The free slot that fits best, or a new one.
+    fn take(&mut self, len: usize) -> usize {
+        let growth = |slot: &usize| (len.saturating_sub(self.len[*slot]), self.len[*slot]);
+        match self.free.iter().enumerate().min_by_key(|(_, slot)| growth(slot)).map(|(i, _)| i) {
+            Some(i) => {
+                let slot = self.free.swap_remove(i);
+                self.len[slot] = self.len[slot].max(len);
+                slot
+            }
+            None => {
+                self.len.push(len);
+                self.len.len() - 1
+            }
+        }
+    }
+}
+
+/// While training every value stays until the backward pass; otherwise memory is used again after the last reader.
+fn place_values(
+    graph: &Graph,
+    steps: &[Step],
+    is_observed: &[bool],
+    training: bool,
+) -> (Vec<Option<usize>>, Vec<usize>) {
+    // The node that owns the memory: a flattened image is the image itself.
+    let owner = |mut i: usize| {
+        while graph.nodes[i].op == Op::Flatten {
+            i = graph.nodes[i].inputs[0].0;
+        }
+        i
+    };
+    let mut last_use = vec![0; graph.nodes.len()];
+    for (at, step) in steps.iter().enumerate() {
+        for input in inputs(graph, step) {
+            last_use[owner(input)] = at;
+        }
+    }
+    let mut keep = vec![training; graph.nodes.len()];
+    for (i, &observed) in is_observed.iter().enumerate() {
+        keep[owner(i)] |= observed;
+    }
+    let mut slots = Slots::default();
+    let mut slot_of = vec![None; graph.nodes.len()];
+    slot_of[0] = Some(slots.take(graph.nodes[0].shape.len()));
+    for (at, step) in steps.iter().enumerate() {
+        slot_of[step.out] = Some(slots.take(graph.nodes[step.out].shape.len()));
+        for input in inputs(graph, step) {
+            let input = owner(input);
+            if last_use[input] == at && !keep[input] {
+                slots.free.extend(slot_of[input]);
+                keep[input] = true; // given back once, though both operands may be the same node
+            }
+        }
+    }
+    for i in 0..graph.nodes.len() {
+        slot_of[i] = slot_of[owner(i)];
+    }
+    (slot_of, slots.len)
+}
+
+/// A gradient lives from the first reader's backward step to its own. Normalisations work in place.
+fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Vec<Option<usize>>, Vec<usize>) {
+    let n = graph.nodes.len();
+    let mut needed = is_observed.to_vec();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let trains = !matches!(
+            node.op,
+            Op::Input
+                | Op::Activation(_)
+                | Op::MaxPool(_)
+                | Op::GlobalAveragePool
+                | Op::Add
+                | Op::Flatten
+                | Op::Dropout { .. }
+        );
+        needed[i] |= trains || node.inputs.iter().any(|input| needed[input.0]);
+    }
+    // Flattened images share gradients as they share values, unless one of the two is observed on its own.
+    let owner = |mut i: usize| {
+        while graph.nodes[i].op == Op::Flatten {
+            i = graph.nodes[i].inputs[0].0;
+        }
+        i
+    };
+    let mut pinned = vec![false; n];
+    let mut slots = Slots::default();
+    let mut slot_of: Vec<Option<usize>> = vec![None; n];
+    for i in (0..n).filter(|&i| is_observed[i]) {
+        let own = owner(i);
+        pinned[own] = true;
+        if slot_of[own].is_none() {
+            slot_of[own] = Some(slots.take(graph.nodes[own].shape.len()));
+        }
+    }
+    for step in steps.iter().rev() {
+        let Some(out_slot) = slot_of[step.out] else { continue };
+        let mut handed_over = pinned[step.out];
+        let in_place = matches!(graph.nodes[step.node].op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
+        let main = graph.nodes[step.node].inputs.first().map(|id| owner(id.0));
+        for input in inputs(graph, step).map(owner) {
+            if !needed[input] || slot_of[input].is_some() {
+                continue;
+            }
+            if in_place && Some(input) == main && !handed_over {
+                slot_of[input] = Some(out_slot);
+                handed_over = true;
+            } else {
+                slot_of[input] = Some(slots.take(graph.nodes[input].shape.len()));
+            }
+        }
+        if !handed_over {
+            slots.free.push(out_slot);
+        }
+    }
+    for i in 0..n {
+        slot_of[i] = slot_of[owner(i)];
+    }
+    (slot_of, slots.len)
+}

@@ -1,0 +1,96 @@
+//! What can go wrong, said so that the reader knows what to mend.
+
+use std::path::PathBuf;
+
+/// Errors of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A layer cannot take the shape it was given.
+    #[error("node `{node}`: {problem}")]
+    Shape {
+        /// The layer's name.
+        node: String,
+        /// What was expected and what was found.
+        problem: String,
+    },
+    /// Two layers claim one name.
+    #[error("node `{node}`: a node of this name exists already; every node needs a name of its own")]
+    DuplicateName {
+        /// The name.
+        node: String,
+    },
+    /// A vector does not fit the graph.
+    #[error("{what} has {found} elements, but the graph needs {expected}")]
+    Length {
+        /// Which vector.
+        what: &'static str,
+        /// Elements needed.
+        expected: usize,
+        /// Elements given.
+        found: usize,
+    },
+    /// A batch larger than the workspace, or empty.
+    #[error("a batch of {found} samples does not fit a workspace made for 1 to {max}; make it with a larger batch")]
+    Batch {
+        /// Samples given.
+        found: usize,
+        /// Samples the workspace holds.
+        max: usize,
+    },
+    /// A label that is not a class.
+    #[error("label {label} of sample {sample} is not one of the {classes} classes 0 to {}", .classes - 1)]
+    Label {
+        /// The label.
+        label: u32,
+        /// Its sample in the batch.
+        sample: usize,
+        /// Number of classes.
+        classes: usize,
+    },
+    /// A node was not kept readable when the workspace was made.
+    #[error("node `{node}` is not a tap of this workspace; name it in `Options::taps`")]
+    NotATap {
+        /// The node's name.
+        node: String,
+    },
+    /// A hyper-parameter outside its range.
+    #[error("{name} = {value}: {expected}")]
+    Parameter {
+        /// Its name.
+        name: &'static str,
+        /// The value given.
+        value: f64,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// No model of this name.
+    #[error("unknown model `{name}`; known models: {known}{}", .hint.as_ref().map(|h| format!("\nhint: did you mean `{h}`?")).unwrap_or_default())]
+    UnknownModel {
+        /// The name given.
+        name: String,
+        /// The names there are.
+        known: String,
+        /// The nearest of them.
+        hint: Option<String>,
+    },
+    /// A weights file that does not fit the graph.
+    #[error("`{}`: {problem}", .path.display())]
+    Weights {
+        /// The file.
+        path: PathBuf,
+        /// Which tensor, what was expected, what was found.
+        problem: String,
+    },
+    /// A file that could not be read or written.
+    #[error("`{}`: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,339 @@
+//! A network as a static graph: nodes with known shapes, parameters as named spans of one flat vector.
+
+use crate::error::{Error, Result};
+use crate::kernels::Activation;
+use crate::kernels::conv::Conv;
+use crate::kernels::pool::MaxPool;
+use crate::layout::{Init, Layout, Role, SpanId, Storage};
+use std::fmt;
+
+/// The shape of one sample: an image (height, width, channels), or a vector as an image of one pixel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Height.
+    pub h: usize,
+    /// Width.
+    pub w: usize,
+    /// Channels, or the length of a vector.
+    pub c: usize,
+}
+
+impl Shape {
+    /// An image with its channels last.
+    pub fn image(h: usize, w: usize, c: usize) -> Self {
+        Self { h, w, c }
+    }
+
+    /// A vector.
+    pub fn vector(len: usize) -> Self {
+        Self { h: 1, w: 1, c: len }
+    }
+
+    /// Number of elements.
+    pub fn len(self) -> usize {
+        self.h * self.w * self.c
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of pixels.
+    pub fn pixels(self) -> usize {
+        self.h * self.w
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.pixels() == 1 { write!(f, "{}", self.c) } else { write!(f, "{}×{}×{}", self.h, self.w, self.c) }
+    }
+}
+
+/// A node of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeId(pub(crate) usize);
+
+/// Sizes of a convolution or pooling window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Side of the square window.
+    pub kernel: usize,
+    /// Distance between windows.
+    pub stride: usize,
+    /// Zeros (for pooling: nothing) around the image.
+    pub padding: usize,
+}
+
+impl Window {
+    /// A window.
+    pub fn new(kernel: usize, stride: usize, padding: usize) -> Self {
+        Self { kernel, stride, padding }
+    }
+}
+
+/// What a node computes. Parameters are spans of the flat vector, buffers of the second one.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Op {
+    Input,
+    Conv { geometry: Conv, weight: SpanId, bias: Option<SpanId> },
+    Linear { weight: SpanId, bias: Option<SpanId> },
+    BatchNorm { weight: SpanId, bias: SpanId, mean: SpanId, var: SpanId },
+    GroupNorm { weight: SpanId, bias: SpanId, groups: usize },
+    Activation(Activation),
+    MaxPool(MaxPool),
+    GlobalAveragePool,
+    Add,
+    Flatten,
+    Dropout { rate: f32 },
+}
+
+/// ε of batch- and group-norm, and the weight of a new batch in the running statistics: PyTorch's defaults.
+pub(crate) const NORM_EPS: f32 = 1e-5;
+pub(crate) const NORM_MOMENTUM: f32 = 0.1;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Node {
+    pub name: String,
+    pub op: Op,
+    pub inputs: Vec<NodeId>,
+    pub shape: Shape,
+}
+
+/// A network. Nodes are added in the order in which they are computed; the last one is the output.
+///
+/// ```
+/// use fedproj_nn::{Activation, Graph, Shape};
+///
+/// let mut graph = Graph::new(Shape::vector(4));
+/// let hidden = graph.linear("fc1", graph.input(), 16, true)?;
+/// let hidden = graph.activation("relu", hidden, Activation::Relu)?;
+/// graph.linear("fc2", hidden, 3, true)?;
+/// assert_eq!(graph.params().len(), 4 * 16 + 16 + 16 * 3 + 3);
+/// assert_eq!(graph.params().spans()[0].name, "fc1.weight");
+/// # Ok::<(), fedproj_nn::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    pub(crate) nodes: Vec<Node>,
+    params: Layout,
+    buffers: Layout,
+}
+
+impl Graph {
+    /// A graph that is its input only.
+    pub fn new(input: Shape) -> Self {
+        let node = Node { name: "input".into(), op: Op::Input, inputs: Vec::new(), shape: input };
+        Self { nodes: vec![node], params: Layout::default(), buffers: Layout::default() }
+    }
+
+    /// The input node.
+    pub fn input(&self) -> NodeId {
+        NodeId(0)
+    }
+
+    /// The node added last.
+    pub fn output(&self) -> NodeId {
+        NodeId(self.nodes.len() - 1)
+    }
+
+    /// The node of a name.
+    pub fn find(&self, name: &str) -> Option<NodeId> {
+        self.nodes.iter().position(|node| node.name == name).map(NodeId)
+    }
+
+    /// A node's name.
+    pub fn name(&self, node: NodeId) -> &str {
+        &self.nodes[node.0].name
+    }
+
+    /// The shape of one sample at a node.
+    pub fn shape(&self, node: NodeId) -> Shape {
+        self.nodes[node.0].shape
+    }
+
+    /// Names of all nodes, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().map(|node| node.name.as_str())
+    }
+
+    /// The trainable parameters.
+    pub fn params(&self) -> &Layout {
+        &self.params
+    }
+
+    /// The state that training does not touch by gradients: running statistics of batch-norm.
+    pub fn buffers(&self) -> &Layout {
+        &self.buffers
+    }
+
+    /// Initial parameters, a function of the seed and the parameters' names.
+    pub fn init_params(&self, seed: u64, init: Init) -> Vec<f32> {
+        self.params.init(seed, init)
+    }
+
+    /// Initial buffers.
+    pub fn init_buffers(&self) -> Vec<f32> {
+        self.buffers.init(0, Init::Torch)
+    }
+
+    /// Floating-point operations of one sample's forward pass, counted for the plain algorithm.
+    pub fn flops_forward(&self) -> usize {
+        self.nodes.iter().map(|node| self.flops(node)).sum()
+    }
+
+    /// The same for a whole training step: forward and both gradients, less the gradient of the input.
+    pub fn flops_training(&self) -> usize {
+        let reads_input = |node: &&Node| node.inputs.first() == Some(&self.input());
+        3 * self.flops_forward() - self.nodes.iter().filter(reads_input).map(|node| self.flops(node)).sum::<usize>()
+    }
+
+    fn flops(&self, node: &Node) -> usize {
+        match &node.op {
+            Op::Conv { geometry: g, .. } => 2 * g.ho * g.wo * g.co * g.kernel * g.kernel * g.ci,
+            Op::Linear { .. } => 2 * self.shape(node.inputs[0]).len() * node.shape.len(),
+            _ => 0,
+        }
+    }
+
+    fn add_node(&mut self, name: &str, op: Op, inputs: &[NodeId], shape: Shape) -> Result<NodeId> {
+        if self.find(name).is_some() {
+            return Err(Error::DuplicateName { node: name.into() });
+        }
+        self.nodes.push(Node { name: name.into(), op, inputs: inputs.to_vec(), shape });
+        Ok(self.output())
+    }
+
+    /// How many windows fit along one side.
+    fn windows(node: &str, side: usize, w: Window) -> Result<usize> {
+        let problem = if w.kernel == 0 || w.stride == 0 {
+            format!("kernel {} and stride {} must be at least 1", w.kernel, w.stride)
+        } else if side + 2 * w.padding < w.kernel {
+            format!("a kernel of {} does not fit an image of {side} with padding {}", w.kernel, w.padding)
+        } else {
+            return Ok((side + 2 * w.padding - w.kernel) / w.stride + 1);
+        };
+        Err(Error::Shape { node: node.into(), problem })
+    }
+
+    /// A convolution to `channels` channels; parameters `name.weight` and, if asked, `name.bias`.
+    pub fn conv2d(&mut self, name: &str, x: NodeId, channels: usize, window: Window, bias: bool) -> Result<NodeId> {
+        let from = self.shape(x);
+        if channels == 0 {
+            return Err(Error::Shape { node: name.into(), problem: "needs at least one output channel".into() });
+        }
+        let (ho, wo) = (Self::windows(name, from.h, window)?, Self::windows(name, from.w, window)?);
+        let Window { kernel, stride, padding } = window;
+        let geometry = Conv { h: from.h, w: from.w, ci: from.c, ho, wo, co: channels, kernel, stride, padding };
+        let taps = kernel * kernel;
+        let role = Role::Weight { fan_in: taps * from.c, fan_out: taps * channels };
+        let storage = Storage::ChannelsLast { outer: channels, channels: from.c, spatial: taps };
+        let weight = self.params.push(format!("{name}.weight"), vec![channels, from.c, kernel, kernel], storage, role);
+        let role = Role::ConvBias { fan_in: taps * from.c };
+        let bias = bias.then(|| self.params.push(format!("{name}.bias"), vec![channels], Storage::Plain, role));
+        self.add_node(name, Op::Conv { geometry, weight, bias }, &[x], Shape::image(ho, wo, channels))
+    }
+
+    /// A fully connected layer to `outputs` features; parameters `name.weight` and, if asked, `name.bias`.
+    pub fn linear(&mut self, name: &str, x: NodeId, outputs: usize, bias: bool) -> Result<NodeId> {
+        let from = self.shape(x);
+        if from.pixels() != 1 {
+            let problem = format!("expects a vector but `{}` gives an image {from}; flatten it first", self.name(x));
+            return Err(Error::Shape { node: name.into(), problem });
+        }
+        if outputs == 0 {
+            return Err(Error::Shape { node: name.into(), problem: "needs at least one output".into() });
+        }
+        // Columns that come from a flattened image lie channels-last here, channels-first in PyTorch.
+        let flattened = match self.nodes[self.skip_elementwise(x).0].op {
+            Op::Flatten => self.shape(self.nodes[self.skip_elementwise(x).0].inputs[0]),
+            _ => Shape::vector(from.c),
+        };
+        let storage = Storage::ChannelsLast { outer: outputs, channels: flattened.c, spatial: flattened.pixels() };
+        let role = Role::Weight { fan_in: from.c, fan_out: outputs };
+        let weight = self.params.push(format!("{name}.weight"), vec![outputs, from.c], storage, role);
+        let role = Role::LinearBias { fan_in: from.c };
+        let bias = bias.then(|| self.params.push(format!("{name}.bias"), vec![outputs], Storage::Plain, role));
+        self.add_node(name, Op::Linear { weight, bias }, &[x], Shape::vector(outputs))
+    }
+
+    /// The nearest node before `x` that may change the order of elements.
+    fn skip_elementwise(&self, mut x: NodeId) -> NodeId {
+        while let Op::Activation(_) | Op::Dropout { .. } = self.nodes[x.0].op {
+            x = self.nodes[x.0].inputs[0];
+        }
+        x
+    }
+
+    /// Batch normalisation; parameters `name.weight`, `name.bias`, buffers `name.running_mean`, `name.running_var`.
+    pub fn batch_norm(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
+        let shape = self.shape(x);
+        let span = |layout: &mut Layout, suffix: &str, role| {
+            layout.push(format!("{name}.{suffix}"), vec![shape.c], Storage::Plain, role)
+        };
+        let weight = span(&mut self.params, "weight", Role::Scale);
+        let bias = span(&mut self.params, "bias", Role::Shift);
+        let mean = span(&mut self.buffers, "running_mean", Role::Shift);
+        let var = span(&mut self.buffers, "running_var", Role::Scale);
+        self.add_node(name, Op::BatchNorm { weight, bias, mean, var }, &[x], shape)
+    }
+
+    /// Group normalisation; parameters `name.weight` and `name.bias`.
+    pub fn group_norm(&mut self, name: &str, x: NodeId, groups: usize) -> Result<NodeId> {
+        let shape = self.shape(x);
+        if groups == 0 || !shape.c.is_multiple_of(groups) {
+            let problem = format!("{} channels cannot be cut into {groups} equal groups", shape.c);
+            return Err(Error::Shape { node: name.into(), problem });
+        }
+        let weight = self.params.push(format!("{name}.weight"), vec![shape.c], Storage::Plain, Role::Scale);
+        let bias = self.params.push(format!("{name}.bias"), vec![shape.c], Storage::Plain, Role::Shift);
+        self.add_node(name, Op::GroupNorm { weight, bias, groups }, &[x], shape)
+    }
+
+    /// An activation function.
+    pub fn activation(&mut self, name: &str, x: NodeId, f: Activation) -> Result<NodeId> {
+        self.add_node(name, Op::Activation(f), &[x], self.shape(x))
+    }
+
+    /// The largest value of each window; padding never wins.
+    pub fn max_pool(&mut self, name: &str, x: NodeId, window: Window) -> Result<NodeId> {
+        let from = self.shape(x);
+        if 2 * window.padding > window.kernel || window.kernel > 15 {
+            let problem = format!("padding {} must be at most half of a kernel of at most 15", window.padding);
+            return Err(Error::Shape { node: name.into(), problem });
+        }
+        let (ho, wo) = (Self::windows(name, from.h, window)?, Self::windows(name, from.w, window)?);
+        let Window { kernel, stride, padding } = window;
+        let pool = MaxPool { h: from.h, w: from.w, c: from.c, ho, wo, kernel, stride, padding };
+        self.add_node(name, Op::MaxPool(pool), &[x], Shape::image(ho, wo, from.c))
+    }
+
+    /// The mean over all pixels.
+    pub fn global_average_pool(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
+        self.add_node(name, Op::GlobalAveragePool, &[x], Shape::vector(self.shape(x).c))
+    }
+
+    /// The sum of two nodes of equal shape.
+    pub fn add(&mut self, name: &str, x: NodeId, y: NodeId) -> Result<NodeId> {
+        let (a, b) = (self.shape(x), self.shape(y));
+        if a != b {
+            let problem = format!("cannot add `{}` of shape {a} and `{}` of shape {b}", self.name(x), self.name(y));
+            return Err(Error::Shape { node: name.into(), problem });
+        }
+        self.add_node(name, Op::Add, &[x, y], a)
+    }
+
+    /// An image as a vector.
+    pub fn flatten(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
+        self.add_node(name, Op::Flatten, &[x], Shape::vector(self.shape(x).len()))
+    }
+
+    /// Drops elements at random while training.
+    pub fn dropout(&mut self, name: &str, x: NodeId, rate: f32) -> Result<NodeId> {
+        if !(0.0..1.0).contains(&rate) {
+            return Err(Error::Shape { node: name.into(), problem: format!("rate {rate} must lie in [0, 1)") });
+        }
+        self.add_node(name, Op::Dropout { rate }, &[x], self.shape(x))
+    }
+}

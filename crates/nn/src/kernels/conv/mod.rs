@@ -1,0 +1,110 @@
+//! Convolution of channels-last images (N, H, W, C) with weights stored (O, H, W, I).
+//!
+//! Two algorithms, chosen by shape alone so that the bytes never depend on anything else: [`winograd`] for 3×3 kernels of
+//! stride 1, where it needs up to four times fewer multiplications, and [`direct`], a product with the unrolled image,
+//! for all others.
+
+mod direct;
+mod tiles;
+mod transform;
+mod winograd;
+
+use super::Cpu;
+use winograd::Tile;
+
+/// The geometry of a convolution of one image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Conv {
+    pub h: usize,
+    pub w: usize,
+    pub ci: usize,
+    pub ho: usize,
+    pub wo: usize,
+    pub co: usize,
+    pub kernel: usize,
+    pub stride: usize,
+    pub padding: usize,
+}
+
+/// Memory that a kernel may overwrite: one part for all threads, one for each.
+pub(crate) struct Scratch<'a> {
+    pub shared: &'a mut [f32],
+    /// As many equal parts as the team has threads.
+    pub private: &'a mut [f32],
+}
+
+/// What is done to an output once it is complete.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Epilogue<'a> {
+    /// Added to every pixel (C).
+    pub bias: Option<&'a [f32]>,
+    /// Negative values become 0.
+    pub relu: bool,
+}
+
+impl Conv {
+    /// Length of an unrolled patch.
+    fn patch(&self) -> usize {
+        self.kernel * self.kernel * self.ci
+    }
+
+    fn tile(&self) -> Option<Tile> {
+        Tile::best_for(self)
+    }
+
+    /// Lengths of [`Scratch`]: shared, and private to each thread, for batches of up to `n` images.
+    pub fn scratch_len(&self, n: usize) -> (usize, usize) {
+        match self.tile() {
+            Some(tile) => winograd::scratch_len(self, tile, n),
+            None => direct::scratch_len(self),
+        }
+    }
+
+    /// y = conv(x, w), then the epilogue. x (N, H, W, I), w (O, K, K, I), y (N, Ho, Wo, O).
+    pub fn forward(&self, cpu: &mut Cpu, x: &[f32], w: &[f32], end: Epilogue<'_>, y: &mut [f32], s: Scratch<'_>) {
+        match self.tile() {
+            Some(tile) => winograd::forward(cpu, self, tile, x, w, end, y, s),
+            None => direct::forward(cpu, self, x, w, end, y, s),
+        }
+    }
+
+    /// dw = ∂L/∂w, and dx += ∂L/∂x where it is wanted, from dy = ∂L/∂y.
+    #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
+    pub fn backward(
+        &self,
+        cpu: &mut Cpu,
+        x: &[f32],
+        w: &[f32],
+        dy: &[f32],
+        dx: Option<&mut [f32]>,
+        dw: &mut [f32],
+        s: Scratch<'_>,
+    ) {
+        match self.tile() {
+            Some(tile) => winograd::backward(cpu, self, tile, x, w, dy, dx, dw, s),
+            None => direct::backward(cpu, self, x, w, dy, dx, dw, s),
+        }
+    }
+
+    fn n_images(&self, x: &[f32]) -> usize {
+        x.len() / (self.h * self.w * self.ci)
+    }
+}
+
+impl Epilogue<'_> {
+    /// Finishes complete rows of C values.
+    pub fn apply(&self, channels: usize, y: &mut [f32]) {
+        if let Some(bias) = self.bias {
+            for row in y.chunks_exact_mut(channels) {
+                for (v, b) in row.iter_mut().zip(bias) {
+                    *v += b;
+                }
+            }
+        }
+        if self.relu {
+            for v in y {
+                *v = v.max(0.0);
+            }
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! The vector kernels of [`super::winograd`]: tiles of images to and from their transforms, and weights likewise.
+//! Channels run along the lanes.
+
+use super::super::simd::{Isa, Simd};
+use super::super::team::Shards;
+use super::Conv;
+use super::transform::{F2, F4, Transform};
+use super::winograd::Tile;
+use std::marker::PhantomData;
+
+/// Transformed tiles of a block: at each position a matrix (tiles, channels).
+#[derive(Clone, Copy)]
+pub(super) struct Planes<'a> {
+    start: *mut f32,
+    len: usize,
+    stride: usize,
+    channels: usize,
+    lifetime: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: exclusively borrowed memory; users of a position or a tile promise that it is theirs alone.
+unsafe impl Sync for Planes<'_> {}
+
+impl<'a> Planes<'a> {
+    /// Planes in `memory`, `stride` floats from one position to the next.
+    pub fn new(memory: &'a mut [f32], n_positions: usize, stride: usize, channels: usize) -> Self {
+        let memory = &mut memory[..n_positions * stride];
+        Self { start: memory.as_mut_ptr(), len: memory.len(), stride, channels, lifetime: PhantomData }
+    }
+
+    /// The matrix at a position.
+    ///
+    /// # Safety
+    /// Nobody else uses this position meanwhile.
+    #[allow(clippy::mut_from_ref, reason = "disjoint parts through a shared reference, as Shards")]
+    pub unsafe fn position(&self, p: usize) -> &mut [f32] {
+        assert!((p + 1) * self.stride <= self.len, "position {p}");
+        // SAFETY: inside the memory by the assertion, exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(p * self.stride), self.stride) }
+    }
+
+    /// The channels of a tile at position 0; position p lies `p * stride` further.
+    fn tile(&self, tile: usize) -> *mut f32 {
+        assert!((tile + 1) * self.channels <= self.stride, "tile {tile}");
+        // SAFETY: inside the memory by the assertion.
+        unsafe { self.start.add(tile * self.channels) }
+    }
+}
+
+/// V = Bᵀ d B for every tile of the images `x`; the first becomes tile `first` of `v`.
+pub(super) fn input(isa: Isa, tile: Tile, conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) {
+    match tile {
+        Tile::Two => input_2(isa, conv, x, first, v),
+        Tile::Four => input_4(isa, conv, x, first, v),
+    }
+}
+dispatch! { fn input_2(conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) = input_tiles::<F2, 2, 4> }
+dispatch! { fn input_4(conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) = input_tiles::<F4, 4, 6> }
+
+/// Y = Aᵀ m A for every tile of the images `y`.
+pub(super) fn output(isa: Isa, tile: Tile, conv: &Conv, m: Planes<'_>, first: usize, y: &mut [f32]) {
+    match tile {
+        Tile::Two => output_2(isa, conv, m, first, y),
+        Tile::Four => output_4(isa, conv, m, first, y),
+    }
+}
+dispatch! { fn output_2(conv: &Conv, m: Planes<'_>, first: usize, y: &mut [f32]) = output_tiles::<F2, 2, 4> }
+dispatch! { fn output_4(conv: &Conv, m: Planes<'_>, first: usize, y: &mut [f32]) = output_tiles::<F4, 4, 6> }
+
+/// W = A dy Aᵀ for every tile of the gradient images `dy`.
+pub(super) fn output_adjoint(isa: Isa, tile: Tile, conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) {
+    match tile {
+        Tile::Two => output_adjoint_2(isa, conv, dy, first, m),
+        Tile::Four => output_adjoint_4(isa, conv, dy, first, m),
+    }
+}
+dispatch! { fn output_adjoint_2(conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) = output_adjoint_tiles::<F2, 2, 4> }
+dispatch! { fn output_adjoint_4(conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) = output_adjoint_tiles::<F4, 4, 6> }
+
+/// dx += B dv Bᵀ for every tile; neighbouring tiles overlap by two pixels.
+pub(super) fn input_adjoint(isa: Isa, tile: Tile, conv: &Conv, v: Planes<'_>, first: usize, dx: &mut [f32]) {
+    match tile {
+        Tile::Two => input_adjoint_2(isa, conv, v, first, dx),
+        Tile::Four => input_adjoint_4(isa, conv, v, first, dx),
+    }
+}
+dispatch! { fn input_adjoint_2(conv: &Conv, v: Planes<'_>, first: usize, dx: &mut [f32]) = input_adjoint_tiles::<F2, 2, 4> }
+dispatch! { fn input_adjoint_4(conv: &Conv, v: Planes<'_>, first: usize, dx: &mut [f32]) = input_adjoint_tiles::<F4, 4, 6> }
+
+/// A run of weights whose nine taps lie `tap_stride` apart and whose transforms lie `position_stride` apart.
+#[derive(Clone, Copy)]
+pub(super) struct FilterRun {
+    pub len: usize,
+    pub tap_stride: usize,
+    pub position_stride: usize,
+}
+
+/// u = G g Gᵀ for a run of weights, written from `at` on.
+pub(super) fn filter(isa: Isa, tile: Tile, run: FilterRun, g: &[f32], u: &Shards<'_, f32>, at: usize) {
+    if run.len == 0 {
+        return;
+    }
+    let n_positions = if tile == Tile::Two { 16 } else { 36 };
+    assert!(8 * run.tap_stride + run.len <= g.len(), "weights are too short");
+    assert!(at + (n_positions - 1) * run.position_stride + run.len <= u.len(), "transformed weights are too short");
+    match tile {
+        Tile::Two => filter_2(isa, run, g.as_ptr(), u.at(at)),
+        Tile::Four => filter_4(isa, run, g.as_ptr(), u.at(at)),
+    }
+}
+dispatch! { fn filter_2(run: FilterRun, g: *const f32, u: *mut f32) = filter_run::<F2, 2, 4> }
+dispatch! { fn filter_4(run: FilterRun, g: *const f32, u: *mut f32) = filter_run::<F4, 4, 6> }
+
+/// dg = Gᵀ (Σ_slices du) G for a run of weights; slices lie `slice_stride` apart.
+pub(super) fn filter_adjoint(
+    isa: Isa,
+    tile: Tile,
+    run: FilterRun,
+    du: &[f32],
+    n_slices: usize,
+    slice_stride: usize,
+    dg: &mut [f32],
+) {
+    let n_positions = if tile == Tile::Two { 16 } else { 36 };
+    let last = (n_slices - 1) * slice_stride + (n_positions - 1) * run.position_stride;
+    assert!(last + run.len <= du.len(), "transformed gradients are too short");
+    assert!(8 * run.tap_stride + run.len <= dg.len(), "weight gradients are too short");
+    let (du, dg) = (du.as_ptr(), dg.as_mut_ptr());
+    match tile {
+        Tile::Two => filter_adjoint_2(isa, run, du, n_slices, slice_stride, dg),
+        Tile::Four => filter_adjoint_4(isa, run, du, n_slices, slice_stride, dg),
+    }
+}
+dispatch! {
+    fn filter_adjoint_2(run: FilterRun, du: *const f32, n_slices: usize, slice_stride: usize, dg: *mut f32)
+        = filter_adjoint_run::<F2, 2, 4>
+}
+dispatch! {
+    fn filter_adjoint_4(run: FilterRun, du: *const f32, n_slices: usize, slice_stride: usize, dg: *mut f32)
+        = filter_adjoint_run::<F4, 4, 6>
+}
+
+/// Reads a vector, or its first lanes.
+#[inline(always)]
+unsafe fn load<S: Simd>(p: *const f32, lanes: usize) -> S::V {
+    // SAFETY: the caller vouches for `lanes` readable floats.
+    unsafe { if lanes >= S::LANES { S::load(p) } else { S::load_masked(p, S::mask(lanes)) } }
+}
+
+/// Writes a vector, or its first lanes.
+#[inline(always)]
+unsafe fn store<S: Simd>(p: *mut f32, v: S::V, lanes: usize) {
+    // SAFETY: the caller vouches for `lanes` writable floats.
+    unsafe { if lanes >= S::LANES { S::store(p, v) } else { S::store_masked(p, v, S::mask(lanes)) } }
+}
+
+/// Offsets of the pixels of a K×K patch of an image, from its top left corner at (`top`, `left`); `OUTSIDE` where there
+/// is no pixel.
+#[inline(always)]
+fn patch<const K: usize>(top: isize, left: isize, h: usize, w: usize, channels: usize) -> [[usize; K]; K] {
+    let mut offsets = [[OUTSIDE; K]; K];
+    for (i, row) in offsets.iter_mut().enumerate() {
+        let y = top + i as isize;
+        if y < 0 || y >= h as isize {
+            continue;
+        }
+        for (j, offset) in row.iter_mut().enumerate() {
+            let x = left + j as isize;
+            if x >= 0 && x < w as isize {
+                *offset = (y as usize * w + x as usize) * channels;
+            }
+        }
+    }
+    offsets
+}
+
+const OUTSIDE: usize = usize::MAX;
+
+/// Loads a K×K patch of channel vectors, zeros outside the image.
+#[inline(always)]
+unsafe fn load_patch<S: Simd, const K: usize>(
+    image: *const f32,
+    offsets: &[[usize; K]; K],
+    lanes: usize,
+) -> [[S::V; K]; K] {
+    // SAFETY: offsets other than OUTSIDE are pixels of the image, and `lanes` channels from there on are readable.
+    unsafe {
+        let mut d = [[S::splat(0.0); K]; K];
+        for i in 0..K {
+            for j in 0..K {
+                if offsets[i][j] != OUTSIDE {
+                    d[i][j] = load::<S>(image.add(offsets[i][j]), lanes);
+                }
+            }
+        }
+        d
+    }
+}
+
+/// One transform of all tiles of some images; `$body` gets the image, the patch's corner and the tile's address.
+macro_rules! for_each_tile {
+    ($conv:expr, $M:expr, $images:expr, $image_len:expr, $first:expr, $planes:expr, |$img:ident, $ty:ident, $tx:ident, $at:ident| $body:block) => {
+        let mut index = $first;
+        for $img in 0..$images {
+            for $ty in (0..$conv.ho).step_by($M) {
+                for $tx in (0..$conv.wo).step_by($M) {
+                    let $at = $planes.tile(index);
+                    index += 1;
+                    $body
+                }
+            }
+        }
+    };
+}
+
+#[inline(always)]
+unsafe fn input_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usize>(
+    conv: &Conv,
+    x: &[f32],
+    first: usize,
+    v: Planes<'_>,
+) {
+    let (ci, image) = (conv.ci, conv.h * conv.w * conv.ci);
+    for_each_tile!(conv, M, x.len() / image, image, first, v, |img, ty, tx, at| {
+        let (top, left) = (ty as isize - conv.padding as isize, tx as isize - conv.padding as isize);
+        let offsets = patch::<N>(top, left, conv.h, conv.w, ci);
+        for c in (0..ci).step_by(S::LANES) {
+            // SAFETY: the offsets are pixels of image `img`, c < I; the tile's rows at all positions are ours.
+            unsafe {
+                let lanes = ci - c;
+                let d = load_patch::<S, N>(x.as_ptr().add(img * image + c), &offsets, lanes);
+                let mut columns = [[S::splat(0.0); N]; N];
+                for j in 0..N {
+                    let t = F::input::<S>(std::array::from_fn(|i| d[i][j]));
+                    for i in 0..N {
+                        columns[i][j] = t[i];
+                    }
+                }
+                for i in 0..N {
+                    let t = F::input::<S>(columns[i]);
+                    for j in 0..N {
+                        store::<S>(at.add((i * N + j) * v.stride + c), t[j], lanes);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[inline(always)]
+unsafe fn output_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usize>(
+    conv: &Conv,
+    m: Planes<'_>,
+    first: usize,
+    y: &mut [f32],
+) {
+    let (co, image) = (conv.co, conv.ho * conv.wo * conv.co);
+    for_each_tile!(conv, M, y.len() / image, image, first, m, |img, ty, tx, at| {
+        let offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
+        for c in (0..co).step_by(S::LANES) {
+            // SAFETY: the tile's rows at all positions are ours; the offsets are pixels of image `img`, c < O.
+            unsafe {
+                let lanes = co - c;
+                let mut columns = [[S::splat(0.0); N]; M];
+                for j in 0..N {
+                    let t =
+                        F::output::<S>(std::array::from_fn(|i| load::<S>(at.add((i * N + j) * m.stride + c), lanes)));
+                    for i in 0..M {
+                        columns[i][j] = t[i];
+                    }
+                }
+                let out = y.as_mut_ptr().add(img * image + c);
+                for i in 0..M {
+                    let t = F::output::<S>(columns[i]);
+                    for j in 0..M {
+                        if offsets[i][j] != OUTSIDE {
+                            store::<S>(out.add(offsets[i][j]), t[j], lanes);
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[inline(always)]
+unsafe fn output_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usize>(
+    conv: &Conv,
+    dy: &[f32],
+    first: usize,
+    m: Planes<'_>,
+) {
+    let (co, image) = (conv.co, conv.ho * conv.wo * conv.co);
+    for_each_tile!(conv, M, dy.len() / image, image, first, m, |img, ty, tx, at| {
+        let offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
+        for c in (0..co).step_by(S::LANES) {
+            // SAFETY: as in `input_tiles`.
+            unsafe {
+                let lanes = co - c;
+                let d = load_patch::<S, M>(dy.as_ptr().add(img * image + c), &offsets, lanes);
+                let mut columns = [[S::splat(0.0); M]; N];
+                for j in 0..M {
+                    let t = F::output_adjoint::<S>(std::array::from_fn(|i| d[i][j]));
+                    for i in 0..N {
+                        columns[i][j] = t[i];
+                    }
+                }
+                for i in 0..N {
+                    let t = F::output_adjoint::<S>(columns[i]);
+                    for j in 0..N {
+                        store::<S>(at.add((i * N + j) * m.stride + c), t[j], lanes);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[inline(always)]
+unsafe fn input_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usize>(
+    conv: &Conv,
+    v: Planes<'_>,
+    first: usize,
+    dx: &mut [f32],
+) {
+    let (ci, image) = (conv.ci, conv.h * conv.w * conv.ci);
+    for_each_tile!(conv, M, dx.len() / image, image, first, v, |img, ty, tx, at| {
+        let (top, left) = (ty as isize - conv.padding as isize, tx as isize - conv.padding as isize);
+        let offsets = patch::<N>(top, left, conv.h, conv.w, ci);
+        for c in (0..ci).step_by(S::LANES) {
+            // SAFETY: as in `output_tiles`.
+            unsafe {
+                let lanes = ci - c;
+                let mut columns = [[S::splat(0.0); N]; N];
+                for j in 0..N {
+                    let t = F::input_adjoint::<S>(std::array::from_fn(|i| {
+                        load::<S>(at.add((i * N + j) * v.stride + c), lanes)
+                    }));
+                    for i in 0..N {
+                        columns[i][j] = t[i];
+                    }
+                }
+                let out = dx.as_mut_ptr().add(img * image + c);
+                for i in 0..N {
+                    let t = F::input_adjoint::<S>(columns[i]);
+                    for j in 0..N {
+                        if offsets[i][j] != OUTSIDE {
+                            let p = out.add(offsets[i][j]);
+                            store::<S>(p, S::add(load::<S>(p, lanes), t[j]), lanes);
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[inline(always)]
+unsafe fn filter_run<S: Simd, F: Transform<M, N>, const M: usize, const N: usize>(
+    run: FilterRun,
+    g: *const f32,
+    u: *mut f32,
+) {
+    for c in (0..run.len).step_by(S::LANES) {
+        // SAFETY: `filter` has checked both lengths; c < len.
+        unsafe {
+            let lanes = run.len - c;
+            let mut columns = [[S::splat(0.0); 3]; N];
+            for j in 0..3 {
+                let t =
+                    F::filter::<S>(std::array::from_fn(|i| load::<S>(g.add((i * 3 + j) * run.tap_stride + c), lanes)));
+                for i in 0..N {
+                    columns[i][j] = t[i];
+                }
+            }
+            for i in 0..N {
+                let t = F::filter::<S>(columns[i]);
+                for j in 0..N {
+                    store::<S>(u.add((i * N + j) * run.position_stride + c), t[j], lanes);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn filter_adjoint_run<S: Simd, F: Transform<M, N>, const M: usize, const N: usize>(
+    run: FilterRun,
+    du: *const f32,
+    n_slices: usize,
+    slice_stride: usize,
+    dg: *mut f32,
+) {
+    for c in (0..run.len).step_by(S::LANES) {
+        // SAFETY: `filter_adjoint` has checked both lengths; c < len.
+        unsafe {
+            let lanes = run.len - c;
+            let mut columns = [[S::splat(0.0); N]; 3];
+            for j in 0..N {
+                let mut column = [S::splat(0.0); N];
+                for (i, sum) in column.iter_mut().enumerate() {
+                    let p = du.add((i * N + j) * run.position_stride + c);
+                    *sum = load::<S>(p, lanes);
+                    for slice in 1..n_slices {
+                        *sum = S::add(*sum, load::<S>(p.add(slice * slice_stride), lanes));
+                    }
+                }
+                let t = F::filter_adjoint::<S>(column);
+                for i in 0..3 {
+                    columns[i][j] = t[i];
+                }
+            }
+            for i in 0..3 {
+                let t = F::filter_adjoint::<S>(columns[i]);
+                for j in 0..3 {
+                    store::<S>(dg.add((i * 3 + j) * run.tap_stride + c), t[j], lanes);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Dropout masks: a function of (key, element), so that every back end and thread count draws the same.
+
+use super::Cpu;
+use super::elementwise::for_each_chunk;
+use super::simd::Simd;
+use super::team::Shards;
+use fedproj_rng::philox4x32_10;
+
+/// Elements that one Philox call decides: 16 bits each.
+const PER_CALL: usize = 8;
+/// Philox calls that run side by side in vector lanes.
+const LANES: usize = 16;
+
+/// y = x / (1 − rate) for elements that are kept, else 0; `kept` remembers which.
+pub(crate) fn forward(cpu: &mut Cpu, key: [u32; 2], rate: f32, x: &[f32], y: &mut [f32], kept: &mut [u8]) {
+    let (isa, len) = (cpu.isa, x.len());
+    let (y, kept) = (Shards::new(y), Shards::new(kept));
+    for_each_chunk(&mut cpu.team, len, &|range| {
+        // SAFETY: each chunk is one unit's.
+        let (y, kept) = unsafe { (y.part(range.clone()), kept.part(range.clone())) };
+        drop_chunk(isa, key, (range.start / PER_CALL) as u32, rate, &x[range], y, kept);
+    });
+}
+
+/// dx += dy / (1 − rate) for elements that were kept.
+pub(crate) fn backward(cpu: &mut Cpu, rate: f32, kept: &[u8], dy: &[f32], dx: &mut [f32]) {
+    let (isa, len) = (cpu.isa, dx.len());
+    let dx = Shards::new(dx);
+    for_each_chunk(&mut cpu.team, len, &|range| {
+        // SAFETY: each chunk is one unit's.
+        let dx = unsafe { dx.part(range.clone()) };
+        drop_backward_chunk(isa, rate, &kept[range.clone()], &dy[range], dx);
+    });
+}
+
+dispatch! { fn drop_chunk(key: [u32; 2], first_call: u32, rate: f32, x: &[f32], y: &mut [f32], kept: &mut [u8]) = drop_kernel }
+dispatch! { fn drop_backward_chunk(rate: f32, kept: &[u8], dy: &[f32], dx: &mut [f32]) = drop_backward_kernel }
+
+#[inline(always)]
+unsafe fn drop_kernel<S: Simd>(key: [u32; 2], first_call: u32, rate: f32, x: &[f32], y: &mut [f32], kept: &mut [u8]) {
+    const BLOCK: usize = PER_CALL * LANES;
+    let threshold = (rate * 65_536.0) as u32;
+    let scale = 1.0 / (1.0 - rate);
+    let blocks = x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)).zip(kept.chunks_mut(BLOCK));
+    for (block, ((x, y), kept)) in blocks.enumerate() {
+        let mut words = [[0u32; LANES]; 4];
+        for lane in 0..LANES {
+            let call = philox4x32_10([first_call + (block * LANES + lane) as u32, 0, 0, 0], key);
+            for (word, value) in words.iter_mut().zip(call) {
+                word[lane] = value;
+            }
+        }
+        // Element (half, word, lane) of a block; which bits decide which element is arbitrary but fixed.
+        for (i, ((x, y), kept)) in x.iter().zip(y).zip(kept).enumerate() {
+            let bits = words[i / LANES % 4][i % LANES] >> (16 * (i / (4 * LANES))) & 0xFFFF;
+            let keep = bits >= threshold;
+            *kept = u8::from(keep);
+            *y = if keep { x * scale } else { 0.0 };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn drop_backward_kernel<S: Simd>(rate: f32, kept: &[u8], dy: &[f32], dx: &mut [f32]) {
+    let scale = 1.0 / (1.0 - rate);
+    for ((dx, dy), kept) in dx.iter_mut().zip(dy).zip(kept) {
+        *dx += if *kept != 0 { dy * scale } else { 0.0 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Isa;
+    use super::*;
+
+    #[test]
+    fn keeps_the_asked_share_and_scales_it() {
+        let mut cpu = Cpu::new(1);
+        let x = vec![1.0; 100_003];
+        let (mut y, mut kept) = (vec![9.0; x.len()], vec![9; x.len()]);
+        for rate in [0.1, 0.25, 0.5] {
+            forward(&mut cpu, [1, 2], rate, &x, &mut y, &mut kept);
+            let share = kept.iter().map(|&k| f32::from(k)).sum::<f32>() / x.len() as f32;
+            assert!((share - (1.0 - rate)).abs() < 0.01, "rate {rate}: kept {share}");
+            let mut dx = vec![0.0; x.len()];
+            backward(&mut cpu, rate, &kept, &x, &mut dx);
+            assert_eq!(y, dx);
+            assert!(y.iter().all(|&v| v == 0.0 || v == 1.0 / (1.0 - rate)));
+        }
+        let first = y.clone();
+        forward(&mut cpu, [1, 3], 0.5, &x, &mut y, &mut kept);
+        assert_ne!(first, y, "another key draws another mask");
+    }
+
+    #[test]
+    fn the_mask_does_not_depend_on_threads_or_instruction_set() {
+        let x: Vec<f32> = (0..50_021).map(|i| i as f32).collect();
+        let run = |mut cpu: Cpu| {
+            let (mut y, mut kept) = (vec![0.0; x.len()], vec![0; x.len()]);
+            forward(&mut cpu, [5, 6], 0.3, &x, &mut y, &mut kept);
+            kept
+        };
+        let expected = run(Cpu::new(1));
+        assert_eq!(expected, run(Cpu::new(2)));
+        for isa in Isa::available() {
+            assert_eq!(expected, run(Cpu::with_isa(1, isa)));
+        }
+    }
+}

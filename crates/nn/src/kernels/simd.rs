@@ -1,0 +1,302 @@
+//! Instruction sets: one trait over vectors of `f32`, three implementations, one choice at run time.
+//!
+//! A kernel is written once, generic over [`Simd`], and compiled three times by [`dispatch!`](super::dispatch). AVX2 and
+//! AVX-512 give the same bits wherever a kernel's reduction order does not depend on the vector width.
+
+use std::fmt;
+
+/// An instruction set that the running CPU has. The only ways to make one check the CPU first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Isa(pub(super) Level);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Isa {
+    /// Plain Rust, on every CPU.
+    pub const PORTABLE: Self = Self(Level::Portable);
+
+    /// The best instruction set of this CPU.
+    pub fn detect() -> Self {
+        *Self::available().last().unwrap_or(&Self::PORTABLE)
+    }
+
+    /// Every instruction set of this CPU, from the plainest to the best.
+    pub fn available() -> Vec<Self> {
+        let mut all = vec![Self::PORTABLE];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                all.push(Self(Level::Avx2));
+                if is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                {
+                    all.push(Self(Level::Avx512));
+                }
+            }
+        }
+        all
+    }
+
+    /// The name that manifests and benchmarks record.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Level::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2+fma",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+        }
+    }
+}
+
+impl fmt::Debug for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Vectors of `f32`.
+///
+/// # Safety
+/// Every function may only be called where the CPU has the instruction set, and pointers must be valid for the lanes
+/// that are read or written. All are inlined into a caller that enables the instruction set.
+pub(super) trait Simd: Copy {
+    type V: Copy;
+    /// Chooses the first `n` lanes.
+    type Mask: Copy;
+    const LANES: usize;
+    /// How many vectors the GEMM tiles may keep in registers.
+    const REGISTERS: usize;
+
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn store(p: *mut f32, v: Self::V);
+    unsafe fn mask(n: usize) -> Self::Mask;
+    /// Lanes outside the mask are 0 and not read.
+    unsafe fn load_masked(p: *const f32, m: Self::Mask) -> Self::V;
+    unsafe fn store_masked(p: *mut f32, v: Self::V, m: Self::Mask);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// a·b + c
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Sum of the lanes, always in the same order.
+    unsafe fn sum(v: Self::V) -> f32;
+    /// a·b + c for scalars, rounded as [`Simd::fma`] rounds.
+    fn fma_scalar(a: f32, b: f32, c: f32) -> f32;
+}
+
+/// Eight lanes in an array; the compiler uses what the target's baseline offers.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+impl Simd for Portable {
+    type V = [f32; 8];
+    type Mask = usize;
+    const LANES: usize = 8;
+    const REGISTERS: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::V {
+        [x; 8]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::V {
+        // SAFETY: the caller vouches for eight readable floats; arrays of f32 need no stricter alignment.
+        unsafe { p.cast::<[f32; 8]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: Self::V) {
+        // SAFETY: the caller vouches for eight writable floats.
+        unsafe { p.cast::<[f32; 8]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn mask(n: usize) -> usize {
+        n.min(8)
+    }
+    #[inline(always)]
+    unsafe fn load_masked(p: *const f32, m: usize) -> Self::V {
+        let mut v = [0.0; 8];
+        // SAFETY: the caller vouches for `m` readable floats, and m ≤ 8.
+        unsafe { std::ptr::copy_nonoverlapping(p, v.as_mut_ptr(), m) };
+        v
+    }
+    #[inline(always)]
+    unsafe fn store_masked(p: *mut f32, v: Self::V, m: usize) {
+        // SAFETY: the caller vouches for `m` writable floats, and m ≤ 8.
+        unsafe { std::ptr::copy_nonoverlapping(v.as_ptr(), p, m) };
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    unsafe fn sum(v: Self::V) -> f32 {
+        ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+    }
+    #[inline(always)]
+    fn fma_scalar(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Simd;
+    use std::arch::x86_64::*;
+
+    /// 256-bit vectors with fused multiply-add.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Avx2;
+
+    // SAFETY of every block in both implementations: the trait's contract (the CPU has the instructions, the pointers
+    // are valid for the lanes touched) is exactly what each intrinsic asks for.
+    #[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all of them stands above")]
+    impl Simd for Avx2 {
+        type V = __m256;
+        type Mask = __m256i;
+        const LANES: usize = 8;
+        const REGISTERS: usize = 16;
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self::V {
+            unsafe { _mm256_set1_ps(x) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self::V {
+            unsafe { _mm256_loadu_ps(p) }
+        }
+        #[inline(always)]
+        unsafe fn store(p: *mut f32, v: Self::V) {
+            unsafe { _mm256_storeu_ps(p, v) }
+        }
+        #[inline(always)]
+        unsafe fn mask(n: usize) -> Self::Mask {
+            unsafe {
+                let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                _mm256_cmpgt_epi32(_mm256_set1_epi32(n.min(8) as i32), lane)
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_masked(p: *const f32, m: Self::Mask) -> Self::V {
+            unsafe { _mm256_maskload_ps(p, m) }
+        }
+        #[inline(always)]
+        unsafe fn store_masked(p: *mut f32, v: Self::V, m: Self::Mask) {
+            unsafe { _mm256_maskstore_ps(p, m, v) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+            unsafe { _mm256_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+            unsafe { _mm256_sub_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+            unsafe { _mm256_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+            unsafe { _mm256_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        unsafe fn sum(v: Self::V) -> f32 {
+            unsafe {
+                let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+            }
+        }
+        #[inline(always)]
+        fn fma_scalar(a: f32, b: f32, c: f32) -> f32 {
+            a.mul_add(b, c)
+        }
+    }
+
+    /// 512-bit vectors with masks.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Avx512;
+
+    #[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all of them stands above")]
+    impl Simd for Avx512 {
+        type V = __m512;
+        type Mask = __mmask16;
+        const LANES: usize = 16;
+        const REGISTERS: usize = 32;
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self::V {
+            unsafe { _mm512_set1_ps(x) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self::V {
+            unsafe { _mm512_loadu_ps(p) }
+        }
+        #[inline(always)]
+        unsafe fn store(p: *mut f32, v: Self::V) {
+            unsafe { _mm512_storeu_ps(p, v) }
+        }
+        #[inline(always)]
+        unsafe fn mask(n: usize) -> Self::Mask {
+            ((1u32 << n.min(16)) - 1) as u16
+        }
+        #[inline(always)]
+        unsafe fn load_masked(p: *const f32, m: Self::Mask) -> Self::V {
+            unsafe { _mm512_maskz_loadu_ps(m, p) }
+        }
+        #[inline(always)]
+        unsafe fn store_masked(p: *mut f32, v: Self::V, m: Self::Mask) {
+            unsafe { _mm512_mask_storeu_ps(p, m, v) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+            unsafe { _mm512_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+            unsafe { _mm512_sub_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+            unsafe { _mm512_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+            unsafe { _mm512_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        unsafe fn sum(v: Self::V) -> f32 {
+            unsafe { _mm512_reduce_add_ps(v) }
+        }
+        #[inline(always)]
+        fn fma_scalar(a: f32, b: f32, c: f32) -> f32 {
+            a.mul_add(b, c)
+        }
+    }
+}

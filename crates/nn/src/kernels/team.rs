@@ -1,0 +1,279 @@
+//! Threads that share one step.
+//!
+//! A kernel cuts its work into units whose number depends on shapes alone; [`Team::run`] hands the units out. Which
+//! thread computes a unit changes nothing in its result, so the bytes are the same for any number of threads. A team of
+//! one runs the units in order on the caller's thread, without any hand-off.
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// The work of one `run`: a function of (unit, worker).
+type Work<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
+/// A fixed group of threads, the caller's included.
+pub struct Team {
+    shared: Option<Arc<Shared>>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// Written by the caller while every worker waits, read by workers after they saw `epoch` move.
+    job: UnsafeCell<Option<(Work<'static>, usize)>>,
+    epoch: AtomicUsize,
+    next_unit: AtomicUsize,
+    /// Workers that have not finished the current epoch.
+    busy: AtomicUsize,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+    sleep: Mutex<()>,
+    wake: Condvar,
+}
+
+// SAFETY: `job` is the only field that is not already shareable; the epoch protocol in `run` and `worker` makes each
+// access exclusive or read-only.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the job is a shared reference to a `Sync` closure.
+unsafe impl Send for Shared {}
+
+/// Spins before a waiting thread goes to sleep: about as long as a small kernel takes.
+const SPINS: usize = 20_000;
+
+impl Team {
+    /// The caller's thread alone.
+    pub fn solo() -> Self {
+        Self { shared: None, workers: Vec::new() }
+    }
+
+    /// `n_threads` threads, the caller's included (0 counts as 1).
+    pub fn new(n_threads: usize) -> Self {
+        if n_threads <= 1 {
+            return Self::solo();
+        }
+        let shared = Arc::new(Shared {
+            job: UnsafeCell::new(None),
+            epoch: AtomicUsize::new(0),
+            next_unit: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
+        });
+        let workers = (1..n_threads)
+            .map(|worker| {
+                let shared = Arc::clone(&shared);
+                std::thread::spawn(move || shared.work(worker))
+            })
+            .collect();
+        Self { shared: Some(shared), workers }
+    }
+
+    /// The number of threads.
+    pub fn n_threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `work(unit, worker)` once for every unit of 0..n_units and returns when all are done.
+    ///
+    /// # Panics
+    /// If the work panicked on any thread.
+    pub fn run(&mut self, n_units: usize, work: &(dyn Fn(usize, usize) + Sync)) {
+        let Some(shared) = self.shared.as_deref().filter(|_| n_units > 1) else {
+            for unit in 0..n_units {
+                work(unit, 0);
+            }
+            return;
+        };
+        // SAFETY: the lifetime is only stretched; no worker touches the closure after `busy` has reached 0, and this
+        // function does not return (or unwind) before that.
+        let job = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
+        // SAFETY: `busy` is 0 and `&mut self` excludes another `run`, so no worker reads the cell now.
+        unsafe { *shared.job.get() = Some((job, n_units)) };
+        shared.next_unit.store(0, Ordering::Relaxed);
+        shared.busy.store(self.workers.len(), Ordering::Relaxed);
+        shared.epoch.fetch_add(1, Ordering::Release);
+        drop(shared.sleep.lock().unwrap_or_else(PoisonError::into_inner));
+        shared.wake.notify_all();
+        let mine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.take_units(0)));
+        let mut spins = 0;
+        while shared.busy.load(Ordering::Acquire) > 0 {
+            spins += 1;
+            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        if let Err(panic) = mine {
+            std::panic::resume_unwind(panic);
+        }
+        assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a worker thread panicked");
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.shared {
+            shared.stop.store(true, Ordering::Relaxed);
+            shared.epoch.fetch_add(1, Ordering::Release);
+            drop(shared.sleep.lock().unwrap_or_else(PoisonError::into_inner));
+            shared.wake.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker catches every panic of the work it runs, so joining cannot fail.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Team {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Team of {}", self.n_threads())
+    }
+}
+
+impl Shared {
+    fn take_units(&self, worker: usize) {
+        // SAFETY: called between the epoch's start and `busy` reaching 0, when nobody writes the cell.
+        let Some((work, n_units)) = (unsafe { *self.job.get() }) else { return };
+        loop {
+            let unit = self.next_unit.fetch_add(1, Ordering::Relaxed);
+            if unit >= n_units {
+                return;
+            }
+            work(unit, worker);
+        }
+    }
+
+    fn work(&self, worker: usize) {
+        let mut seen = 0;
+        loop {
+            let mut spins = 0;
+            while self.epoch.load(Ordering::Acquire) == seen {
+                spins += 1;
+                if spins < SPINS {
+                    std::hint::spin_loop();
+                } else {
+                    let guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+                    // The caller moves the epoch before it takes this lock, so a wake-up cannot be missed.
+                    if self.epoch.load(Ordering::Acquire) == seen {
+                        drop(self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner));
+                    }
+                }
+            }
+            seen += 1;
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.take_units(worker))).is_err() {
+                self.panicked.store(true, Ordering::Relaxed);
+            }
+            self.busy.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+/// A slice from which units take disjoint parts to write.
+pub(super) struct Shards<'a, T> {
+    start: *mut T,
+    len: usize,
+    lifetime: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a `Shards` is an exclusively borrowed slice; `part` makes its users promise disjointness.
+unsafe impl<T: Send> Sync for Shards<'_, T> {}
+
+impl<'a, T> Shards<'a, T> {
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len(), lifetime: PhantomData }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where element `i` lies; what is done there is the caller's responsibility.
+    pub fn at(&self, i: usize) -> *mut T {
+        assert!(i <= self.len, "element {i} of {}", self.len);
+        // SAFETY: inside the slice, or one past its end.
+        unsafe { self.start.add(i) }
+    }
+
+    /// The part `range` of the slice.
+    ///
+    /// # Safety
+    /// No other part that overlaps it may be alive.
+    #[allow(clippy::mut_from_ref, reason = "handing out disjoint parts through a shared reference is the purpose")]
+    pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "part {range:?} of {}", self.len);
+        // SAFETY: in bounds by the assertion, exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+/// Equal parts of some memory, one for each worker.
+pub(super) struct Private<'a> {
+    shards: Shards<'a, f32>,
+    len: usize,
+}
+
+impl<'a> Private<'a> {
+    pub fn new(team: &Team, memory: &'a mut [f32]) -> Self {
+        let len = memory.len() / team.n_threads();
+        Self { shards: Shards::new(memory), len }
+    }
+
+    /// The part of a worker.
+    ///
+    /// # Safety
+    /// A worker asks for its own part only, and not while it still holds it.
+    #[allow(clippy::mut_from_ref, reason = "disjoint parts through a shared reference, as Shards")]
+    pub unsafe fn of(&self, worker: usize) -> &mut [f32] {
+        // SAFETY: parts of different workers are disjoint.
+        unsafe { self.shards.part(worker * self.len..(worker + 1) * self.len) }
+    }
+}
+
+/// The `i`-th of `parts` nearly equal ranges of 0..n.
+pub(super) fn nth_range(n: usize, parts: usize, i: usize) -> Range<usize> {
+    n * i / parts..n * (i + 1) / parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_unit_runs_once_whatever_the_team() {
+        for n_threads in [0, 1, 2, 3] {
+            let mut team = Team::new(n_threads);
+            for n_units in [0, 1, 2, 7, 500] {
+                let mut counts = vec![0u32; n_units];
+                let shards = Shards::new(&mut counts);
+                // SAFETY: each unit takes its own element.
+                team.run(n_units, &|unit, _| unsafe { shards.part(unit..unit + 1)[0] += 1 });
+                assert!(counts.iter().all(|&c| c == 1), "{n_threads} threads, {n_units} units");
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_team_lives_on() {
+        let mut team = Team::new(2);
+        for _ in 0..3 {
+            let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                team.run(8, &|unit, _| assert!(unit != 5, "unit five"));
+            }));
+            assert!(caught.is_err());
+            team.run(8, &|_, _| ());
+        }
+    }
+
+    #[test]
+    fn ranges_cover_everything_once() {
+        for (n, parts) in [(10, 3), (2, 5), (0, 1), (64, 4)] {
+            let all: Vec<usize> = (0..parts).flat_map(|i| nth_range(n, parts, i)).collect();
+            assert_eq!(all, (0..n).collect::<Vec<_>>());
+        }
+    }
+}
