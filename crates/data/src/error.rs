@@ -1,0 +1,141 @@
+//! What can go wrong with data, said so that a person can mend it: what, where, expected, found, and a hint.
+
+use std::path::{Path, PathBuf};
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong with a data set or a partition.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("cannot {action} `{}`: {source}\nhint: check that the path exists and may be accessed", path.display())]
+    Io {
+        /// What was tried, as a verb: "read", "unpack into".
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file is not what its format says.
+    #[error("`{file}`, {place}: expected {expected}, found {found}\nhint: {hint}")]
+    Malformed {
+        /// File, and for an archive its member.
+        file: String,
+        /// Record, line or field.
+        place: String,
+        /// What the format asks for.
+        expected: String,
+        /// What is there.
+        found: String,
+        /// How to mend it.
+        hint: &'static str,
+    },
+    /// A label names a class that does not exist.
+    #[error(
+        "`{file}`, record {record}: label {label} is out of range for {n_classes} classes\n\
+         hint: the file is damaged or belongs to another data set"
+    )]
+    LabelOutOfRange {
+        /// The file or the name of the data set.
+        file: String,
+        /// Position of the sample, counted from 0.
+        record: usize,
+        /// The label found.
+        label: u64,
+        /// How many classes there are.
+        n_classes: usize,
+    },
+    /// The content of a known file is not the published one.
+    #[error(
+        "`{file}`: MD5 is {found}, the published file has {expected}\n\
+         hint: the download is damaged; fetch the archive again"
+    )]
+    Checksum {
+        /// File inside its archive.
+        file: String,
+        /// Published digest.
+        expected: &'static str,
+        /// Digest of the bytes at hand.
+        found: String,
+    },
+    /// A known data set is not in the data directory.
+    #[error("data set `{name}` is not under {looked_in}: no `{missing}`\nhint: {hint}")]
+    Missing {
+        /// Name in the registry.
+        name: &'static str,
+        /// The data directory, or that none was given.
+        looked_in: String,
+        /// First file that is not there.
+        missing: String,
+        /// How to get the data set.
+        hint: String,
+    },
+    /// No data set of this name.
+    #[error("unknown data set `{name}`\nhint: {hint}")]
+    UnknownDataset {
+        /// The name asked for.
+        name: String,
+        /// Near matches, or all known names.
+        hint: String,
+    },
+    /// An option that the reader does not take, lacks or cannot honour.
+    #[error("data set `{name}`: {problem}\nhint: {hint}")]
+    BadOption {
+        /// Name in the registry.
+        name: String,
+        /// Which option and why.
+        problem: String,
+        /// What to write instead.
+        hint: String,
+    },
+    /// Parts of a data set do not fit together.
+    #[error("data set `{name}`: {problem}")]
+    Inconsistent {
+        /// Name of the data set.
+        name: String,
+        /// The numbers that disagree.
+        problem: String,
+    },
+    /// A split that cannot exist.
+    #[error("cannot split `{name}`: {problem}\nhint: {hint}")]
+    ImpossibleSplit {
+        /// Name of the data set.
+        name: String,
+        /// Why, with the numbers.
+        problem: String,
+        /// What to change.
+        hint: &'static str,
+    },
+    /// A partition that cannot exist.
+    #[error("{kind} partition is impossible: {problem}\nhint: {hint}")]
+    ImpossiblePartition {
+        /// Kind as written in the configuration.
+        kind: &'static str,
+        /// Why, with the numbers.
+        problem: String,
+        /// What to change.
+        hint: String,
+    },
+}
+
+impl Error {
+    /// Turns an I/O error into one that names the path; for `map_err`.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Io { action, path: path.to_owned(), source }
+    }
+
+    pub(crate) fn impossible(kind: &'static str, problem: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::ImpossiblePartition { kind, problem: problem.into(), hint: hint.into() }
+    }
+
+    pub(crate) fn bad_option(name: &str, problem: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::BadOption { name: name.to_owned(), problem: problem.into(), hint: hint.into() }
+    }
+
+    pub(crate) fn inconsistent(name: &str, problem: impl Into<String>) -> Self {
+        Self::Inconsistent { name: name.to_owned(), problem: problem.into() }
+    }
+}

@@ -1,0 +1,41 @@
+//! Data sets, public sets, splits and partitions.
+//!
+//! A [`Dataset`] holds samples in one buffer and hands out normalised batches. [`load`] reads one by name from the
+//! table in [`registry`]: adding a data set is one file under `readers/` and one line there. A [`PartitionConfig`]
+//! deals the samples of a data set to clients; [`picture`] draws the result.
+//!
+//! This crate knows nothing of models or methods, opens no connection, and draws random numbers only from
+//! [`fedproj_rng`] streams. Foreign bytes never make it panic: they end in an [`Error`] that names file and place.
+//!
+//! ```
+//! use fedproj_data::{PartitionConfig, SourceConfig, load};
+//!
+//! let digits = load(&SourceConfig::named("digits"), None)?.train;
+//! let config = PartitionConfig::Dirichlet { beta: 0.3, clients: 10, min_samples: 15 };
+//! let partition = config.build(&digits, 0)?;
+//! assert_eq!(partition.n_clients(), 10);
+//! let mut batch = vec![0.0; 2 * digits.sample_len()];
+//! digits.gather(&partition.indices(3)[..2], &mut batch);
+//! # Ok::<(), fedproj_data::Error>(())
+//! ```
+
+#![expect(clippy::doc_markdown, reason = "names of people, papers and data sets are no code")]
+#![cfg_attr(test, expect(clippy::float_cmp, reason = "the tests' numbers are exact"))]
+
+pub mod catalogue;
+mod dataset;
+mod error;
+pub mod partition;
+pub mod picture;
+mod readers;
+pub mod registry;
+mod source;
+mod split;
+mod transform;
+
+pub use dataset::{Dataset, Normalisation, Samples, Shape};
+pub use error::{Error, Result};
+pub use partition::{Partition, PartitionConfig};
+pub use registry::load;
+pub use source::{Column, ImageLayout, LabelSet, SourceConfig, Splits};
+pub use split::{SplitConfig, SplitFor, split};

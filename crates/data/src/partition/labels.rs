@@ -1,0 +1,47 @@
+//! A fixed number of classes per client ("#C = k" of NIID-Bench).
+//!
+//! Clients choose in turn, each the k classes with the fewest owners so far, ties at random; a class is then shared
+//! evenly by its owners. Owners of two classes differ by at most one in number, so every sample is dealt exactly
+//! once as soon as clients · k ≥ classes. With fewer slots, samples of the classes left over belong to nobody.
+
+use fedproj_rng::{Purpose, Stream};
+
+use super::config::check_clients;
+use super::{Partition, even_shares};
+use crate::error::{Error, Result};
+use crate::split::indices_by_class;
+
+pub(super) fn partition(
+    labels: &[u32],
+    n_classes: usize,
+    n_clients: usize,
+    n_labels_each: usize,
+    seed: u64,
+) -> Result<Partition> {
+    check_clients("labels", labels.len(), n_clients, 1)?;
+    if n_labels_each == 0 || n_labels_each > n_classes {
+        let problem = format!("it asks for {n_labels_each} classes per client, but there are {n_classes}");
+        return Err(Error::impossible("labels", problem, "set labels_per_client between 1 and the number of classes"));
+    }
+    let mut stream = Stream::new(seed, Purpose::Partition, [0; 3]);
+    let mut owners: Vec<Vec<usize>> = vec![Vec::new(); n_classes];
+    for client in 0..n_clients {
+        let mut choice = stream.permutation(n_classes);
+        choice.sort_by_key(|&class| owners[class as usize].len());
+        for &class in &choice[..n_labels_each] {
+            owners[class as usize].push(client);
+        }
+    }
+    let mut lists = vec![Vec::new(); n_clients];
+    for (mut samples, owners) in indices_by_class(labels, n_classes).into_iter().zip(owners) {
+        if samples.len() < owners.len() {
+            let problem = format!("{} clients share a class of {} samples", owners.len(), samples.len());
+            return Err(Error::impossible("labels", problem, "lower clients or labels_per_client"));
+        }
+        stream.shuffle(&mut samples);
+        for (share, &owner) in even_shares(&samples, owners.len()).zip(&owners) {
+            lists[owner].extend_from_slice(share);
+        }
+    }
+    Partition::from_lists("labels", lists, labels.len())
+}

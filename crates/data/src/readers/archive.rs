@@ -1,0 +1,184 @@
+//! Unpacks an official `.tar.gz` that somebody put into the data directory.
+//!
+//! Only members listed here are written, under the names listed here: what the archive calls its files is compared
+//! and never used as a path, so no archive can write elsewhere. Every file is checked by size and MD5 before it
+//! gets its final name; an interrupted unpacking is simply done again.
+
+use std::fs::{self, File};
+use std::io::{BufReader, Read, Write};
+use std::path::Path;
+
+use flate2::bufread::GzDecoder;
+use md5::{Digest, Md5};
+
+use crate::error::{Error, Result};
+use crate::registry::Files;
+
+/// An official archive.
+pub(super) struct Archive {
+    pub file: &'static str,
+    /// Folder inside the archive, and below the data directory.
+    pub folder: &'static str,
+    pub members: &'static [Member],
+}
+
+/// A file of an archive that is needed.
+pub(super) struct Member {
+    pub file: &'static str,
+    pub n_bytes: u64,
+    pub md5: &'static str,
+}
+
+impl Archive {
+    /// Unpacks if the archive lies in the data directory and its files do not.
+    pub fn unpack_if_needed(&self, data_dir: Option<&Path>, files: &Files) -> Result<()> {
+        match data_dir {
+            Some(dir) if files.locate(dir).is_none() && dir.join(self.file).is_file() => self.unpack(dir),
+            _ => Ok(()),
+        }
+    }
+
+    fn unpack(&self, data_dir: &Path) -> Result<()> {
+        // Two processes may do this at once: each has its own folder, and the renames replace equal by equal.
+        let partial = data_dir.join(format!(".{}.{}.partial", self.folder, std::process::id()));
+        fs::create_dir_all(&partial).map_err(Error::io("unpack into", &partial))?;
+        let done = self.write_members(&data_dir.join(self.file), &partial).and_then(|()| {
+            let folder = data_dir.join(self.folder);
+            fs::create_dir_all(&folder).map_err(Error::io("unpack into", &folder))?;
+            for Member { file, .. } in self.members {
+                fs::rename(partial.join(file), folder.join(file)).map_err(Error::io("unpack into", &folder))?;
+            }
+            Ok(())
+        });
+        let removed = fs::remove_dir_all(&partial).map_err(Error::io("remove", &partial));
+        done.and(removed)
+    }
+
+    fn write_members(&self, archive: &Path, into: &Path) -> Result<()> {
+        let read_error = || Error::io("unpack", archive);
+        let file = BufReader::new(File::open(archive).map_err(read_error())?);
+        let mut tar = tar::Archive::new(GzDecoder::new(file));
+        let mut is_written = vec![false; self.members.len()];
+        for entry in tar.entries().map_err(read_error())? {
+            let mut entry = entry.map_err(read_error())?;
+            let path = entry.path_bytes().into_owned();
+            let wanted = |m: &Member| path == format!("{}/{}", self.folder, m.file).as_bytes();
+            let Some(at) = self.members.iter().position(wanted) else { continue };
+            if entry.header().entry_type().is_file() {
+                self.members[at].write(archive, &mut entry, into)?;
+                is_written[at] = true;
+            }
+        }
+        match is_written.iter().position(|written| !written) {
+            None => Ok(()),
+            Some(at) => Err(Error::Malformed {
+                file: archive.display().to_string(),
+                place: "list of members".into(),
+                expected: format!("`{}/{}`", self.folder, self.members[at].file),
+                found: "no such file".into(),
+                hint: "this is not the official archive; fetch it again",
+            }),
+        }
+    }
+}
+
+impl Member {
+    fn write(&self, archive: &Path, content: &mut impl Read, into: &Path) -> Result<()> {
+        let path = into.join(self.file);
+        let mut file = File::create(&path).map_err(Error::io("write", &path))?;
+        let mut digest = Md5::new();
+        let mut buffer = vec![0; 1 << 16];
+        // One byte more than expected is enough to see that a member is too long.
+        let mut content = content.take(self.n_bytes + 1);
+        loop {
+            let n = content.read(&mut buffer).map_err(Error::io("unpack", archive))?;
+            if n == 0 {
+                break;
+            }
+            digest.update(&buffer[..n]);
+            file.write_all(&buffer[..n]).map_err(Error::io("write", &path))?;
+        }
+        file.sync_all().map_err(Error::io("write", &path))?;
+        let found = hex(&digest.finalize());
+        if found == self.md5 {
+            return Ok(());
+        }
+        Err(Error::Checksum { file: format!("{}: {}", archive.display(), self.file), expected: self.md5, found })
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing into a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELLO: Archive = Archive {
+        file: "a.tar.gz",
+        folder: "box",
+        members: &[Member { file: "hello", n_bytes: 5, md5: "5d41402abc4b2a76b9719d911017c592" }],
+    };
+
+    /// A `.tar.gz` with the given raw names and contents; the names go into the header unchecked.
+    fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
+        let gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        let mut tar = tar::Builder::new(gz);
+        for (name, content) in entries {
+            let mut header = tar::Header::new_gnu();
+            header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_size(content.len() as u64);
+            header.set_entry_type(tar::EntryType::Regular);
+            header.set_mode(0o644);
+            header.set_cksum();
+            tar.append(&header, *content).unwrap();
+        }
+        tar.into_inner().unwrap().finish().unwrap()
+    }
+
+    /// Unpacks `bytes` and tells what was written below and beside the data directory.
+    fn check(bytes: &[u8]) -> (Result<()>, Vec<String>) {
+        let outer = tempfile::tempdir().unwrap();
+        let dir = outer.path().join("data");
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join(HELLO.file), bytes).unwrap();
+        let result = HELLO.unpack(&dir);
+        let names = |dir: &Path| fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let mut all: Vec<String> = names(outer.path()).chain(names(&dir)).collect();
+        all.sort();
+        (result, all)
+    }
+
+    #[test]
+    fn listed_members_are_written_and_checked() {
+        let (result, names) = check(&archive(&[("box/readme", b"x"), ("box/hello", b"hello")]));
+        result.unwrap();
+        assert_eq!(names, ["a.tar.gz", "box", "data"]);
+    }
+
+    #[test]
+    fn paths_outside_the_data_directory_are_never_written() {
+        let (result, names) =
+            check(&archive(&[("../hello", b"hello"), ("box/../../hello", b"hello"), ("/hello", b"")]));
+        assert!(result.unwrap_err().to_string().contains("`box/hello`"));
+        assert_eq!(names, ["a.tar.gz", "data"]);
+    }
+
+    #[test]
+    fn damaged_archives_leave_nothing_behind() {
+        let whole = archive(&[("box/hello", b"hello")]);
+        let cases =
+            [archive(&[("box/hello", b"hellO")]), archive(&[("box/hello", b"hello!")]), whole[..40].to_vec(), vec![]];
+        for bytes in cases {
+            let (result, names) = check(&bytes);
+            assert!(result.is_err());
+            assert_eq!(names, ["a.tar.gz", "data"]);
+        }
+    }
+}

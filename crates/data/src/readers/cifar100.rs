@@ -1,0 +1,53 @@
+//! CIFAR-100, binary version, with fine or coarse labels. Source as CIFAR-10.
+
+use super::archive::{Archive, Member};
+use super::cifar::{Records, SHAPE};
+use super::class_names_beside;
+use crate::dataset::Normalisation;
+use crate::error::Result;
+use crate::registry::{Files, Origin, Reader, Request};
+use crate::source::{LabelSet, Splits};
+
+const FOLDER: &str = "cifar-100-binary";
+
+const FILES: Files = Files {
+    folders: &[FOLDER],
+    members: &["train.bin", "test.bin"],
+    may_be_gzipped: false,
+    archive: Some(ARCHIVE.file),
+    how_to_get: "fetch `cifar-100-binary.tar.gz` from the CIFAR page of the University of Toronto into the data \
+                 directory; it is unpacked and checked on first use",
+    known: (50_000, 10_000, 100, SHAPE),
+};
+
+const ARCHIVE: Archive = Archive {
+    file: "cifar-100-binary.tar.gz",
+    folder: FOLDER,
+    members: &[
+        Member { file: "train.bin", n_bytes: 153_700_000, md5: "6172c7755cfe09b2fe270c85cebc1b15" },
+        Member { file: "test.bin", n_bytes: 30_740_000, md5: "4499cfba6c016c1be1438163640a0898" },
+    ],
+};
+
+pub(crate) const READER: Reader = Reader {
+    name: "cifar100",
+    about: "CIFAR-100: small colour photographs, 100 fine or 20 coarse classes",
+    origin: Origin::Files(FILES),
+    options: &["labels", "resize"],
+    read,
+};
+
+fn read(request: &Request<'_>) -> Result<Splits> {
+    ARCHIVE.unpack_if_needed(request.data_dir, &FILES)?;
+    let folder = request.folder(&FILES)?;
+    let (label_at, class_names) = match request.config.labels.unwrap_or_default() {
+        LabelSet::Coarse => (0, class_names_beside(&folder.join("coarse_label_names.txt"), 20)),
+        LabelSet::Fine => (1, class_names_beside(&folder.join("fine_label_names.txt"), 100)),
+    };
+    let records = Records { n_label_bytes: 2, label_at, class_names: &class_names };
+    let train = records.read("cifar100", &folder, &["train.bin"], 50_000)?;
+    let test = records.read("cifar100 test", &folder, &["test.bin"], 10_000)?;
+    // Constants of the FedProj authors' code.
+    let normalisation = Normalisation::bytes(&[0.507, 0.487, 0.441], &[0.267, 0.256, 0.276]);
+    Splits { train, test: Some(test) }.map(|part| part.with_normalisation(normalisation.clone()))
+}

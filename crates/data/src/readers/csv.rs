@@ -1,0 +1,254 @@
+//! CSV files: numeric features and a label column, one sample a line.
+//!
+//! Fields are separated by commas, or by tabs if the first line holds one, and may stand in double quotes. The first line is a header
+//! if none of its feature fields is a number. Labels may be any text; classes are the distinct labels, in numeric
+//! order if all are integers and in alphabetic order otherwise. So are groups, if a column says who owns a row.
+
+use std::collections::BTreeSet;
+
+use super::read_file;
+use crate::dataset::{Dataset, Samples, Shape};
+use crate::error::{Error, Result};
+use crate::registry::{Origin, Reader, Request};
+use crate::source::{Column, Splits};
+
+pub(crate) const READER: Reader = Reader {
+    name: "csv",
+    about: "a CSV file with numeric features and a label column",
+    origin: Origin::Format,
+    options: &["path", "label", "group", "standardise"],
+    read,
+};
+
+fn read(request: &Request<'_>) -> Result<Splits> {
+    let path = request.path()?;
+    let bytes = read_file(&path)?;
+    let file = path.display().to_string();
+    let text = std::str::from_utf8(&bytes).map_err(|e| Error::Malformed {
+        file: file.clone(),
+        place: format!("byte {}", e.valid_up_to()),
+        expected: "UTF-8 text".into(),
+        found: "other bytes".into(),
+        hint: "save the table as UTF-8",
+    })?;
+    let label = match &request.config.label {
+        None => Label::Last,
+        Some(Column::Name(name)) if name == "none" => Label::Absent,
+        Some(column) => Label::At(column),
+    };
+    let format = Format {
+        file: &file,
+        delimiter: if text.lines().next().is_some_and(|line| line.contains('\t')) { '\t' } else { ',' },
+        label,
+        group: request.config.group.as_ref(),
+    };
+    Ok(Splits { train: format.parse(text)?.into_dataset(request.name)?, test: None })
+}
+
+/// How to read a table.
+pub(super) struct Format<'a> {
+    /// Name for messages.
+    pub file: &'a str,
+    pub delimiter: char,
+    pub label: Label<'a>,
+    pub group: Option<&'a Column>,
+}
+
+/// Where the label stands.
+pub(super) enum Label<'a> {
+    /// In the last column that is not the group's.
+    Last,
+    At(&'a Column),
+    Absent,
+}
+
+/// The content of a table, column by role.
+pub(super) struct Table<'a> {
+    n_features: usize,
+    values: Vec<f32>,
+    labels: Option<Vec<&'a str>>,
+    groups: Option<Vec<&'a str>>,
+}
+
+impl Format<'_> {
+    /// A table without header or groups whose last column is the label.
+    pub fn plain(file: &str) -> Format<'_> {
+        Format { file, delimiter: ',', label: Label::Last, group: None }
+    }
+
+    pub fn parse<'t>(&self, text: &'t str) -> Result<Table<'t>> {
+        let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line));
+        let mut lines = lines.filter(|(_, line)| !line.trim().is_empty()).peekable();
+        let Some(&(_, first)) = lines.peek() else {
+            return Err(self.malformed(1, "at least one line", "an empty file"));
+        };
+        let mut fields = Vec::new();
+        split_fields(first, self.delimiter, &mut fields);
+        let n_columns = fields.len();
+        let (label_at, group_at) = self.positions(&fields)?;
+        let is_feature = |c: &usize| Some(*c) != label_at && Some(*c) != group_at;
+        let features: Vec<usize> = (0..n_columns).filter(is_feature).collect();
+        if features.is_empty() {
+            return Err(self.malformed(1, "at least one feature column", format!("`{first}`")));
+        }
+        if !features.iter().any(|&c| fields[c].parse::<f32>().is_ok()) {
+            lines.next();
+        }
+        let mut table = Table {
+            n_features: features.len(),
+            values: Vec::new(),
+            labels: label_at.map(|_| Vec::new()),
+            groups: group_at.map(|_| Vec::new()),
+        };
+        for (number, line) in lines {
+            split_fields(line, self.delimiter, &mut fields);
+            if fields.len() != n_columns {
+                return Err(self.malformed(number, format!("{n_columns} fields"), fields.len().to_string()));
+            }
+            for &c in &features {
+                match fields[c].parse::<f32>() {
+                    Ok(value) if value.is_finite() => table.values.push(value),
+                    _ => {
+                        let expected = format!("a finite number in column {c}");
+                        return Err(self.malformed(number, expected, format!("`{}`", fields[c])));
+                    }
+                }
+            }
+            for (list, at) in [(&mut table.labels, label_at), (&mut table.groups, group_at)] {
+                if let (Some(list), Some(at)) = (list, at) {
+                    list.push(fields[at]);
+                }
+            }
+        }
+        Ok(table)
+    }
+
+    /// Columns of label and group, looked up in the first line.
+    fn positions(&self, first: &[&str]) -> Result<(Option<usize>, Option<usize>)> {
+        let position = |column: &Column| {
+            let found = match column {
+                Column::Index(i) => (*i < first.len()).then_some(*i),
+                Column::Name(name) => first.iter().position(|field| field == name),
+            };
+            found.ok_or_else(|| {
+                let expected = match column {
+                    Column::Index(i) => format!("a column {i}, counted from 0"),
+                    Column::Name(name) => format!("a column named `{name}`"),
+                };
+                self.malformed(1, expected, format!("{} columns: {}", first.len(), first.join(", ")))
+            })
+        };
+        let group_at = self.group.map(position).transpose()?;
+        let label_at = match self.label {
+            Label::Last => (0..first.len()).rev().find(|&c| Some(c) != group_at),
+            Label::At(column) => Some(position(column)?),
+            Label::Absent => None,
+        };
+        Ok((label_at, group_at))
+    }
+
+    fn malformed(&self, line: usize, expected: impl Into<String>, found: impl Into<String>) -> Error {
+        Error::Malformed {
+            file: self.file.to_owned(),
+            place: format!("line {line}"),
+            expected: expected.into(),
+            found: found.into(),
+            hint: "every line needs the same number of fields, and every feature must be a finite number",
+        }
+    }
+}
+
+impl Table<'_> {
+    /// The data set, with classes and groups numbered.
+    pub fn into_dataset(self, name: &str) -> Result<Dataset> {
+        let (labels, class_names) = match self.labels {
+            Some(labels) => {
+                let (ids, names) = numbered(&labels);
+                (Some(ids), names)
+            }
+            None => (None, Vec::new()),
+        };
+        let shape = Shape::Vector { features: self.n_features };
+        let data = Dataset::new(name, shape, Samples::F32(self.values), labels, class_names)?;
+        match self.groups {
+            Some(groups) => data.with_groups(numbered(&groups).0),
+            None => Ok(data),
+        }
+    }
+}
+
+/// Splits a line into fields, keeping delimiters inside double quotes and dropping the quotes.
+fn split_fields<'a>(line: &'a str, delimiter: char, out: &mut Vec<&'a str>) {
+    out.clear();
+    let mut is_quoted = false;
+    let fields = line.split(|c| {
+        is_quoted ^= c == '"';
+        c == delimiter && !is_quoted
+    });
+    out.extend(fields.map(|f| {
+        let field = f.trim();
+        field.strip_prefix('"').and_then(|f| f.strip_suffix('"')).unwrap_or(field)
+    }));
+}
+
+/// Numbers distinct values by their order and gives their names.
+fn numbered(values: &[&str]) -> (Vec<u32>, Vec<String>) {
+    let mut distinct: Vec<&str> = values.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
+    if distinct.iter().all(|v| v.parse::<i64>().is_ok()) {
+        distinct.sort_by_key(|v| v.parse::<i64>().unwrap_or_default());
+    }
+    let order: std::collections::BTreeMap<&str, u32> = distinct.iter().zip(0..).map(|(v, id)| (*v, id)).collect();
+    (values.iter().map(|v| order[v]).collect(), distinct.into_iter().map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SourceConfig, load};
+
+    fn check(text: &str, label: Option<Column>, group: Option<Column>) -> Result<Dataset> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("t.csv"), text).unwrap();
+        let config = SourceConfig { path: Some("t.csv".into()), label, group, ..SourceConfig::named("csv") };
+        load(&config, Some(dir.path())).map(|s| s.train)
+    }
+
+    fn name(name: &str) -> Column {
+        Column::Name(name.into())
+    }
+
+    #[test]
+    fn header_quotes_groups_and_text_labels() {
+        let text = "x,\"kind\",who,y\n1,\"b, c\",ann,2\n\n3,a,bob,4\n5,a,ann,6\n";
+        let data = check(text, Some(name("kind")), Some(name("who"))).unwrap();
+        assert_eq!(data.class_names(), ["a", "b, c"]);
+        assert_eq!(data.labels(), Some(&[1, 0, 0][..]));
+        assert_eq!(data.groups(), Some(&[0, 1, 0][..]));
+        assert_eq!(data.samples, Samples::F32(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]));
+    }
+
+    #[test]
+    fn without_header_the_last_column_is_the_label_and_integers_sort_by_value() {
+        let data = check("1,2,10\n3,4,9\n", None, None).unwrap();
+        assert_eq!(data.class_names(), ["9", "10"]);
+        assert_eq!(data.sample_len(), 2);
+        let data = check("1,2,10\n3,4,9\n", Some(name("none")), None).unwrap();
+        assert_eq!((data.sample_len(), data.labels()), (3, None));
+        let data = check("1,2,10\n3,4,9\n", Some(Column::Index(0)), None).unwrap();
+        assert_eq!(data.class_names(), ["1", "3"]);
+    }
+
+    #[test]
+    fn bad_lines_are_named() {
+        let message = |text: &str, label| check(text, label, None).unwrap_err().to_string();
+        assert!(message("1,2,a\n3,b\n", None).contains("line 2: expected 3 fields, found 2"));
+        assert!(
+            message("1,2,a\n3,nan,b\n", None).contains("line 2: expected a finite number in column 1, found `nan`")
+        );
+        assert!(message("x,y\n1,a\n", Some(name("z"))).contains("a column named `z`"));
+        assert!(message("1,2\n", Some(Column::Index(7))).contains("a column 7"));
+        assert!(message("", None).contains("an empty file"));
+        assert!(message("a\nb\n", None).contains("at least one feature"));
+        assert!(message("x,y\n", None).contains("0 values"));
+    }
+}

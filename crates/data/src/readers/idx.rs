@@ -1,0 +1,123 @@
+//! The IDX format of MNIST and its kin: magic number, big-endian sizes, bytes.
+
+use std::path::Path;
+
+use super::read_file;
+use crate::dataset::{Dataset, Normalisation, Samples, Shape};
+use crate::error::{Error, Result};
+use crate::registry::Request;
+use crate::source::Splits;
+
+/// The four files every data set of this family has.
+pub(super) const MEMBERS: &[&str] =
+    &["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"];
+
+/// Reads training and test part from `folder`, each file plain or with `.gz`.
+pub(super) fn read_splits(
+    request: &Request<'_>,
+    folder: &Path,
+    class_names: &[&str],
+    normalisation: &Normalisation,
+) -> Result<Splits> {
+    let part = |name: &str, images: &str, labels: &str| {
+        let (shape, pixels) = read_array(folder, images)?;
+        let [_, height, width] = shape[..] else { unreachable!("the magic number asks for three sizes") };
+        let (_, labels) = read_array(folder, labels)?;
+        let labels = labels.into_iter().map(u32::from).collect();
+        let classes = class_names.iter().map(|&c| c.to_owned()).collect();
+        let shape = Shape::Image { height, width, channels: 1 };
+        Dataset::new(name, shape, Samples::U8(pixels), Some(labels), classes)?.with_normalisation(normalisation.clone())
+    };
+    let train = part(request.name, MEMBERS[0], MEMBERS[1])?;
+    let test = part(&format!("{} test", request.name), MEMBERS[2], MEMBERS[3])?;
+    Ok(Splits { train, test: Some(test) })
+}
+
+/// Sizes and bytes of `folder/name` or `folder/name.gz`; `idx3` or `idx1` in the name says how many sizes there are.
+fn read_array(folder: &Path, name: &str) -> Result<(Vec<usize>, Vec<u8>)> {
+    let plain = folder.join(name);
+    let path = if plain.exists() { plain } else { folder.join(format!("{name}.gz")) };
+    let mut bytes = read_file(&path)?;
+    let n_sizes = if name.contains("idx3") { 3 } else { 1 };
+    let malformed = |place: &str, expected: String, found: String| Error::Malformed {
+        file: path.display().to_string(),
+        place: place.to_owned(),
+        expected,
+        found,
+        hint: "the file is truncated or no IDX file; fetch it again",
+    };
+    let n_header = 4 + 4 * n_sizes;
+    if bytes.len() < n_header {
+        return Err(malformed("header", format!("{n_header} bytes"), format!("{} bytes", bytes.len())));
+    }
+    // Two zeros, the type (8 = unsigned bytes), the number of sizes.
+    let magic = [0, 0, 8, n_sizes as u8];
+    if bytes[..4] != magic {
+        return Err(malformed("magic number", format!("{magic:?}"), format!("{:?}", &bytes[..4])));
+    }
+    let sizes: Vec<usize> =
+        bytes[4..n_header].chunks_exact(4).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]) as usize).collect();
+    let n_values = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
+    if n_values != Some(bytes.len() - n_header) {
+        let found = format!("{} bytes after it", bytes.len() - n_header);
+        return Err(malformed("header", format!("the {sizes:?} values it announces"), found));
+    }
+    bytes.drain(..n_header);
+    Ok((sizes, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::{SourceConfig, load};
+
+    fn file(magic: u8, sizes: &[u32], values: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0, 0, 8, magic];
+        bytes.extend(sizes.iter().flat_map(|s| s.to_be_bytes()));
+        bytes.extend(values);
+        bytes
+    }
+
+    /// Loads `mnist` with the given training images and labels (test: one good sample), gzipped or not.
+    fn check(images: &[u8], labels: &[u8], gz: bool) -> Result<Splits> {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("mnist");
+        std::fs::create_dir(&folder).unwrap();
+        let contents = [images.to_vec(), labels.to_vec(), file(3, &[1, 1, 2], &[1, 2]), file(1, &[1], &[9])];
+        for (name, content) in MEMBERS.iter().zip(contents) {
+            if gz {
+                let out = std::fs::File::create(folder.join(format!("{name}.gz"))).unwrap();
+                flate2::write::GzEncoder::new(out, flate2::Compression::fast()).write_all(&content).unwrap();
+            } else {
+                std::fs::write(folder.join(name), content).unwrap();
+            }
+        }
+        load(&SourceConfig::named("mnist"), Some(dir.path()))
+    }
+
+    #[test]
+    fn plain_and_gzipped_files_give_the_same() {
+        let (images, labels) = (file(3, &[2, 1, 2], &[1, 2, 3, 4]), file(1, &[2], &[7, 0]));
+        let plain = check(&images, &labels, false).unwrap();
+        assert_eq!(plain.train.labels(), Some(&[7, 0][..]));
+        assert_eq!(plain.train.shape(), Shape::Image { height: 1, width: 2, channels: 1 });
+        assert_eq!(plain.test.as_ref().unwrap().labels(), Some(&[9][..]));
+        assert_eq!(check(&images, &labels, true).unwrap(), plain);
+    }
+
+    #[test]
+    fn lying_headers_and_damage_are_refused() {
+        let labels = file(1, &[1], &[7]);
+        let message = |images: &[u8], labels: &[u8]| check(images, labels, false).unwrap_err().to_string();
+        let good = file(3, &[1, 1, 2], &[1, 2]);
+        assert!(message(&file(1, &[1, 1, 2], &[1, 2]), &labels).contains("magic number"));
+        assert!(message(&good[..17], &labels).contains("announces"));
+        assert!(message(&good[..3], &labels).contains("expected 16 bytes, found 3 bytes"));
+        assert!(message(&file(3, &[u32::MAX; 3], &[1, 2]), &labels).contains("announces"));
+        assert!(message(&good, &file(1, &[1], &[10])).contains("label 10 is out of range for 10 classes"));
+        assert!(message(&good, &file(1, &[2], &[1, 1])).contains("2 labels for 1 samples"));
+        assert!(message(&file(3, &[0, 1, 2], &[]), &file(1, &[0], &[])).contains("0 values"));
+    }
+}

@@ -1,0 +1,217 @@
+//! The table of data sets and formats: one line each.
+
+use std::path::{Path, PathBuf};
+
+use crate::dataset::Shape;
+use crate::error::{Error, Result};
+use crate::readers;
+use crate::source::{SourceConfig, Splits};
+
+/// Every data set and format that [`load`] knows, in the order in which they are listed.
+pub static READERS: &[Reader] = &[
+    readers::iris::READER,
+    readers::digits::READER,
+    readers::cifar10::READER,
+    readers::cifar100::READER,
+    readers::cinic10::READER,
+    readers::tinyimagenet32::READER,
+    readers::mnist::READER,
+    readers::fashion_mnist::READER,
+    readers::csv::READER,
+    readers::folder::READER,
+    readers::numpy::READER,
+];
+
+/// One row of the table.
+pub struct Reader {
+    /// Name, as users write it.
+    pub name: &'static str,
+    /// What it is, in a few words.
+    pub about: &'static str,
+    /// Where its samples come from.
+    pub origin: Origin,
+    /// Option keys of [`SourceConfig`] that it takes.
+    pub options: &'static [&'static str],
+    /// Reads it.
+    pub read: fn(&Request<'_>) -> Result<Splits>,
+}
+
+/// Where the samples of a reader come from.
+pub enum Origin {
+    /// Compiled into the program.
+    Embedded,
+    /// Known files in the data directory.
+    Files(Files),
+    /// Any file or folder that the `path` option names.
+    Format,
+}
+
+/// A published data set that lies in the data directory.
+pub struct Files {
+    /// Folders that may hold it, relative to the data directory.
+    pub folders: &'static [&'static str],
+    /// Files or folders that must be in there.
+    pub members: &'static [&'static str],
+    /// Whether members may also lie there with `.gz` appended.
+    pub may_be_gzipped: bool,
+    /// Official archive that is unpacked if it lies in the data directory.
+    pub archive: Option<&'static str>,
+    /// How to get it.
+    pub how_to_get: &'static str,
+    /// Samples for training and for testing, classes, shape of one sample.
+    pub known: (usize, usize, usize, Shape),
+}
+
+/// What a reader is given.
+pub struct Request<'a> {
+    /// Name of the row that reads.
+    pub name: &'static str,
+    /// Options, already checked against the row's list.
+    pub config: &'a SourceConfig,
+    /// Where data sets lie; embedded ones need none.
+    pub data_dir: Option<&'a Path>,
+}
+
+/// Reads a data set.
+///
+/// `data_dir` is needed for anything that is not embedded. An official archive found there is unpacked first.
+///
+/// ```
+/// use fedproj_data::{SourceConfig, load};
+///
+/// let iris = load(&SourceConfig::named("iris"), None)?.train;
+/// assert_eq!((iris.n_samples(), iris.n_classes()), (150, 3));
+/// # Ok::<(), fedproj_data::Error>(())
+/// ```
+///
+/// # Errors
+/// If the name or an option is unknown, or the files are missing or damaged.
+pub fn load(config: &SourceConfig, data_dir: Option<&Path>) -> Result<Splits> {
+    let reader = find(&config.name)?;
+    if let Some(key) = config.options_given().find(|key| !reader.options.contains(key)) {
+        let hint = match reader.options {
+            [] => "it takes no options".to_owned(),
+            options => format!("its options are {}", options.join(", ")),
+        };
+        return Err(Error::bad_option(reader.name, format!("takes no option `{key}`"), hint));
+    }
+    let mut splits = (reader.read)(&Request { name: reader.name, config, data_dir })?;
+    if let Some([height, width]) = config.resize {
+        splits = splits.map(|part| match part.shape() {
+            Shape::Image { height: h, width: w, .. } if [h, w] == [height, width] => Ok(part),
+            _ => part.resized(height, width),
+        })?;
+    }
+    if config.standardise == Some(true) {
+        let normalisation = splits.train.measured_normalisation();
+        splits = splits.map(|part| part.with_normalisation(normalisation.clone()))?;
+    }
+    Ok(splits)
+}
+
+/// The row of `name`.
+///
+/// # Errors
+/// If there is none; the error lists near matches.
+pub fn find(name: &str) -> Result<&'static Reader> {
+    READERS.iter().find(|r| r.name == name).ok_or_else(|| {
+        let near: Vec<_> = READERS.iter().map(|r| r.name).filter(|known| is_near(name, known)).collect();
+        let hint = match near.as_slice() {
+            [] => format!("known are {}", READERS.iter().map(|r| r.name).collect::<Vec<_>>().join(", ")),
+            near => format!("did you mean {}?", near.join(" or ")),
+        };
+        Error::UnknownDataset { name: name.to_owned(), hint }
+    })
+}
+
+impl Files {
+    fn has(&self, folder: &Path, member: &str) -> bool {
+        folder.join(member).exists() || (self.may_be_gzipped && folder.join(format!("{member}.gz")).exists())
+    }
+
+    /// The folder under `data_dir` that holds every member, if there is one.
+    pub fn locate(&self, data_dir: &Path) -> Option<PathBuf> {
+        let folders = self.folders.iter().map(|f| data_dir.join(f));
+        folders.into_iter().find(|folder| self.members.iter().all(|m| self.has(folder, m)))
+    }
+}
+
+impl Request<'_> {
+    /// The folder of the published data set `files`, or an error that says how to get it.
+    pub(crate) fn folder(&self, files: &Files) -> Result<PathBuf> {
+        let missing = |looked_in: String, missing: String| Error::Missing {
+            name: self.name,
+            looked_in,
+            missing,
+            hint: files.how_to_get.to_owned(),
+        };
+        let first = format!("{}/{}", files.folders[0], files.members[0]);
+        let dir = self.data_dir.ok_or_else(|| {
+            missing("any data directory (none was given; use --data-dir or FEDPROJ_DATA)".into(), first)
+        })?;
+        files.locate(dir).ok_or_else(|| {
+            // Of a folder that is there but incomplete, name what is lacking; otherwise the first choice.
+            let folder = files.folders.iter().find(|f| dir.join(f).is_dir()).unwrap_or(&files.folders[0]);
+            let lacking = files.members.iter().find(|m| !files.has(&dir.join(folder), m));
+            missing(format!("`{}`", dir.display()), format!("{folder}/{}", lacking.unwrap_or(&files.members[0])))
+        })
+    }
+
+    /// The file or folder that the `path` option names.
+    pub(crate) fn path(&self) -> Result<PathBuf> {
+        let path = self.config.path.as_deref().ok_or_else(|| {
+            let hint = format!("write {{ name = \"{}\", path = \"…\" }}", self.name);
+            Error::bad_option(self.name, "a format needs to know what to read", hint)
+        })?;
+        Ok(self.data_dir.map_or_else(|| path.to_owned(), |dir| dir.join(path)))
+    }
+}
+
+/// Whether one name becomes the other, less case and punctuation, with at most two insertions, deletions or changes.
+fn is_near(a: &str, b: &str) -> bool {
+    let plain = |s: &str| s.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
+    let (a, b): (Vec<char>, Vec<char>) = (plain(a), plain(b));
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let change = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()] <= 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_names_get_near_matches() {
+        let message = |name| find(name).map(|r| r.name).unwrap_err().to_string();
+        assert!(message("CIFAR-10").contains("did you mean cifar10"), "{}", message("CIFAR-10"));
+        assert!(message("iriss").contains("did you mean iris?"));
+        assert!(message("imagenet-21k").contains("known are iris, digits"));
+    }
+
+    #[test]
+    fn options_of_other_readers_are_refused() {
+        let config = SourceConfig { labels: Some(crate::LabelSet::Coarse), ..SourceConfig::named("iris") };
+        let message = load(&config, None).unwrap_err().to_string();
+        assert!(message.contains("takes no option `labels`"), "{message}");
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_the_way_to_get_it() {
+        let message = load(&SourceConfig::named("cifar10"), None).unwrap_err().to_string();
+        assert!(message.contains("none was given") && message.contains("cifar-10-binary.tar.gz"), "{message}");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("cifar-10-batches-bin")).unwrap();
+        std::fs::write(dir.path().join("cifar-10-batches-bin/data_batch_1.bin"), []).unwrap();
+        let message = load(&SourceConfig::named("cifar10"), Some(dir.path())).unwrap_err().to_string();
+        assert!(message.contains("cifar-10-batches-bin/data_batch_2.bin"), "{message}");
+        let message = load(&SourceConfig::named("csv"), None).unwrap_err().to_string();
+        assert!(message.contains("path = "), "{message}");
+    }
+}

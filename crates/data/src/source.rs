@@ -1,0 +1,189 @@
+//! What a configuration says about a data set, and what a reader gives back.
+
+use std::path::PathBuf;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor, value::MapAccessDeserializer};
+
+use crate::dataset::Dataset;
+use crate::error::Result;
+
+/// A data set by name, with the options of its reader.
+///
+/// A configuration writes it as a name, `"cifar10"`, or as a table, `{ name = "csv", path = "flowers.csv" }`. An
+/// option that the named reader does not take is an error.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+pub struct SourceConfig {
+    /// Name in the registry.
+    pub name: String,
+    /// File or folder, for formats (`csv`, `folder`, `numpy`); relative to the data directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Which labels of CIFAR-100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub labels: Option<LabelSet>,
+    /// Label column of a CSV file; the last one unless given, `"none"` for a file without labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label: Option<Column>,
+    /// Column of a CSV file that says who owns a row; it is then no feature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<Column>,
+    /// Order of axes of four-dimensional NumPy arrays, where their shape leaves it open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layout: Option<ImageLayout>,
+    /// `[height, width]` to which images are resized while reading.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resize: Option<[usize; 2]>,
+    /// Whether inputs get zero mean and unit variance per channel or feature, measured on the training part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub standardise: Option<bool>,
+}
+
+/// CIFAR-100's two sets of labels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LabelSet {
+    /// 100 classes.
+    #[default]
+    Fine,
+    /// 20 superclasses.
+    Coarse,
+}
+
+/// A column of a CSV file.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(untagged, expecting = "expected the name of a column or its position counted from 0")]
+pub enum Column {
+    /// Position, counted from 0.
+    Index(usize),
+    /// Name in the header line.
+    Name(String),
+}
+
+/// Order of the axes of an array of images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageLayout {
+    /// Sample, row, column, channel.
+    Nhwc,
+    /// Sample, channel, row, column.
+    Nchw,
+}
+
+/// What a reader gives back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Splits {
+    /// The training part, or everything if the data set comes in one piece.
+    pub train: Dataset,
+    /// The published test part, if there is one.
+    pub test: Option<Dataset>,
+}
+
+impl Splits {
+    /// Training and test part as one set, as public sets are used.
+    ///
+    /// # Errors
+    /// If the parts do not fit together.
+    pub fn concatenated(self) -> Result<Dataset> {
+        match self.test {
+            Some(test) => self.train.concatenated(&test),
+            None => Ok(self.train),
+        }
+    }
+
+    /// Applies `change` to both parts.
+    pub(crate) fn map(self, change: impl Fn(Dataset) -> Result<Dataset>) -> Result<Self> {
+        Ok(Self { train: change(self.train)?, test: self.test.map(change).transpose()? })
+    }
+}
+
+impl SourceConfig {
+    /// The data set `name` with default options.
+    pub fn named(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    /// Keys of the options that are set.
+    pub(crate) fn options_given(&self) -> impl Iterator<Item = &'static str> {
+        let given = [
+            ("path", self.path.is_some()),
+            ("labels", self.labels.is_some()),
+            ("label", self.label.is_some()),
+            ("group", self.group.is_some()),
+            ("layout", self.layout.is_some()),
+            ("resize", self.resize.is_some()),
+            ("standardise", self.standardise.is_some()),
+        ];
+        given.into_iter().filter_map(|(key, is_given)| is_given.then_some(key))
+    }
+}
+
+/// The table form of [`SourceConfig`].
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    name: String,
+    path: Option<PathBuf>,
+    labels: Option<LabelSet>,
+    label: Option<Column>,
+    group: Option<Column>,
+    layout: Option<ImageLayout>,
+    resize: Option<[usize; 2]>,
+    standardise: Option<bool>,
+}
+
+// By hand, because serde's untagged enums answer every misspelt key with "did not match any variant".
+impl<'de> Deserialize<'de> for SourceConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NameOrTable;
+        impl<'de> Visitor<'de> for NameOrTable {
+            type Value = SourceConfig;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("the name of a data set or a table with `name` and options")
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<SourceConfig, E> {
+                Ok(SourceConfig::named(name))
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<SourceConfig, M::Error> {
+                let table = Table::deserialize(MapAccessDeserializer::new(map))?;
+                let Table { name, path, labels, label, group, layout, resize, standardise } = table;
+                Ok(SourceConfig { name, path, labels, label, group, layout, resize, standardise })
+            }
+        }
+        deserializer.deserialize_any(NameOrTable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Data {
+        private: SourceConfig,
+    }
+
+    fn parse(text: &str) -> Result<SourceConfig, String> {
+        toml::from_str::<Data>(text).map(|d| d.private).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_name_and_a_table_are_both_understood() {
+        assert_eq!(parse("private = 'iris'").unwrap(), SourceConfig::named("iris"));
+        let csv = parse("private = { name = 'csv', path = 'a.csv', label = 3, group = 'who' }").unwrap();
+        assert_eq!(csv.label, Some(Column::Index(3)));
+        assert_eq!(csv.options_given().collect::<Vec<_>>(), ["path", "label", "group"]);
+    }
+
+    #[test]
+    fn misspelt_keys_and_values_are_named() {
+        let message = parse("private = { name = 'csv', pth = 'a.csv' }").unwrap_err();
+        assert!(message.contains("unknown field `pth`") && message.contains("`path`"), "{message}");
+        let message = parse("private = { name = 'cifar100', labels = 'rough' }").unwrap_err();
+        assert!(message.contains("`fine` or `coarse`"), "{message}");
+        let message = parse("private = 3").unwrap_err();
+        assert!(message.contains("the name of a data set"), "{message}");
+    }
+}
