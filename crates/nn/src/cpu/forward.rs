@@ -6,7 +6,7 @@ use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
 use crate::kernels::conv::{Epilogue, Scratch};
 use crate::kernels::linear::Linear;
 use crate::kernels::norm::{BatchNorm, Fused, GroupNorm};
-use crate::kernels::{dropout, elementwise, pool};
+use crate::kernels::{Sum, dropout, elementwise, pool};
 use fedproj_rng::{Purpose, philox4x32_10};
 
 impl Workspace {
@@ -79,7 +79,7 @@ impl Workspace {
             }
             Op::Add => {
                 y.copy_from_slice(x);
-                elementwise::add_assign(cpu, y, value(node.inputs[1].0));
+                elementwise::add(cpu, Sum { values: y, fresh: false }, value(node.inputs[1].0));
             }
             Op::Dropout { rate } => match mode.dropout {
                 Some(key) if *rate > 0.0 => {

@@ -1,9 +1,9 @@
 //! Dropout masks: a function of (key, element), so that every back end and thread count draws the same.
 
-use super::Cpu;
 use super::elementwise::for_each_chunk;
 use super::simd::Simd;
 use super::team::Shards;
+use super::{Cpu, Sum};
 use fedproj_rng::philox4x32_10;
 
 /// Elements that one Philox call decides: 16 bits each.
@@ -23,9 +23,9 @@ pub(crate) fn forward(cpu: &mut Cpu, key: [u32; 2], rate: f32, x: &[f32], y: &mu
 }
 
 /// dx += dy / (1 − rate) for elements that were kept.
-pub(crate) fn backward(cpu: &mut Cpu, rate: f32, kept: &[u8], dy: &[f32], dx: &mut [f32]) {
-    let (isa, len) = (cpu.isa, dx.len());
-    let dx = Shards::new(dx);
+pub(crate) fn backward(cpu: &mut Cpu, rate: f32, kept: &[u8], dy: &[f32], dx: Sum<'_>) {
+    let (isa, len) = (cpu.isa, dy.len());
+    let dx = dx.shards();
     for_each_chunk(&mut cpu.team, len, &|range| {
         // SAFETY: each chunk is one unit's.
         let dx = unsafe { dx.part(range.clone()) };
@@ -82,8 +82,8 @@ mod tests {
             forward(&mut cpu, [1, 2], rate, &x, &mut y, &mut kept);
             let share = kept.iter().map(|&k| f32::from(k)).sum::<f32>() / x.len() as f32;
             assert!((share - (1.0 - rate)).abs() < 0.01, "rate {rate}: kept {share}");
-            let mut dx = vec![0.0; x.len()];
-            backward(&mut cpu, rate, &kept, &x, &mut dx);
+            let mut dx = vec![7.0; x.len()];
+            backward(&mut cpu, rate, &kept, &x, Sum { values: &mut dx, fresh: true });
             assert_eq!(y, dx);
             assert!(y.iter().all(|&v| v == 0.0 || v == 1.0 / (1.0 - rate)));
         }

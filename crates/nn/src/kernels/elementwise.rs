@@ -1,8 +1,8 @@
 //! Operations that treat every element alike, in chunks that threads may share.
 
-use super::Cpu;
 use super::simd::Simd;
 use super::team::{Shards, Team};
+use super::{Cpu, Sum};
 use std::ops::Range;
 
 /// Elements in a chunk: several of them at once fit the second-level cache.
@@ -27,14 +27,14 @@ pub(super) fn sum_slices(cpu: &mut Cpu, slices: &[f32], out: &mut [f32]) {
     });
 }
 
-/// y += x
-pub(crate) fn add_assign(cpu: &mut Cpu, y: &mut [f32], x: &[f32]) {
-    assert_eq!(y.len(), x.len(), "vectors of different lengths");
-    let (isa, len) = (cpu.isa, y.len());
-    let y = Shards::new(y);
+/// sum += x
+pub(crate) fn add(cpu: &mut Cpu, sum: Sum<'_>, x: &[f32]) {
+    assert_eq!(sum.values.len(), x.len(), "vectors of different lengths");
+    let (isa, len) = (cpu.isa, x.len());
+    let sum = sum.shards();
     for_each_chunk(&mut cpu.team, len, &|range| {
         // SAFETY: each chunk is one unit's.
-        add_chunk(isa, unsafe { y.part(range.clone()) }, &x[range]);
+        add_chunk(isa, unsafe { sum.part(range.clone()) }, &x[range]);
     });
 }
 
@@ -71,9 +71,9 @@ impl Activation {
     }
 
     /// dx += f'(x) dy, from the input x and the output y.
-    pub(crate) fn backward(self, cpu: &mut Cpu, x: &[f32], y: &[f32], dy: &[f32], dx: &mut [f32]) {
+    pub(crate) fn backward(self, cpu: &mut Cpu, x: &[f32], y: &[f32], dy: &[f32], dx: Sum<'_>) {
         let (isa, len) = (cpu.isa, dy.len());
-        let dx = Shards::new(dx);
+        let dx = dx.shards();
         for_each_chunk(&mut cpu.team, len, &|range| {
             // SAFETY: each chunk is one unit's.
             let dx = unsafe { dx.part(range.clone()) };

@@ -1,10 +1,10 @@
 //! Fully connected layers: y = x·Wᵀ + b with W stored (out, in).
 
-use super::Cpu;
 use super::conv::Epilogue;
 use super::gemm::{Dims, Order, PANEL, gemm, gemm_at, pack_panels};
 use super::simd::{Isa, Simd};
 use super::team::{Shards, nth_range};
+use super::{Cpu, Sum};
 
 /// The sizes of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,13 @@ pub(crate) struct Linear {
 }
 
 /// Outputs, or weight rows, in a unit of work.
-const UNIT: usize = 32;
+const UNIT: usize = 30;
+/// Rows of a product that are computed together (see [`gemm`]), and the depth of a block of weights: W is walked along
+/// its rows, a few at a time, because a column of W has every element on another page.
+const ROWS: usize = 6;
+const DEPTH: usize = 16;
+/// Floats of x that stay in the second-level cache.
+const BLOCK_FLOATS: usize = 64 * 1024;
 
 impl Linear {
     /// Whether to compute dot products along `inputs` rather than to transpose W first: right when W is used for few
@@ -50,21 +56,25 @@ impl Linear {
                 }
             });
         }
-        end.apply(n_out, y);
+        end.apply(isa, n_out, y);
     }
 
     /// dx += dy·W, where it is wanted.
-    pub fn backward_input(&self, cpu: &mut Cpu, w: &[f32], dy: &[f32], dx: &mut [f32]) {
+    pub fn backward_input(&self, cpu: &mut Cpu, w: &[f32], dy: &[f32], dx: Sum<'_>) {
         let (k, n_out, isa) = (self.inputs, self.outputs, cpu.isa);
         let n = dy.len() / n_out;
-        let dx = Shards::new(dx);
+        let dx = dx.shards();
         // Columns are shared, not rows: every thread then reads its own part of W once.
         let parts = k.div_ceil(8 * PANEL);
         cpu.team.run(parts, &|part, _| {
             let columns = part * 8 * PANEL..((part + 1) * 8 * PANEL).min(k);
-            let d = Dims { m: n, n: columns.len(), k: n_out, lda: n_out, ldb: k, ldc: k };
-            // SAFETY: each unit has its own columns.
-            unsafe { gemm_at(isa, Order::Rows, d, dy, &w[columns.start..], &dx, columns.start, true) };
+            for first in (0..n_out).step_by(DEPTH) {
+                let depth = DEPTH.min(n_out - first);
+                let d = Dims { m: n, n: columns.len(), k: depth, lda: n_out, ldb: k, ldc: k };
+                let (a, b) = (&dy[first..], &w[first * k + columns.start..]);
+                // SAFETY: each unit has its own columns.
+                unsafe { gemm_at(isa, Order::Rows, d, a, b, &dx.shards, columns.start, first > 0 || !dx.fresh) };
+            }
         });
     }
 
@@ -77,8 +87,15 @@ impl Linear {
             let rows = unit * UNIT..((unit + 1) * UNIT).min(n_out);
             // SAFETY: each unit has its own rows of dW.
             let dw = unsafe { dw.part(rows.start * k..rows.end * k) };
-            let d = Dims { m: rows.len(), n: k, k: n, lda: n_out, ldb: k, ldc: k };
-            gemm(isa, Order::Columns, d, &dy[rows.start..], x, dw, false);
+            let width = (BLOCK_FLOATS / n.max(1) / PANEL * PANEL).clamp(PANEL, k.next_multiple_of(PANEL));
+            for column in (0..k).step_by(width) {
+                for first in rows.clone().step_by(ROWS) {
+                    let m = ROWS.min(rows.end - first);
+                    let d = Dims { m, n: width.min(k - column), k: n, lda: n_out, ldb: k, ldc: k };
+                    let c = &mut dw[(first - rows.start) * k + column..];
+                    gemm(isa, Order::Columns, d, &dy[first..], &x[column..], c, false);
+                }
+            }
         });
     }
 }

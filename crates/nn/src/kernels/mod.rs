@@ -55,6 +55,7 @@ pub use buffer::Buffer;
 pub use elementwise::Activation;
 pub use norm::NormMode;
 pub use simd::Isa;
+pub(crate) use team::Sum;
 pub use team::Team;
 
 /// What computes: an instruction set and the threads that share each operation.

@@ -4,9 +4,9 @@
 //! and dx = a·dz + b·x + c. Batch-norm has one set of coefficients a batch, group-norm one an image. Coefficients are
 //! repeated to at least [`PERIOD`] entries, so that the inner loops are long whatever C is.
 
-use super::Cpu;
 use super::simd::Simd;
 use super::team::{Private, Shards};
+use super::{Cpu, Sum};
 
 /// Least length of a coefficient vector.
 const PERIOD: usize = 256;
@@ -50,7 +50,7 @@ pub(crate) struct FusedBackward<'a> {
     /// The output z, where a ReLU was fused.
     pub z: Option<&'a [f32]>,
     /// The residual's gradient, to which the (masked) dz is added.
-    pub residual: Option<&'a mut [f32]>,
+    pub residual: Option<Sum<'a>>,
 }
 
 /// Statistics a batch-norm uses.
@@ -206,7 +206,7 @@ impl BatchNorm<'_> {
         }
         let (ca, cb, cc, len) = (&*ca, &*cb, &*cc, x.len());
         let dz = Shards::new(dz);
-        let residual = fused.residual.map(Shards::new);
+        let residual = fused.residual.map(Sum::shards);
         cpu.team.run(rows.n_chunks, &|unit, _| {
             let range = unit * rows.chunk..((unit + 1) * rows.chunk).min(len);
             // SAFETY: each chunk is one unit's.
@@ -301,7 +301,7 @@ impl GroupNorm<'_> {
         let n = (image / self.groups) as f64;
         let private = Private::new(&cpu.team, private);
         let (dz, sums_out) = (Shards::new(dz), Shards::new(&mut dparams[..n_images * 2 * c]));
-        let residual = fused.residual.map(Shards::new);
+        let residual = fused.residual.map(Sum::shards);
         cpu.team.run(n_images, &|img, worker| {
             let range = img * image..(img + 1) * image;
             // SAFETY: each image is one unit's, each worker has its own scratch.
@@ -512,17 +512,21 @@ unsafe fn gradient<S: Simd>(
     c: &[f32],
     dr: Option<&mut [f32]>,
 ) {
-    if let Some(z) = z {
-        for (dz, z) in dz.iter_mut().zip(z) {
-            *dz = if *z > 0.0 { *dz } else { 0.0 };
+    // A period at a time: what one loop leaves, the next finds in the first-level cache.
+    let period = a.len();
+    let mut dr = dr.map(|dr| dr.chunks_mut(period));
+    let mut z = z.map(|z| z.chunks(period));
+    for (dz, x) in dz.chunks_mut(period).zip(x.chunks(period)) {
+        if let Some(z) = z.as_mut().and_then(Iterator::next) {
+            for (dz, z) in dz.iter_mut().zip(z) {
+                *dz = if *z > 0.0 { *dz } else { 0.0 };
+            }
         }
-    }
-    if let Some(dr) = dr {
-        for (dr, dz) in dr.iter_mut().zip(&*dz) {
-            *dr += dz;
+        if let Some(dr) = dr.as_mut().and_then(Iterator::next) {
+            for (dr, dz) in dr.iter_mut().zip(&*dz) {
+                *dr += dz;
+            }
         }
-    }
-    for (dz, x) in dz.chunks_mut(a.len()).zip(x.chunks(a.len())) {
         for ((((dz, x), a), b), c) in dz.iter_mut().zip(x).zip(a).zip(b).zip(c) {
             *dz = S::fma_scalar(*a, *dz, S::fma_scalar(*b, *x, *c));
         }

@@ -1,8 +1,8 @@
 //! Pooling of channels-last images.
 
-use super::Cpu;
 use super::simd::Simd;
 use super::team::Shards;
+use super::{Cpu, Sum};
 
 /// The geometry of a max-pool of one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +34,10 @@ impl MaxPool {
     }
 
     /// dx += dy at the places that were the largest.
-    pub fn backward(&self, cpu: &mut Cpu, arg: &[u8], dy: &[f32], dx: &mut [f32]) {
+    pub fn backward(&self, cpu: &mut Cpu, arg: &[u8], dy: &[f32], dx: Sum<'_>) {
         let (isa, image_in, image_out) = (cpu.isa, self.h * self.w * self.c, self.ho * self.wo * self.c);
-        let n_images = dx.len() / image_in;
-        let dx = Shards::new(dx);
+        let n_images = dx.values.len() / image_in;
+        let dx = dx.shards();
         cpu.team.run(n_images, &|img, _| {
             let range = img * image_out..(img + 1) * image_out;
             // SAFETY: each image is one unit's.
@@ -134,9 +134,9 @@ pub(crate) fn global_average(cpu: &mut Cpu, pixels: usize, channels: usize, x: &
 }
 
 /// dx += dy / pixels
-pub(crate) fn global_average_backward(cpu: &mut Cpu, pixels: usize, channels: usize, dy: &[f32], dx: &mut [f32]) {
-    let n_images = dx.len() / (pixels * channels);
-    let dx = Shards::new(dx);
+pub(crate) fn global_average_backward(cpu: &mut Cpu, pixels: usize, channels: usize, dy: &[f32], dx: Sum<'_>) {
+    let n_images = dx.values.len() / (pixels * channels);
+    let dx = dx.shards();
     cpu.team.run(n_images, &|img, _| {
         // SAFETY: each image is one unit's.
         let dx = unsafe { dx.part(img * pixels * channels..(img + 1) * pixels * channels) };

@@ -1,8 +1,9 @@
 //! Threads that share one step.
 //!
 //! A kernel cuts its work into units whose number depends on shapes alone; [`Team::run`] hands the units out. Which
-//! thread computes a unit changes nothing in its result, so the bytes are the same for any number of threads. A team of
-//! one runs the units in order on the caller's thread, without any hand-off.
+//! thread computes a unit changes nothing in its result, so the bytes are the same for any number of threads. Each thread
+//! starts with its own contiguous share of the units, so that what it wrote in one operation is in its cache for the next,
+//! and helps the others when done. A team of one runs the units in order on the caller's thread, without any hand-off.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -24,7 +25,8 @@ struct Shared {
     /// Written by the caller while every worker waits, read by workers after they saw `epoch` move.
     job: UnsafeCell<Option<(Work<'static>, usize)>>,
     epoch: AtomicUsize,
-    next_unit: AtomicUsize,
+    /// The next unit of each thread's share.
+    next_unit: Vec<Line>,
     /// Workers that have not finished the current epoch.
     busy: AtomicUsize,
     panicked: AtomicBool,
@@ -32,6 +34,11 @@ struct Shared {
     sleep: Mutex<()>,
     wake: Condvar,
 }
+
+/// A counter on a cache line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct Line(AtomicUsize);
 
 // SAFETY: `job` is the only field that is not already shareable; the epoch protocol in `run` and `worker` makes each
 // access exclusive or read-only.
@@ -56,7 +63,7 @@ impl Team {
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
             epoch: AtomicUsize::new(0),
-            next_unit: AtomicUsize::new(0),
+            next_unit: (0..n_threads).map(|_| Line::default()).collect(),
             busy: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -93,7 +100,9 @@ impl Team {
         let job = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
         // SAFETY: `busy` is 0 and `&mut self` excludes another `run`, so no worker reads the cell now.
         unsafe { *shared.job.get() = Some((job, n_units)) };
-        shared.next_unit.store(0, Ordering::Relaxed);
+        for (thread, next) in shared.next_unit.iter().enumerate() {
+            next.0.store(nth_range(n_units, self.workers.len() + 1, thread).start, Ordering::Relaxed);
+        }
         shared.busy.store(self.workers.len(), Ordering::Relaxed);
         shared.epoch.fetch_add(1, Ordering::Release);
         drop(shared.sleep.lock().unwrap_or_else(PoisonError::into_inner));
@@ -136,12 +145,16 @@ impl Shared {
     fn take_units(&self, worker: usize) {
         // SAFETY: called between the epoch's start and `busy` reaching 0, when nobody writes the cell.
         let Some((work, n_units)) = (unsafe { *self.job.get() }) else { return };
-        loop {
-            let unit = self.next_unit.fetch_add(1, Ordering::Relaxed);
-            if unit >= n_units {
-                return;
+        let n_threads = self.next_unit.len();
+        for share in (worker..n_threads).chain(0..worker) {
+            let end = nth_range(n_units, n_threads, share).end;
+            loop {
+                let unit = self.next_unit[share].0.fetch_add(1, Ordering::Relaxed);
+                if unit >= end {
+                    break;
+                }
+                work(unit, worker);
             }
-            work(unit, worker);
         }
     }
 
@@ -174,7 +187,7 @@ impl Shared {
 }
 
 /// A slice from which units take disjoint parts to write.
-pub(super) struct Shards<'a, T> {
+pub(crate) struct Shards<'a, T> {
     start: *mut T,
     len: usize,
     lifetime: PhantomData<&'a mut [T]>,
@@ -208,6 +221,42 @@ impl<'a, T> Shards<'a, T> {
         assert!(range.start <= range.end && range.end <= self.len, "part {range:?} of {}", self.len);
         // SAFETY: in bounds by the assertion, exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+/// A vector to which gradients are added: its memory, and whether it holds nothing of value yet.
+pub(crate) struct Sum<'a> {
+    pub values: &'a mut [f32],
+    /// The first contribution overwrites.
+    pub fresh: bool,
+}
+
+impl<'a> Sum<'a> {
+    /// Hands out parts that hold zeros if the sum is fresh, so that the thread that adds to a part also clears it.
+    pub fn shards(self) -> SumShards<'a> {
+        SumShards { shards: Shards::new(self.values), fresh: self.fresh }
+    }
+}
+
+/// Disjoint parts of a [`Sum`].
+pub(crate) struct SumShards<'a> {
+    pub shards: Shards<'a, f32>,
+    pub fresh: bool,
+}
+
+impl SumShards<'_> {
+    /// The part `range`, ready to be added to.
+    ///
+    /// # Safety
+    /// Each element is handed out once, and never in two parts that are alive together.
+    #[allow(clippy::mut_from_ref, reason = "disjoint parts through a shared reference, as Shards")]
+    pub unsafe fn part(&self, range: Range<usize>) -> &mut [f32] {
+        // SAFETY: the caller's promise.
+        let part = unsafe { self.shards.part(range) };
+        if self.fresh {
+            part.fill(0.0);
+        }
+        part
     }
 }
 

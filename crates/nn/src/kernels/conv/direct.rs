@@ -1,10 +1,10 @@
 //! Convolution as a matrix product with the unrolled image: a row for each output pixel, holding the patch under the
 //! kernel. Rows are unrolled a block at a time, into memory that stays in the cache.
 
-use super::super::Cpu;
 use super::super::elementwise::sum_slices;
 use super::super::gemm::{Dims, Order, PANEL, gemm, pack_panels};
 use super::super::team::{Private, Shards, nth_range};
+use super::super::{Cpu, Sum};
 use super::{Conv, Epilogue, Scratch};
 
 /// Floats of unrolled image that are worked on at a time: a good part of a core's second-level cache.
@@ -48,7 +48,7 @@ pub(super) fn forward(
             let d = Dims { m: rows.len(), n, k, lda, ldb: n, ldc: co };
             gemm(isa, Order::Rows, d, a, b, &mut out[panel * PANEL..], false);
         }
-        end.apply(co, out);
+        end.apply(isa, co, out);
     });
 }
 
@@ -59,7 +59,7 @@ pub(super) fn backward(
     x: &[f32],
     w: &[f32],
     dy: &[f32],
-    dx: Option<&mut [f32]>,
+    dx: Option<Sum<'_>>,
     dw: &mut [f32],
     scratch: Scratch<'_>,
 ) {
@@ -90,7 +90,7 @@ pub(super) fn backward(
     // Patches of dx = dy_row · w, added back to the pixels they came from. An image belongs to one thread.
     let Some(dx) = dx else { return };
     let image = conv.h * conv.w * conv.ci;
-    let dx = Shards::new(dx);
+    let dx = dx.shards();
     let per_image = conv.ho * conv.wo;
     cpu.team.run(n_images, &|img, worker| {
         // SAFETY: each worker has its own scratch, each unit its own image.

@@ -9,7 +9,8 @@ mod tiles;
 mod transform;
 mod winograd;
 
-use super::Cpu;
+use super::simd::Simd;
+use super::{Cpu, Isa, Sum};
 use winograd::Tile;
 
 /// The geometry of a convolution of one image.
@@ -76,7 +77,7 @@ impl Conv {
         x: &[f32],
         w: &[f32],
         dy: &[f32],
-        dx: Option<&mut [f32]>,
+        dx: Option<Sum<'_>>,
         dw: &mut [f32],
         s: Scratch<'_>,
     ) {
@@ -93,18 +94,22 @@ impl Conv {
 
 impl Epilogue<'_> {
     /// Finishes complete rows of C values.
-    pub fn apply(&self, channels: usize, y: &mut [f32]) {
-        if let Some(bias) = self.bias {
-            for row in y.chunks_exact_mut(channels) {
-                for (v, b) in row.iter_mut().zip(bias) {
-                    *v += b;
-                }
-            }
+    pub fn apply(self, isa: Isa, channels: usize, y: &mut [f32]) {
+        if self.relu || self.bias.is_some() {
+            finish_rows(isa, self, channels, y);
         }
-        if self.relu {
-            for v in y {
-                *v = v.max(0.0);
-            }
+    }
+}
+
+dispatch! { fn finish_rows(end: Epilogue<'_>, channels: usize, y: &mut [f32]) = finish }
+
+#[inline(always)]
+unsafe fn finish<S: Simd>(end: Epilogue<'_>, channels: usize, y: &mut [f32]) {
+    let floor = if end.relu { 0.0 } else { f32::NEG_INFINITY };
+    for row in y.chunks_exact_mut(channels) {
+        match end.bias {
+            Some(bias) => row.iter_mut().zip(bias).for_each(|(v, b)| *v = (*v + b).max(floor)),
+            None => row.iter_mut().for_each(|v| *v = v.max(floor)),
         }
     }
 }

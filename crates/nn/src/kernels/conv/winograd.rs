@@ -12,10 +12,10 @@
 //! 2.25. Images are taken in blocks whose transforms stay in the cache. Where the weights are large and the tiles few, the
 //! whole batch is one block and the threads share the positions instead.
 
-use super::super::Cpu;
 use super::super::gemm::{Dims, Order, PANEL, gemm, pack_panels};
 use super::super::simd::Isa;
 use super::super::team::{Private, Shards, Team, nth_range};
+use super::super::{Cpu, Sum};
 use super::tiles::{self, FilterRun, Planes};
 use super::{Conv, Epilogue, Scratch};
 use std::ops::Range;
@@ -100,6 +100,11 @@ impl Plan {
         (planes(v, conv.ci), planes(m, conv.co))
     }
 
+    /// Distance between the positions of transformed weights; off from powers of two for the same reason.
+    fn weight_stride(&self, conv: &Conv) -> usize {
+        (conv.ci * conv.co).next_multiple_of(16) + 16
+    }
+
     fn slices(&self) -> usize {
         if self.single { 1 } else { SLICES }
     }
@@ -111,7 +116,7 @@ pub(super) fn scratch_len(conv: &Conv, tile: Tile, n_max: usize) -> (usize, usiz
     let n_single = (SINGLE_BLOCK_FLOATS / per_image).min(n_max);
     let single = if n_single > 0 { Plan::new(conv, tile, n_single).block_floats(conv) } else { 0 };
     let plan = Plan::new(conv, tile, n_max);
-    let weights = plan.positions * conv.ci * conv.co;
+    let weights = plan.positions * plan.weight_stride(conv);
     let shared = weights + (plan.slices() * weights).max(9 * conv.ci * conv.co);
     if plan.single { (shared + single, 0) } else { (shared + single, plan.block_floats(conv)) }
 }
@@ -129,8 +134,9 @@ pub(super) fn forward(
 ) {
     let plan = Plan::new(conv, tile, conv.n_images(x));
     let (isa, ci, co) = (cpu.isa, conv.ci, conv.co);
-    let (u, rest) = scratch.shared.split_at_mut(plan.positions * ci * co);
-    filter_forward(cpu, conv, tile, w, &mut rest[..9 * ci * co], u);
+    let weight_stride = plan.weight_stride(conv);
+    let (u, rest) = scratch.shared.split_at_mut(plan.positions * weight_stride);
+    filter_forward(cpu, conv, tile, w, &mut rest[..9 * ci * co], u, weight_stride);
     let u = &*u;
     let (image_in, image_out) = (conv.h * conv.w * ci, conv.ho * conv.wo * co);
     let y = Shards::new(y);
@@ -148,14 +154,14 @@ pub(super) fn forward(
         team.run(plan.positions, &|p, _| {
             // SAFETY: each position is one unit's.
             let (v, m) = unsafe { (v.position(p), m.position(p)) };
-            times_panels(isa, n_tiles, ci, co, v, &u[p * ci * co..(p + 1) * ci * co], m);
+            times_panels(isa, n_tiles, ci, co, v, &u[p * weight_stride..][..ci * co], m);
         });
         team.run(parts, &|i, _| {
             let (first, images) = part(i);
             // SAFETY: each image is one unit's.
             let y = unsafe { y.part(images.start * image_out..images.end * image_out) };
             tiles::output(isa, tile, conv, m, first, y);
-            end.apply(co, y);
+            end.apply(isa, co, y);
         });
     };
     if plan.single {
@@ -179,21 +185,22 @@ pub(super) fn backward(
     x: &[f32],
     w: &[f32],
     dy: &[f32],
-    dx: Option<&mut [f32]>,
+    dx: Option<Sum<'_>>,
     dw: &mut [f32],
     scratch: Scratch<'_>,
 ) {
     let plan = Plan::new(conv, tile, conv.n_images(x));
     let (isa, ci, co) = (cpu.isa, conv.ci, conv.co);
-    let weights = plan.positions * ci * co;
+    let weight_stride = plan.weight_stride(conv);
+    let weights = plan.positions * weight_stride;
     let (ut, rest) = scratch.shared.split_at_mut(weights);
     let (du, rest) = rest.split_at_mut(plan.slices() * weights);
     if dx.is_some() {
-        filter_backward(cpu, conv, tile, w, ut);
+        filter_backward(cpu, conv, tile, w, ut, weight_stride);
     }
     let ut = &*ut;
     let (image_in, image_out) = (conv.h * conv.w * ci, conv.ho * conv.wo * co);
-    let dx = dx.map(Shards::new);
+    let dx = dx.map(Sum::shards);
     let block = |team: &mut Team, images: Range<usize>, v: Planes<'_>, m: Planes<'_>, du: &mut [f32], add: bool| {
         let parts = images.len().min(16);
         let part = |i: usize| {
@@ -208,7 +215,7 @@ pub(super) fn backward(
         let n_tiles = images.len() * plan.tiles_per_image;
         let du = Shards::new(du);
         team.run(plan.positions, &|p, _| {
-            let span = p * ci * co..(p + 1) * ci * co;
+            let span = p * weight_stride..p * weight_stride + ci * co;
             // SAFETY: each position is one unit's.
             let (v, m, du) = unsafe { (v.position(p), m.position(p), du.part(span.clone())) };
             let d = Dims { m: co, n: ci, k: n_tiles, lda: co, ldb: ci, ldc: ci };
@@ -229,7 +236,7 @@ pub(super) fn backward(
     if plan.single {
         let (v, m) = plan.planes(conv, rest);
         block(&mut cpu.team, 0..plan.n_images, v, m, du, false);
-        return filter_adjoint(cpu, conv, tile, 1, du, dw);
+        return filter_adjoint(cpu, conv, tile, 1, du, weight_stride, dw);
     }
     let private = Private::new(&cpu.team, scratch.private);
     let partial = Shards::new(du);
@@ -246,7 +253,7 @@ pub(super) fn backward(
             block(&mut Team::solo(), images, v, m, du, start > range.start);
         }
     });
-    filter_adjoint(cpu, conv, tile, SLICES, du, dw);
+    filter_adjoint(cpu, conv, tile, SLICES, du, weight_stride, dw);
 }
 
 /// C (m × n) = A (m × k) · B, where B lies in panels of [`PANEL`] columns.
@@ -259,7 +266,7 @@ fn times_panels(isa: Isa, m: usize, k: usize, n: usize, a: &[f32], panels: &[f32
 }
 
 /// U = G g Gᵀ (P, I, O) in panels along O, for the forward pass.
-fn filter_forward(cpu: &mut Cpu, conv: &Conv, tile: Tile, w: &[f32], packed: &mut [f32], u: &mut [f32]) {
+fn filter_forward(cpu: &mut Cpu, conv: &Conv, tile: Tile, w: &[f32], packed: &mut [f32], u: &mut [f32], stride: usize) {
     // Packed first, so that output channels run along the lanes: (3·3·I, O) in panels, in each of which the channels of a
     // tap are one run.
     let (ci, co, isa) = (conv.ci, conv.co, cpu.isa);
@@ -271,33 +278,33 @@ fn filter_forward(cpu: &mut Cpu, conv: &Conv, tile: Tile, w: &[f32], packed: &mu
         let width = PANEL.min(co - panel * PANEL);
         let rows = nth_range(ci, parts, part);
         let start = rows.start * width;
-        let run = FilterRun { len: rows.len() * width, tap_stride: ci * width, position_stride: ci * co };
+        let run = FilterRun { len: rows.len() * width, tap_stride: ci * width, position_stride: stride };
         let from = &packed[panel * PANEL * 9 * ci + start..];
         tiles::filter(isa, tile, run, from, &u, panel * PANEL * ci + start);
     });
 }
 
 /// Uᵀ (P, O, I) in panels along I, for the gradient of the input.
-fn filter_backward(cpu: &mut Cpu, conv: &Conv, tile: Tile, w: &[f32], ut: &mut [f32]) {
+fn filter_backward(cpu: &mut Cpu, conv: &Conv, tile: Tile, w: &[f32], ut: &mut [f32], stride: usize) {
     let (ci, co, isa) = (conv.ci, conv.co, cpu.isa);
     let ut = Shards::new(ut);
     cpu.team.run(co, &|o, _| {
         for start in (0..ci).step_by(PANEL) {
             let width = PANEL.min(ci - start);
-            let run = FilterRun { len: width, tap_stride: ci, position_stride: ci * co };
+            let run = FilterRun { len: width, tap_stride: ci, position_stride: stride };
             tiles::filter(isa, tile, run, &w[o * 9 * ci + start..], &ut, start * co + o * width);
         }
     });
 }
 
 /// dw = Gᵀ (Σ_slices dU) G.
-fn filter_adjoint(cpu: &mut Cpu, conv: &Conv, tile: Tile, n_slices: usize, du: &[f32], dw: &mut [f32]) {
+fn filter_adjoint(cpu: &mut Cpu, conv: &Conv, tile: Tile, n_slices: usize, du: &[f32], stride: usize, dw: &mut [f32]) {
     let (ci, co, isa) = (conv.ci, conv.co, cpu.isa);
     let dw = Shards::new(dw);
     cpu.team.run(co, &|o, _| {
         // SAFETY: each output channel is one unit's.
         let dw = unsafe { dw.part(o * 9 * ci..(o + 1) * 9 * ci) };
-        let run = FilterRun { len: ci, tap_stride: ci, position_stride: ci * co };
-        tiles::filter_adjoint(isa, tile, run, &du[o * ci..], n_slices, tile.positions() * ci * co, dw);
+        let run = FilterRun { len: ci, tap_stride: ci, position_stride: stride };
+        tiles::filter_adjoint(isa, tile, run, &du[o * ci..], n_slices, tile.positions() * stride, dw);
     });
 }

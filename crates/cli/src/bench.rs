@@ -1,0 +1,151 @@
+//! `fedproj bench`: how fast the engine is on this machine.
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use fedproj_nn::models::{self, Norm};
+use fedproj_nn::{Cpu, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
+use fedproj_rng::{Purpose, Stream};
+use serde::Serialize;
+use std::sync::Barrier;
+use std::time::Instant;
+
+/// The kinds of measurement.
+#[derive(Subcommand)]
+pub enum Bench {
+    /// One training step: forward, backward and Adam on synthetic 32×32 images
+    Step(Step),
+}
+
+impl Bench {
+    /// Measures and prints.
+    pub fn run(self) -> Result<()> {
+        match self {
+            Self::Step(step) => step.run(),
+        }
+    }
+}
+
+/// Arguments of `bench step`.
+#[derive(Args)]
+pub struct Step {
+    /// The network (see `fedproj models`)
+    #[arg(long, default_value = "resnet8")]
+    model: String,
+    /// Samples in a step
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// Threads: as many clients side by side, or with --shared as many on one step
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
+    /// Steps to time; the first third warms up, the median of the others counts
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    /// All threads share one step, as in the server's distillation
+    #[arg(long)]
+    shared: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct StepResult {
+    model: String,
+    batch: u32,
+    threads: u32,
+    shared: bool,
+    isa: &'static str,
+    ms_per_step: f64,
+    samples_per_second: f64,
+    /// Of the plain algorithm's operations, so a Winograd convolution may exceed the peak.
+    gflops: f64,
+    peak_gflops: f64,
+    peak_fraction: f64,
+    peak_rss_mib: Option<f64>,
+}
+
+impl Step {
+    fn run(self) -> Result<()> {
+        let shape = Shape::image(32, 32, 3);
+        let graph = models::build(&self.model, shape, 10, Norm::Batch)?;
+        let (clients, team) = if self.shared { (1, self.threads) } else { (self.threads, 1) };
+        let barrier = Barrier::new(clients as usize);
+        let times = std::thread::scope(|scope| {
+            let client = |id| {
+                let (graph, barrier, args) = (&graph, &barrier, &self);
+                scope.spawn(move || args.train(graph, id, team as usize, barrier))
+            };
+            let handles: Vec<_> = (0..clients).map(client).collect();
+            let joined = handles.into_iter().map(|h| h.join().ok().context("a client's thread panicked")?);
+            joined.collect::<Result<Vec<_>>>()
+        })?;
+        // Steps of all clients run at the same time: the slowest client's median stands for the cohort.
+        let seconds = times.into_iter().fold(0.0, f64::max);
+        let cpu = Cpu::new(1);
+        let samples_per_second = f64::from(self.batch * clients) / seconds;
+        let gflops = samples_per_second * graph.flops_training() as f64 / 1e9;
+        let peak_gflops = cpu.measure_peak_flops() * f64::from(self.threads) / 1e9;
+        let result = StepResult {
+            model: self.model,
+            batch: self.batch,
+            threads: self.threads,
+            shared: self.shared,
+            isa: cpu.isa().name(),
+            ms_per_step: seconds * 1e3,
+            samples_per_second,
+            gflops,
+            peak_gflops,
+            peak_fraction: gflops / peak_gflops,
+            peak_rss_mib: peak_rss_mib(),
+        };
+        if self.json {
+            println!("{}", serde_json::to_string(&result)?);
+        } else {
+            println!("{} batch {} on {} thread(s), {}", result.model, result.batch, result.threads, result.isa);
+            println!("  {:.2} ms per step, {:.0} samples/s", result.ms_per_step, result.samples_per_second);
+            println!(
+                "  {:.1} GFLOP/s, {:.0} % of the measured GEMM peak of {:.1} (plain operation count: Winograd may pass 100 %)",
+                result.gflops,
+                100.0 * result.peak_fraction,
+                result.peak_gflops
+            );
+            if let Some(mib) = result.peak_rss_mib {
+                println!("  {mib:.0} MiB peak memory");
+            }
+        }
+        Ok(())
+    }
+
+    /// Trains one client and returns the median seconds of a step.
+    fn train(&self, graph: &fedproj_nn::Graph, id: u32, team: usize, barrier: &Barrier) -> Result<f64> {
+        let mut stream = Stream::new(0, Purpose::Synthetic, [id, 0, 0]);
+        let n = self.batch as usize;
+        let x: Vec<f32> = (0..n * graph.shape(graph.input()).len()).map(|_| stream.normal() as f32).collect();
+        let labels: Vec<u32> = (0..n).map(|_| stream.below(10)).collect();
+        let mut params = graph.init_params(0, Init::Torch);
+        let mut buffers = graph.init_buffers();
+        let mut grad = vec![0.0; params.len()];
+        let mut adam = Optimizer::new(Rule::adam(1e-3), params.len())?;
+        let mut ws = Workspace::new(graph, &Options::training(n), Cpu::new(team))?;
+        let mut times = Vec::with_capacity(self.steps as usize);
+        for step in 0..self.steps {
+            barrier.wait();
+            let start = Instant::now();
+            let loss = Loss::CrossEntropy { labels: &labels };
+            ws.loss_gradient(&params, &mut buffers, &x, &loss, Mode::train(u64::from(step)), &mut grad)?;
+            adam.step(ws.cpu(), &mut params, &grad, 1.0);
+            times.push(start.elapsed().as_secs_f64());
+        }
+        let timed = &mut times[self.steps as usize / 3..];
+        timed.sort_by(f64::total_cmp);
+        Ok(timed[timed.len() / 2])
+    }
+}
+
+/// The most memory this process has used, where the system tells.
+fn peak_rss_mib() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib / 1024.0)
+}
