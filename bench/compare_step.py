@@ -4,9 +4,11 @@
     python3 bench/compare_step.py [--cases resnet8:64,cnn:10] [--threads 1] [--shared] [--python PATH]
     python3 bench/compare_step.py --scaling      # ours only: one worker, two workers, two threads on one model
 
-Ratios are ours/peer (below 1 is better for us): the median of the pairs run one after the other, and their
-range. Peak memory is the largest resident set of a process, as the kernel reports it when the process ends,
-start-up and both of the peer's memory layouts included; it is never below this script's own (about 15 MiB).
+Speed-ups are peer/ours, time per sample (above 1: ours is faster): the median of the pairs run one after the
+other, and their range. Without --shared, ours trains one client per thread, so its step stands for as many batches.
+The memory ratio is ours/peer (below 1: ours needs less). Peak memory is the largest resident set of a process, as
+the kernel reports it when the process ends, start-up and both of the peer's memory layouts included; it is never
+below this script's own (about 15 MiB).
 """
 import argparse, json, os, subprocess, sys, tempfile
 from pathlib import Path
@@ -62,16 +64,17 @@ def spread(ratios):
 
 def compare(args):
     print(f"Threads: {args.threads}{' (ours: shared)' * args.shared}; {args.steps} steps, {args.reps} repetitions.\n")
-    print("| case | peer ms | ours ms | ours/peer time | peer MiB | ours MiB | ours/peer memory |")
+    print("| case | peer ms | ours ms | speed-up (peer/ours) | peer MiB | ours MiB | memory (ours/peer) |")
     print("|---|---:|---:|---:|---:|---:|---:|")
+    batches = 1 if args.shared else args.threads  # that one step of ours trains; the peer's threads share one
     for model, batch in args.cases:
         pair = lambda: (peer(args, model, batch), ours(args, model, batch, args.threads, args.shared))
         pairs = [pair() for _ in range(args.reps)]
         ms = [median(side["ms_per_step"] for side in sides) for sides in zip(*pairs)]
         mib = [max(side["peak_mib"] for side in sides) for sides in zip(*pairs)]
-        ratio = spread([b["ms_per_step"] / a["ms_per_step"] for a, b in pairs])
+        speedup = spread([batches * a["ms_per_step"] / b["ms_per_step"] for a, b in pairs])
         memory = f"{mib[0]:.0f} | {mib[1]:.0f} | {mib[1] / mib[0]:.2f}"
-        print(f"| {model}:{batch} | {ms[0]:.2f} | {ms[1]:.2f} | {ratio} | {memory} |", flush=True)
+        print(f"| {model}:{batch} | {ms[0]:.2f} | {ms[1]:.2f} | {speedup} | {memory} |", flush=True)
 
 
 def scaling(args):
@@ -86,9 +89,10 @@ def scaling(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Compares our training step with PyTorch's.")
+    text = "Compares our training step with PyTorch's. Speed-up is peer/ours: above 1, ours is faster."
+    parser = argparse.ArgumentParser(description=text)
     parser.add_argument("--cases", default=CASES, help="model:batch, separated by commas (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of both; ours trains a client on each, see --shared")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--shared", action="store_true", help="ours: all threads on one model, as the peer does it")

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use fedproj_nn::models::{self, Norm};
+use fedproj_nn::models::{self, Variant};
 use fedproj_nn::{Cpu, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use serde::Serialize;
@@ -67,7 +67,7 @@ struct StepResult {
 impl Step {
     fn run(self) -> Result<()> {
         let shape = Shape::image(32, 32, 3);
-        let graph = models::build(&self.model, shape, 10, Norm::Batch)?;
+        let graph = models::build(&self.model, shape, 10, Variant::default())?;
         let (clients, team) = if self.shared { (1, self.threads) } else { (self.threads, 1) };
         let barrier = Barrier::new(clients as usize);
         let times = std::thread::scope(|scope| {

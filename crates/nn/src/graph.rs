@@ -119,13 +119,16 @@ pub struct Graph {
     pub(crate) nodes: Vec<Node>,
     params: Layout,
     buffers: Layout,
+    features: Option<NodeId>,
+    levels: Vec<NodeId>,
 }
 
 impl Graph {
     /// A graph that is its input only.
     pub fn new(input: Shape) -> Self {
         let node = Node { name: "input".into(), op: Op::Input, inputs: Vec::new(), shape: input };
-        Self { nodes: vec![node], params: Layout::default(), buffers: Layout::default() }
+        let (params, buffers) = (Layout::default(), Layout::default());
+        Self { nodes: vec![node], params, buffers, features: None, levels: Vec::new() }
     }
 
     /// The input node.
@@ -156,6 +159,26 @@ impl Graph {
     /// Names of all nodes, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.nodes.iter().map(|node| node.name.as_str())
+    }
+
+    /// The vector that the classifier, or a projection head before it, reads: what feature distillation compares.
+    pub fn features(&self) -> Option<NodeId> {
+        self.features
+    }
+
+    /// Marks [`Graph::features`].
+    pub fn mark_features(&mut self, node: NodeId) {
+        self.features = Some(node);
+    }
+
+    /// The outputs of the network's stages before their last activation, from the stem on.
+    pub fn levels(&self) -> &[NodeId] {
+        &self.levels
+    }
+
+    /// Adds to [`Graph::levels`].
+    pub fn mark_level(&mut self, node: NodeId) {
+        self.levels.push(node);
     }
 
     /// The trainable parameters.
@@ -197,10 +220,16 @@ impl Graph {
         }
     }
 
-    fn add_node(&mut self, name: &str, op: Op, inputs: &[NodeId], shape: Shape) -> Result<NodeId> {
+    /// Layers with parameters ask before they claim spans, so that a failure leaves nothing behind.
+    fn check_name(&self, name: &str) -> Result<()> {
         if self.find(name).is_some() {
             return Err(Error::DuplicateName { node: name.into() });
         }
+        Ok(())
+    }
+
+    fn add_node(&mut self, name: &str, op: Op, inputs: &[NodeId], shape: Shape) -> Result<NodeId> {
+        self.check_name(name)?;
         self.nodes.push(Node { name: name.into(), op, inputs: inputs.to_vec(), shape });
         Ok(self.output())
     }
@@ -219,6 +248,7 @@ impl Graph {
 
     /// A convolution to `channels` channels; parameters `name.weight` and, if asked, `name.bias`.
     pub fn conv2d(&mut self, name: &str, x: NodeId, channels: usize, window: Window, bias: bool) -> Result<NodeId> {
+        self.check_name(name)?;
         let from = self.shape(x);
         if channels == 0 {
             return Err(Error::Shape { node: name.into(), problem: "needs at least one output channel".into() });
@@ -237,6 +267,7 @@ impl Graph {
 
     /// A fully connected layer to `outputs` features; parameters `name.weight` and, if asked, `name.bias`.
     pub fn linear(&mut self, name: &str, x: NodeId, outputs: usize, bias: bool) -> Result<NodeId> {
+        self.check_name(name)?;
         let from = self.shape(x);
         if from.pixels() != 1 {
             let problem = format!("expects a vector but `{}` gives an image {from}; flatten it first", self.name(x));
@@ -268,6 +299,7 @@ impl Graph {
 
     /// Batch normalisation; parameters `name.weight`, `name.bias`, buffers `name.running_mean`, `name.running_var`.
     pub fn batch_norm(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
+        self.check_name(name)?;
         let shape = self.shape(x);
         let span = |layout: &mut Layout, suffix: &str, role| {
             layout.push(format!("{name}.{suffix}"), vec![shape.c], Storage::Plain, role)
@@ -281,6 +313,7 @@ impl Graph {
 
     /// Group normalisation; parameters `name.weight` and `name.bias`.
     pub fn group_norm(&mut self, name: &str, x: NodeId, groups: usize) -> Result<NodeId> {
+        self.check_name(name)?;
         let shape = self.shape(x);
         if groups == 0 || !shape.c.is_multiple_of(groups) {
             let problem = format!("{} channels cannot be cut into {groups} equal groups", shape.c);

@@ -79,6 +79,10 @@ impl<'a> Loss<'a> {
     /// # Errors
     /// If the target does not fit.
     pub fn value(&self, batch: usize, z: &[f32]) -> Result<f64> {
+        let whole = z.len() / batch.max(1) * batch;
+        if z.is_empty() || whole != z.len() {
+            return Err(Error::Length { what: "the vector of values", expected: whole.max(batch), found: z.len() });
+        }
         self.check(batch, z.len() / batch.max(1))?;
         let mut unused = vec![0.0; z.len()];
         Ok(self.add_gradient(batch, z, 0.0, &mut unused))

@@ -16,6 +16,15 @@ pub enum Norm {
     Group(usize),
 }
 
+/// Choices that any network by name understands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Variant {
+    /// The normalisation, where the network has one.
+    pub norm: Norm,
+    /// Outputs of MOON's projection head between the features and the classifier; `None`: no head.
+    pub projection_head: Option<usize>,
+}
+
 /// A residual network of basic blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResNet<'a> {
@@ -25,8 +34,8 @@ pub struct ResNet<'a> {
     pub blocks: usize,
     /// Whether a 3×3 max-pool of stride 2 follows the stem.
     pub stem_pool: bool,
-    /// The normalisation.
-    pub norm: Norm,
+    /// Normalisation and head.
+    pub variant: Variant,
 }
 
 impl ResNet<'_> {
@@ -41,6 +50,7 @@ impl ResNet<'_> {
         };
         let x = g.conv2d("conv1", g.input(), *first, Window::new(3, 1, 1), false)?;
         let x = self.normalise(&mut g, "bn1", x)?;
+        g.mark_level(x);
         let mut x = g.activation("relu", x, Relu)?;
         if self.stem_pool {
             x = g.max_pool("pool", x, Window::new(3, 2, 1))?;
@@ -48,14 +58,19 @@ impl ResNet<'_> {
         for (stage, &width) in self.widths.iter().enumerate() {
             for block in 0..self.blocks {
                 let name = format!("layers.{}", stage * self.blocks + block);
-                x = self.block(&mut g, &name, x, width, if stage > 0 && block == 0 { 2 } else { 1 })?;
+                let sum = self.block(&mut g, &name, x, width, if stage > 0 && block == 0 { 2 } else { 1 })?;
+                if block + 1 == self.blocks {
+                    g.mark_level(sum);
+                }
+                x = g.activation(&format!("{name}.relu2"), sum, Relu)?;
             }
         }
         let x = g.global_average_pool("features", x)?;
-        g.linear("fc", x, classes, true)?;
+        classifier(&mut g, "fc", x, self.variant.projection_head, classes)?;
         Ok(g)
     }
 
+    /// A basic block up to the sum of its two branches.
     fn block(&self, g: &mut Graph, name: &str, x: NodeId, width: usize, stride: usize) -> Result<NodeId> {
         let y = g.conv2d(&format!("{name}.conv1"), x, width, Window::new(3, stride, 1), false)?;
         let y = self.normalise(g, &format!("{name}.bn1"), y)?;
@@ -68,23 +83,33 @@ impl ResNet<'_> {
         } else {
             x
         };
-        let sum = g.add(&format!("{name}.add"), y, shortcut)?;
-        g.activation(&format!("{name}.relu2"), sum, Relu)
+        g.add(&format!("{name}.add"), y, shortcut)
     }
 
     fn normalise(&self, g: &mut Graph, name: &str, x: NodeId) -> Result<NodeId> {
-        match self.norm {
+        match self.variant.norm {
             Norm::Batch => g.batch_norm(name, x),
             Norm::Group(groups) => g.group_norm(name, x, groups),
         }
     }
 }
 
+/// The last layers: an optional projection head (`head.0`, ReLU, `head.2`), then the linear classifier `name`.
+fn classifier(g: &mut Graph, name: &str, mut x: NodeId, head: Option<usize>, classes: usize) -> Result<NodeId> {
+    g.mark_features(x);
+    if let Some(outputs) = head {
+        x = g.linear("head.0", x, g.shape(x).len(), true)?;
+        x = g.activation("head.1", x, Relu)?;
+        x = g.linear("head.2", x, outputs, true)?;
+    }
+    g.linear(name, x, classes, true)
+}
+
 /// A multi-layer perceptron with ReLU between layers `fc1`, `fc2`, …; images are flattened first.
 ///
 /// # Errors
 /// If a layer is empty.
-pub fn mlp(input: Shape, hidden: &[usize], classes: usize) -> Result<Graph> {
+pub fn mlp(input: Shape, hidden: &[usize], classes: usize, variant: Variant) -> Result<Graph> {
     let mut g = Graph::new(input);
     let mut x = g.input();
     if input.pixels() > 1 {
@@ -92,9 +117,10 @@ pub fn mlp(input: Shape, hidden: &[usize], classes: usize) -> Result<Graph> {
     }
     for (i, &width) in hidden.iter().enumerate() {
         x = g.linear(&format!("fc{}", i + 1), x, width, true)?;
+        g.mark_level(x);
         x = g.activation(&format!("relu{}", i + 1), x, Relu)?;
     }
-    g.linear(&format!("fc{}", hidden.len() + 1), x, classes, true)?;
+    classifier(&mut g, &format!("fc{}", hidden.len() + 1), x, variant.projection_head, classes)?;
     Ok(g)
 }
 
@@ -102,19 +128,22 @@ pub fn mlp(input: Shape, hidden: &[usize], classes: usize) -> Result<Graph> {
 ///
 /// # Errors
 /// If the images are too small.
-pub fn cnn(input: Shape, channels: [usize; 2], hidden: usize, classes: usize) -> Result<Graph> {
+pub fn cnn(input: Shape, channels: [usize; 2], hidden: usize, classes: usize, variant: Variant) -> Result<Graph> {
     let mut g = Graph::new(input);
     let x = g.conv2d("conv1", g.input(), channels[0], Window::new(3, 1, 0), true)?;
+    g.mark_level(x);
     let x = g.activation("relu1", x, Relu)?;
     let x = g.conv2d("conv2", x, channels[1], Window::new(3, 1, 0), true)?;
+    g.mark_level(x);
     let x = g.activation("relu2", x, Relu)?;
     let x = g.max_pool("pool", x, Window::new(2, 2, 0))?;
     let x = g.dropout("dropout1", x, 0.25)?;
     let x = g.flatten("flatten", x)?;
     let x = g.linear("fc1", x, hidden, true)?;
+    g.mark_level(x);
     let x = g.activation("relu3", x, Relu)?;
     let x = g.dropout("dropout2", x, 0.5)?;
-    g.linear("fc2", x, classes, true)?;
+    classifier(&mut g, "fc2", x, variant.projection_head, classes)?;
     Ok(g)
 }
 
@@ -125,41 +154,52 @@ pub struct Entry {
     pub name: &'static str,
     /// One line about it.
     pub about: &'static str,
-    build: fn(Shape, usize, Norm) -> Result<Graph>,
+    build: fn(Shape, usize, Variant) -> Result<Graph>,
 }
 
 /// All networks that have a name.
 pub const CATALOGUE: &[Entry] = &[
-    Entry { name: "mlp", about: "perceptron with two hidden layers of 100", build: |s, c, _| mlp(s, &[100, 100], c) },
+    Entry {
+        name: "mlp",
+        about: "perceptron with two hidden layers of 100",
+        build: |s, c, v| mlp(s, &[100, 100], c, v),
+    },
     Entry {
         name: "cnn",
         about: "two convolutions, two linear layers: the pfl-research benchmark",
-        build: |s, c, _| cnn(s, [32, 64], 128, c),
+        build: |s, c, v| cnn(s, [32, 64], 128, c, v),
     },
     Entry {
         name: "resnet8",
         about: "the paper's ResNet-8: 64-128-256, max-pool after the stem",
-        build: |s, c, norm| resnet(&[64, 128, 256], 1, true, norm, s, c),
+        build: |s, c, v| resnet(&[64, 128, 256], 1, true, v, s, c),
     },
     Entry {
         name: "resnet8-thin",
         about: "16-32-64 without the pool: quick studies on CPUs",
-        build: |s, c, norm| resnet(&[16, 32, 64], 1, false, norm, s, c),
+        build: |s, c, v| resnet(&[16, 32, 64], 1, false, v, s, c),
     },
     Entry {
         name: "resnet10",
         about: "64-128-256-512: what the paper's code calls ResNet-8",
-        build: |s, c, norm| resnet(&[64, 128, 256, 512], 1, true, norm, s, c),
+        build: |s, c, v| resnet(&[64, 128, 256, 512], 1, true, v, s, c),
     },
     Entry {
         name: "resnet18",
         about: "64-128-256-512, two blocks a stage",
-        build: |s, c, norm| resnet(&[64, 128, 256, 512], 2, true, norm, s, c),
+        build: |s, c, v| resnet(&[64, 128, 256, 512], 2, true, v, s, c),
     },
 ];
 
-fn resnet(widths: &[usize], blocks: usize, stem_pool: bool, norm: Norm, input: Shape, classes: usize) -> Result<Graph> {
-    ResNet { widths, blocks, stem_pool, norm }.build(input, classes)
+fn resnet(
+    widths: &[usize],
+    blocks: usize,
+    stem_pool: bool,
+    variant: Variant,
+    input: Shape,
+    classes: usize,
+) -> Result<Graph> {
+    ResNet { widths, blocks, stem_pool, variant }.build(input, classes)
 }
 
 /// The network of a name.
@@ -167,24 +207,29 @@ fn resnet(widths: &[usize], blocks: usize, stem_pool: bool, norm: Norm, input: S
 /// ```
 /// use fedproj_nn::{Shape, models};
 ///
-/// let graph = models::build("resnet8", Shape::image(32, 32, 3), 10, models::Norm::Batch)?;
+/// let graph = models::build("resnet8", Shape::image(32, 32, 3), 10, models::Variant::default())?;
 /// assert_eq!(graph.params().len(), 1_227_594);
 /// # Ok::<(), fedproj_nn::Error>(())
 /// ```
 ///
 /// # Errors
 /// If there is no such network, with the nearest name; or if it cannot take such images.
-pub fn build(name: &str, input: Shape, classes: usize, norm: Norm) -> Result<Graph> {
+pub fn build(name: &str, input: Shape, classes: usize, variant: Variant) -> Result<Graph> {
     if let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == name) {
-        return (entry.build)(input, classes, norm);
+        return (entry.build)(input, classes, variant);
     }
     let names: Vec<&str> = CATALOGUE.iter().map(|entry| entry.name).collect();
-    // Hyphens count least: `resnet-8` means `resnet8`, not `resnet18`.
+    let hint = nearest(name, names.iter().copied()).map(str::to_owned);
+    Err(Error::UnknownModel { name: name.into(), known: names.join(", "), hint })
+}
+
+/// The known name that a mistyped one probably means, if any is near. Hyphens count least: `resnet-8` means `resnet8`, not
+/// `resnet18`.
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |s: &str| s.replace(['-', '_'], "").to_lowercase();
     let distance = |known: &str| (edit_distance(&plain(name), &plain(known)), edit_distance(name, known));
-    let nearest = names.iter().map(|known| (distance(known), *known)).min();
-    let hint = nearest.filter(|((letters, _), _)| *letters <= 2).map(|(_, known)| known.to_owned());
-    Err(Error::UnknownModel { name: name.into(), known: names.join(", "), hint })
+    let best = known.map(|known| (distance(known), known)).min();
+    best.filter(|((letters, _), known)| *letters <= 2.min(known.len() / 2)).map(|(_, known)| known)
 }
 
 /// Insertions, deletions and replacements that turn `a` into `b`.
@@ -209,7 +254,8 @@ mod tests {
 
     #[test]
     fn parameter_counts_are_those_of_the_paper_and_the_benchmarks() {
-        let count = |name| build(name, Shape::image(32, 32, 3), 10, Norm::Batch).map(|g| g.params().len()).unwrap();
+        let count =
+            |name| build(name, Shape::image(32, 32, 3), 10, Variant::default()).map(|g| g.params().len()).unwrap();
         assert_eq!(count("cnn"), 1_626_442);
         assert_eq!(count("resnet8"), 1_227_594);
         assert_eq!(count("resnet8-thin"), 78_042);
@@ -219,9 +265,9 @@ mod tests {
 
     #[test]
     fn an_unknown_name_gets_the_nearest_one() {
-        let error = build("resnet-8", Shape::image(32, 32, 3), 10, Norm::Batch).unwrap_err().to_string();
+        let error = build("resnet-8", Shape::image(32, 32, 3), 10, Variant::default()).unwrap_err().to_string();
         assert!(error.contains("unknown model `resnet-8`") && error.contains("did you mean `resnet8`?"), "{error}");
-        let error = build("transformer", Shape::vector(4), 2, Norm::Batch).unwrap_err().to_string();
+        let error = build("transformer", Shape::vector(4), 2, Variant::default()).unwrap_err().to_string();
         assert!(error.contains("known models: mlp, cnn") && !error.contains("hint"), "{error}");
     }
 }

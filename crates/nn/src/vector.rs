@@ -23,6 +23,12 @@ pub fn axpy(cpu: &mut Cpu, a: f32, x: &[f32], y: &mut [f32]) {
     flat::axpy(cpu, a, x, y);
 }
 
+/// out ← out + a·(x − y). The difference is taken first, so that equal vectors add exactly nothing: an optimiser that divides
+/// by the gradient's size would make a visible step of the rounding error.
+pub fn axpy_difference(cpu: &mut Cpu, a: f32, x: &[f32], y: &[f32], out: &mut [f32]) {
+    flat::axpy_difference(cpu, a, x, y, out);
+}
+
 /// y ← a·y
 pub fn scale(_cpu: &mut Cpu, a: f32, y: &mut [f32]) {
     for v in y {
@@ -59,9 +65,11 @@ pub struct Projection {
 /// ```
 pub fn project(cpu: &mut Cpu, g: &mut [f32], r: &[f32], eps: f64) -> Projection {
     let (dot, squared_norm) = (dot(cpu, g, r), squared_norm(cpu, r));
-    let active = dot < 0.0;
+    let factor = (-dot / (squared_norm + eps)) as f32;
+    // A reference so small that its square is 0 has no direction to speak of.
+    let active = dot < 0.0 && factor.is_finite();
     if active {
-        axpy(cpu, (-dot / (squared_norm + eps)) as f32, r, g);
+        axpy(cpu, factor, r, g);
     }
     Projection { dot, squared_norm, active }
 }

@@ -1,7 +1,7 @@
 //! The engine against PyTorch: logits, loss, every gradient, and weights after 1 and 5 Adam steps. The numbers come from
 //! `fixtures/torch/make.py`; relative L2 error of each tensor at most 1e-4.
 
-use fedproj_nn::models::{self, Norm, ResNet};
+use fedproj_nn::models::{self, Norm, ResNet, Variant};
 use fedproj_nn::{
     Cpu, Direction, Graph, Isa, Layout, Loss, Mode, Optimizer, Options, Rule, Schedule, Shape, Workspace,
 };
@@ -123,29 +123,34 @@ const CIFAR: Shape = Shape { h: 32, w: 32, c: 3 };
 
 #[test]
 fn mlp_follows_pytorch() {
-    check_model("mlp", &models::mlp(Shape::vector(20), &[33, 17], 5).unwrap());
+    check_model("mlp", &models::mlp(Shape::vector(20), &[33, 17], 5, Variant::default()).unwrap());
 }
 
 #[test]
 fn cnn_follows_pytorch() {
-    check_model("cnn", &models::cnn(CIFAR, [8, 16], 24, 10).unwrap());
+    check_model("cnn", &models::cnn(CIFAR, [8, 16], 24, 10, Variant::default()).unwrap());
 }
 
 #[test]
 fn resnet8_follows_pytorch() {
-    let net = ResNet { widths: &[16, 24, 40], blocks: 1, stem_pool: true, norm: Norm::Batch };
+    let net = ResNet { widths: &[16, 24, 40], blocks: 1, stem_pool: true, variant: Variant::default() };
     check_model("resnet8", &net.build(CIFAR, 10).unwrap());
 }
 
 #[test]
 fn resnet8_with_group_norm_follows_pytorch() {
-    let net = ResNet { widths: &[8, 16, 24], blocks: 1, stem_pool: true, norm: Norm::Group(2) };
+    let net = ResNet {
+        widths: &[8, 16, 24],
+        blocks: 1,
+        stem_pool: true,
+        variant: Variant { norm: Norm::Group(2), projection_head: None },
+    };
     check_model("resnet8-group", &net.build(CIFAR, 10).unwrap());
 }
 
 #[test]
 fn resnet18_follows_pytorch() {
-    let net = ResNet { widths: &[8, 16, 24, 32], blocks: 2, stem_pool: true, norm: Norm::Batch };
+    let net = ResNet { widths: &[8, 16, 24, 32], blocks: 2, stem_pool: true, variant: Variant::default() };
     check_model("resnet18", &net.build(CIFAR, 10).unwrap());
 }
 

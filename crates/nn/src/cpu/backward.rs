@@ -39,6 +39,11 @@ impl Workspace {
                 self.zero_params(i, grad);
             }
         }
+        for node in (0..self.is_tap.len()).filter(|&node| self.is_tap[node]) {
+            if let (false, Some(slot)) = (self.has_grad[self.owner(node)], self.plan.grad_slot[node]) {
+                self.grads[slot].fill(0.0);
+            }
+        }
         Ok(())
     }
 
@@ -58,16 +63,22 @@ impl Workspace {
     /// Takes a node's gradient memory, where the node needs a gradient; what is added there counts from now on.
     fn take_grad(&mut self, node: usize) -> Option<Taken> {
         let slot = self.plan.grad_slot[node]?;
-        let (fresh, len) = (!self.has_grad[node], self.batch * self.graph.nodes[node].shape.len());
-        self.mark_grad(node);
+        let (owner, len) = (self.owner(node), self.batch * self.graph.nodes[node].shape.len());
+        let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
         Some(Taken { slot, buffer: std::mem::take(&mut self.grads[slot]), len, fresh })
     }
 
     fn run_step_backward(&mut self, i: usize, params: &[f32], grad: &mut [f32]) {
         let step = self.plan.steps[i];
-        let Some(out_slot) = self.plan.grad_slot[step.out] else { return };
-        let mut dy_buffer = std::mem::take(&mut self.grads[out_slot]);
+        let Some(mut out_slot) = self.plan.grad_slot[step.out] else { return };
         let dy_len = self.batch * self.graph.nodes[step.out].shape.len();
+        if let Some(work) = self.plan.work_slot[i] {
+            let observed = std::mem::take(&mut self.grads[out_slot]);
+            self.grads[work][..dy_len].copy_from_slice(&observed[..dy_len]);
+            self.grads[out_slot] = observed;
+            out_slot = work;
+        }
+        let mut dy_buffer = std::mem::take(&mut self.grads[out_slot]);
         let inputs = &self.graph.nodes[step.node].inputs;
         let (input, second) = (inputs[0].0, inputs.get(1).map(|id| id.0).filter(|&id| id != inputs[0].0));
         let is_norm = matches!(self.graph.nodes[step.node].op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
@@ -77,7 +88,8 @@ impl Workspace {
             self.put_back(residual);
             if self.plan.grad_slot[input] == Some(out_slot) {
                 // The normalisation has worked in place: dy's memory now holds the input's gradient.
-                self.mark_grad(input);
+                let owner = self.owner(input);
+                self.has_grad[owner] = true;
             } else if let Some(mut dx) = self.take_grad(input) {
                 elementwise::add(&mut self.cpu, dx.sum(), &dy_buffer[..dy_len]);
                 self.put_back(Some(dx));

@@ -7,7 +7,7 @@ mod plan;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Op};
 use crate::kernels::norm;
-use crate::kernels::{Buffer, Cpu, NormMode};
+use crate::kernels::{Buffer, Cpu, Isa, NormMode};
 use crate::loss::Loss;
 use plan::Plan;
 
@@ -66,7 +66,7 @@ pub struct Workspace {
     is_tap: Vec<bool>,
     values: Vec<Buffer>,
     grads: Vec<Buffer>,
-    /// Which nodes have a gradient so far in this backward pass.
+    /// Which nodes have a gradient so far in this backward pass; flattened images count with the image.
     has_grad: Vec<bool>,
     /// Statistics that a step keeps for its backward pass, and places of maxima or dropout masks.
     saved: Vec<Buffer>,
@@ -85,6 +85,11 @@ impl Workspace {
     pub fn new(graph: &Graph, options: &Options<'_>, cpu: Cpu) -> Result<Self> {
         if options.batch == 0 {
             return Err(Error::Parameter { name: "batch", value: 0.0, expected: "must be at least 1" });
+        }
+        let input = graph.shape(graph.input());
+        if input.is_empty() {
+            let problem = format!("a sample of shape {input} has no elements");
+            return Err(Error::Shape { node: graph.name(graph.input()).into(), problem });
         }
         let mut observed = options.taps.to_vec();
         observed.push(graph.output());
@@ -141,6 +146,11 @@ impl Workspace {
         &self.graph
     }
 
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.cpu.isa()
+    }
+
     /// The threads and instruction set, for vector operations between passes.
     pub fn cpu(&mut self) -> &mut Cpu {
         &mut self.cpu
@@ -188,16 +198,19 @@ impl Workspace {
     /// If the node is not a tap, or the workspace was made without training.
     pub fn inject<T>(&mut self, node: NodeId, f: impl FnOnce(&[f32], &mut [f32]) -> T) -> Result<T> {
         self.check_tap(node)?;
+        if self.batch == 0 {
+            return Err(Error::Batch { found: 0, max: self.batch_max });
+        }
         let len = self.batch * self.graph.nodes[node.0].shape.len();
         let (Some(value), Some(grad)) = (self.plan.value_slot[node.0], self.plan.grad_slot[node.0]) else {
             return Err(Error::NotATap { node: self.graph.nodes[node.0].name.clone() });
         };
-        let grad = &mut self.grads[grad][..len];
-        if !self.has_grad[node.0] {
-            grad.fill(0.0);
-            self.mark_grad(node.0);
+        let owner = self.owner(node.0);
+        let gradient = &mut self.grads[grad][..len];
+        if !std::mem::replace(&mut self.has_grad[owner], true) {
+            gradient.fill(0.0);
         }
-        Ok(f(&self.values[value][..len], &mut self.grads[self.plan.grad_slot[node.0].unwrap_or(0)][..len]))
+        Ok(f(&self.values[value][..len], gradient))
     }
 
     /// Adds `weight` times a loss at the output or a tap; returns the loss itself, without the weight.
@@ -236,15 +249,12 @@ impl Workspace {
         Ok(value)
     }
 
-    /// Notes that a node, and the image of which it is a flattened view, has a gradient.
-    fn mark_grad(&mut self, node: usize) {
-        let slot = self.plan.grad_slot[node];
-        let mut i = node;
-        self.has_grad[i] = true;
-        while self.graph.nodes[i].op == Op::Flatten && self.plan.grad_slot[self.graph.nodes[i].inputs[0].0] == slot {
-            i = self.graph.nodes[i].inputs[0].0;
-            self.has_grad[i] = true;
+    /// The node whose memory a node uses: a flattened image is the image itself.
+    fn owner(&self, mut node: usize) -> usize {
+        while self.graph.nodes[node].op == Op::Flatten {
+            node = self.graph.nodes[node].inputs[0].0;
         }
+        node
     }
 }
 

@@ -24,6 +24,8 @@ pub(super) struct Plan {
     pub value_slot: Vec<Option<usize>>,
     /// The slot of each node's gradient; none where no gradient is needed.
     pub grad_slot: Vec<Option<usize>>,
+    /// Where a step overwrites its output's gradient although that one is observed: the slot of the copy it works on.
+    pub work_slot: Vec<Option<usize>>,
     /// Floats for one sample in each slot.
     pub value_len: Vec<usize>,
     pub grad_len: Vec<usize>,
@@ -38,12 +40,12 @@ impl Plan {
         }
         let steps = fuse(graph, &is_observed);
         let (value_slot, value_len) = place_values(graph, &steps, &is_observed, training);
-        let (grad_slot, grad_len) = if training {
+        let (grad_slot, work_slot, grad_len) = if training {
             place_gradients(graph, &steps, &is_observed)
         } else {
-            (vec![None; graph.nodes.len()], vec![])
+            (vec![None; graph.nodes.len()], vec![None; steps.len()], vec![])
         };
-        Self { steps, value_slot, grad_slot, value_len, grad_len }
+        Self { steps, value_slot, grad_slot, work_slot, value_len, grad_len }
     }
 }
 
@@ -94,6 +96,9 @@ fn fuse(graph: &Graph, is_observed: &[bool]) -> Vec<Step> {
     placed.sort_by_key(|(position, _)| *position);
     placed.into_iter().map(|(_, step)| step).collect()
 }
+
+/// A slot for each node or step that has one.
+type SlotOf = Vec<Option<usize>>;
 
 /// Slots that are handed out, given back and handed out again.
 #[derive(Default)]
@@ -163,8 +168,9 @@ fn place_values(
     (slot_of, slots.len)
 }
 
-/// A gradient lives from the first reader's backward step to its own. Normalisations work in place.
-fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Vec<Option<usize>>, Vec<usize>) {
+/// A gradient lives from the first reader's backward step to its own. Normalisations and fused ReLUs work in place, on a
+/// copy where the gradient is observed. Returns the slots of nodes, the slots of steps' copies, and the slots' lengths.
+fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (SlotOf, SlotOf, Vec<usize>) {
     let n = graph.nodes.len();
     let mut needed = is_observed.to_vec();
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -180,7 +186,7 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Vec<
         );
         needed[i] |= trains || node.inputs.iter().any(|input| needed[input.0]);
     }
-    // Flattened images share gradients as they share values, unless one of the two is observed on its own.
+    // Flattened images share gradients as they share values.
     let owner = |mut i: usize| {
         while graph.nodes[i].op == Op::Flatten {
             i = graph.nodes[i].inputs[0].0;
@@ -189,7 +195,7 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Vec<
     };
     let mut pinned = vec![false; n];
     let mut slots = Slots::default();
-    let mut slot_of: Vec<Option<usize>> = vec![None; n];
+    let mut slot_of: SlotOf = vec![None; n];
     for i in (0..n).filter(|&i| is_observed[i]) {
         let own = owner(i);
         pinned[own] = true;
@@ -197,11 +203,18 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Vec<
             slot_of[own] = Some(slots.take(graph.nodes[own].shape.len()));
         }
     }
-    for step in steps.iter().rev() {
-        let Some(out_slot) = slot_of[step.out] else { continue };
+    let mut work_slot: SlotOf = vec![None; steps.len()];
+    for (at, step) in steps.iter().enumerate().rev() {
+        let Some(mut out_slot) = slot_of[step.out] else { continue };
+        let is_norm = matches!(graph.nodes[step.node].op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
         let mut handed_over = pinned[step.out];
-        let in_place = matches!(graph.nodes[step.node].op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
+        if pinned[step.out] && (is_norm || step.relu) {
+            out_slot = slots.take(graph.nodes[step.out].shape.len());
+            (work_slot[at], handed_over) = (Some(out_slot), false);
+        }
         let main = graph.nodes[step.node].inputs.first().map(|id| owner(id.0));
+        // A normalisation that is added to its own input gives that input two gradients.
+        let in_place = is_norm && step.residual.map(owner) != main;
         for input in inputs(graph, step).map(owner) {
             if !needed[input] || slot_of[input].is_some() {
                 continue;
@@ -220,5 +233,5 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Vec<
     for i in 0..n {
         slot_of[i] = slot_of[owner(i)];
     }
-    (slot_of, slots.len)
+    (slot_of, work_slot, slots.len)
 }

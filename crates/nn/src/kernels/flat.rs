@@ -56,6 +56,26 @@ unsafe fn axpy_kernel<S: Simd>(a: f32, x: &[f32], y: &mut [f32]) {
     }
 }
 
+/// out += a·(x − y), with the difference taken first: it is exactly 0 where x = y.
+pub(crate) fn axpy_difference(cpu: &mut Cpu, a: f32, x: &[f32], y: &[f32], out: &mut [f32]) {
+    assert!(x.len() == out.len() && y.len() == out.len(), "vectors of different lengths");
+    let (isa, len) = (cpu.isa, out.len());
+    let out = Shards::new(out);
+    for_each_chunk(&mut cpu.team, len, &|range| {
+        // SAFETY: each chunk is one unit's.
+        axpy_difference_chunk(isa, a, &x[range.clone()], &y[range.clone()], unsafe { out.part(range) });
+    });
+}
+
+dispatch! { fn axpy_difference_chunk(a: f32, x: &[f32], y: &[f32], out: &mut [f32]) = axpy_difference_kernel }
+
+#[inline(always)]
+unsafe fn axpy_difference_kernel<S: Simd>(a: f32, x: &[f32], y: &[f32], out: &mut [f32]) {
+    for ((out, x), y) in out.iter_mut().zip(x).zip(y) {
+        *out = S::fma_scalar(a, x - y, *out);
+    }
+}
+
 /// out = Σ_k w_k·row_k, rows in order.
 pub(crate) fn weighted_sum(cpu: &mut Cpu, rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
     assert_eq!(rows.len(), weights.len(), "one weight a row");

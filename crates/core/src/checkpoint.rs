@@ -1,0 +1,180 @@
+//! Checkpoints: a server's whole state in one file that is either complete or not there.
+//!
+//! Layout, little-endian: magic `FEDPROJC`, version u32, header length u64, header (JSON: rounds done, hash of the
+//! configuration, sections with name and length), all sections as f32 one after the other, BLAKE3 of everything before.
+
+use crate::error::{Error, Result};
+use crate::fusion::ServerState;
+use crate::memory::Targets;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+const MAGIC: &[u8; 8] = b"FEDPROJC";
+const VERSION: u32 = 1;
+const HASH_BYTES: usize = 32;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    n_rounds_done: u32,
+    config_hash: String,
+    sections: Vec<(String, usize)>,
+}
+
+/// Writes a file so that it appears complete or not at all: a temporary one, synced, then renamed.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let temporary = path.with_extension("tmp");
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)?;
+        // The rename itself is only durable once the directory is.
+        match path.parent() {
+            Some(parent) => File::open(parent)?.sync_all(),
+            None => Ok(()),
+        }
+    };
+    write().map_err(|source| {
+        // What is left of a failed write is no use to anyone; the error tells the cause.
+        let _ = std::fs::remove_file(&temporary);
+        Error::Io { action: "write", path: path.into(), source }
+    })
+}
+
+/// Writes the state.
+pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str) -> Result<()> {
+    let mut sections: Vec<(String, &[f32])> =
+        vec![("weights".into(), &state.weights), ("buffers".into(), &state.buffers)];
+    sections.extend(state.vectors.iter().map(|(name, v)| (format!("vector:{name}"), &v[..])));
+    if let Some(targets) = &state.targets {
+        sections.push(("targets.logits".into(), &targets.logits));
+        sections.push(("targets.features".into(), &targets.features));
+    }
+    for (client, vectors) in &state.clients {
+        sections.extend(vectors.iter().map(|(name, v)| (format!("client:{client}:{name}"), &v[..])));
+    }
+    let header = Header {
+        n_rounds_done: state.n_rounds_done,
+        config_hash: config_hash.to_owned(),
+        sections: sections.iter().map(|(name, v)| (name.clone(), v.len())).collect(),
+    };
+    let header = serde_json::to_vec(&header).map_err(|e| Error::config(format!("checkpoint header: {e}")))?;
+    let n_floats: usize = sections.iter().map(|(_, v)| v.len()).sum();
+    let mut bytes = Vec::with_capacity(20 + header.len() + 4 * n_floats + HASH_BYTES);
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&(header.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&header);
+    for (_, values) in &sections {
+        for v in *values {
+            bytes.extend_from_slice(&v.to_le_bytes());
+        }
+    }
+    let hash = blake3::hash(&bytes);
+    bytes.extend_from_slice(hash.as_bytes());
+    write_atomically(path, &bytes)
+}
+
+/// Reads a state that was saved under the same configuration.
+pub(crate) fn load(path: &Path, config_hash: &str) -> Result<ServerState> {
+    let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+    let corrupt = |problem: &str| Error::Corrupt {
+        path: path.into(),
+        problem: format!("{problem}\nhint: remove this file to go on from the checkpoint before it"),
+    };
+    if bytes.len() < 20 + HASH_BYTES || &bytes[..8] != MAGIC {
+        return Err(corrupt("not a checkpoint"));
+    }
+    let (body, hash) = bytes.split_at(bytes.len() - HASH_BYTES);
+    if blake3::hash(body).as_bytes() != hash {
+        return Err(corrupt("damaged checkpoint: its checksum does not match"));
+    }
+    let word = |at: usize| body.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
+    if word(8) != Some(VERSION) {
+        return Err(corrupt("checkpoint of another version"));
+    }
+    let header_len = u64::from(word(12).unwrap_or(0)) | (u64::from(word(16).unwrap_or(0)) << 32);
+    let header_end = usize::try_from(header_len).ok().and_then(|n| n.checked_add(20)).filter(|&end| end <= body.len());
+    let header_end = header_end.ok_or_else(|| corrupt("its header is longer than the file"))?;
+    let header: Header = serde_json::from_slice(&body[20..header_end]).map_err(|e| corrupt(&format!("header: {e}")))?;
+    if header.config_hash != config_hash {
+        return Err(Error::Corrupt {
+            path: path.into(),
+            problem: "belongs to another configuration; resume with the run's own config.toml".into(),
+        });
+    }
+    let mut payload = &body[header_end..];
+    let mut state = ServerState { n_rounds_done: header.n_rounds_done, ..ServerState::default() };
+    let mut targets = Targets::default();
+    for (name, len) in header.sections {
+        let n_bytes = len.checked_mul(4).filter(|&n| n <= payload.len());
+        let n_bytes = n_bytes.ok_or_else(|| corrupt(&format!("section `{name}` is cut short")))?;
+        let (section, rest) = payload.split_at(n_bytes);
+        payload = rest;
+        let (quads, _) = section.as_chunks::<4>();
+        let values: Vec<f32> = quads.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        match name.split(':').collect::<Vec<_>>()[..] {
+            ["weights"] => state.weights = values,
+            ["buffers"] => state.buffers = values,
+            ["targets.logits"] => targets.logits = values,
+            ["targets.features"] => targets.features = values,
+            ["vector", name] => drop(state.vectors.insert(name.to_owned(), values)),
+            ["client", id, name] => {
+                let id: u32 = id.parse().map_err(|_| corrupt(&format!("section `{id}`")))?;
+                state.clients.entry(id).or_default().insert(name.to_owned(), values);
+            }
+            _ => return Err(corrupt(&format!("unknown section `{name}`"))),
+        }
+    }
+    if !targets.logits.is_empty() {
+        state.targets = Some(Arc::new(targets));
+    }
+    Ok(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> ServerState {
+        let targets = Targets { logits: vec![0.5; 6], features: vec![] };
+        let mut state = ServerState { n_rounds_done: 3, weights: vec![1.0, -0.0], ..ServerState::default() };
+        state.buffers = vec![f32::MIN_POSITIVE / 2.0];
+        state.vectors.insert("send.c".into(), vec![7.0; 2]);
+        state.clients.entry(9).or_default().insert("h".into(), vec![2.0, 3.0]);
+        state.targets = Some(Arc::new(targets));
+        state
+    }
+
+    #[test]
+    fn a_state_comes_back_bit_for_bit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.ckpt");
+        save(&path, &state(), "h").unwrap();
+        let back = load(&path, "h").unwrap();
+        assert_eq!(back, state());
+        assert!(back.weights[1].is_sign_negative());
+        assert!(load(&path, "other").unwrap_err().to_string().contains("another configuration"));
+    }
+
+    #[test]
+    fn every_damage_is_an_error_that_names_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.ckpt");
+        save(&path, &state(), "h").unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x40;
+            std::fs::write(&path, &damaged).unwrap();
+            let error = load(&path, "h").unwrap_err().to_string();
+            assert!(error.contains("a.ckpt") && error.contains("hint"), "byte {at}: {error}");
+            std::fs::write(&path, &whole[..at]).unwrap();
+            assert!(load(&path, "h").is_err(), "cut at {at}");
+        }
+    }
+}

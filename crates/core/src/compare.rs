@@ -1,0 +1,130 @@
+//! Comparison of runs: mean ± deviation over seeds, and paired differences with 95 % intervals.
+
+use crate::record::Summary;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A table of settings, each over its seeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// The setting that the others are compared with: the first.
+    pub baseline: String,
+    /// One row a setting.
+    pub rows: Vec<ComparedRow>,
+}
+
+/// One setting over its seeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ComparedRow {
+    /// The setting.
+    pub name: String,
+    /// Seeds that ran.
+    pub seeds: Vec<u64>,
+    /// Mean headline accuracy.
+    pub mean: f64,
+    /// Sample deviation over seeds (n − 1); `None` for a single seed.
+    pub std: Option<f64>,
+    /// Mean of the last rounds' accuracies.
+    pub last: f64,
+    /// Mean of the best rounds' accuracies.
+    pub best: f64,
+    /// Mean seconds.
+    pub seconds: f64,
+    /// The difference to the baseline, over the seeds that both ran.
+    pub difference: Option<Difference>,
+}
+
+/// A paired difference.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Difference {
+    /// Mean of the differences seed by seed.
+    pub mean: f64,
+    /// Half the width of the 95 % interval (Student's t); `None` for a single pair.
+    pub half_width: Option<f64>,
+    /// Pairs.
+    pub n: usize,
+}
+
+/// Compares named outcomes; rows keep the order in which names first appear.
+pub fn compare(outcomes: &[(String, Summary)]) -> Comparison {
+    let mut names: Vec<&String> = Vec::new();
+    let mut by_name: BTreeMap<&String, BTreeMap<u64, &Summary>> = BTreeMap::new();
+    for (name, summary) in outcomes {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+        by_name.entry(name).or_default().insert(summary.seed, summary);
+    }
+    let baseline = names.first().map(|name| (*name).clone()).unwrap_or_default();
+    let base = by_name.get(&baseline).cloned().unwrap_or_default();
+    let rows = names.iter().map(|name| {
+        let runs = &by_name[name];
+        let headlines: Vec<f64> = runs.values().map(|s| s.headline).collect();
+        let pairs: Vec<f64> = runs.iter().filter_map(|(seed, s)| Some(s.headline - base.get(seed)?.headline)).collect();
+        let average = |of: fn(&Summary) -> f64| runs.values().map(|s| of(s)).sum::<f64>() / runs.len() as f64;
+        ComparedRow {
+            name: (*name).clone(),
+            seeds: runs.keys().copied().collect(),
+            mean: mean(&headlines),
+            std: deviation(&headlines),
+            last: average(|s| s.last),
+            best: average(|s| s.best),
+            seconds: average(|s| s.seconds),
+            difference: (**name != baseline && !pairs.is_empty()).then(|| Difference {
+                mean: mean(&pairs),
+                half_width: deviation(&pairs).map(|d| t_95(pairs.len() - 1) * d / (pairs.len() as f64).sqrt()),
+                n: pairs.len(),
+            }),
+        }
+    });
+    let rows = rows.collect();
+    Comparison { baseline, rows }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+fn deviation(values: &[f64]) -> Option<f64> {
+    let m = mean(values);
+    let n = values.len();
+    (n > 1).then(|| (values.iter().map(|v| (v - m).powi(2)).sum::<f64>() / (n - 1) as f64).sqrt())
+}
+
+/// The 97.5 % quantile of Student's t.
+fn t_95(degrees: usize) -> f64 {
+    const TABLE: [f64; 30] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+    ];
+    TABLE.get(degrees.saturating_sub(1)).copied().unwrap_or(1.96)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(name: &str, seed: u64, headline: f64) -> (String, Summary) {
+        let (last, best) = (headline, headline);
+        let summary =
+            Summary { method: name.into(), seed, headline, last, best, model_hash: String::new(), seconds: 1.0 };
+        (name.into(), summary)
+    }
+
+    #[test]
+    fn differences_are_paired_by_seed() {
+        let table = compare(&[
+            run("fedavg", 0, 0.50),
+            run("fedavg", 1, 0.60),
+            run("fedavg", 2, 0.55),
+            run("fedproj", 1, 0.63),
+            run("fedproj", 0, 0.52),
+        ]);
+        assert_eq!(table.baseline, "fedavg");
+        assert!((table.rows[0].mean - 0.55).abs() < 1e-12 && table.rows[0].difference.is_none());
+        let d = table.rows[1].difference.unwrap();
+        // Differences 0.02 and 0.03: mean 0.025, deviation 0.00707, t(1) = 12.706.
+        assert!((d.mean - 0.025).abs() < 1e-12 && d.n == 2);
+        assert!((d.half_width.unwrap() - 12.706 * 0.005).abs() < 1e-6);
+    }
+}

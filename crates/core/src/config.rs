@@ -1,0 +1,433 @@
+//! The configuration of a run: every key with its default, and the presets.
+//!
+//! [`Config`] is only made by [`Config::from_layers`]: defaults, then a preset, then a file, then `key=value` pairs. Unknown
+//! keys are refused with the nearest known one.
+
+use crate::error::{Error, Result};
+use crate::methods::MethodConfig;
+use crate::presets::{self, Preset};
+use fedproj_data::{PartitionConfig, SourceConfig};
+use fedproj_nn::{Init, Rule, models};
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+/// Everything that decides a run's bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Decides the partition, the sampling of clients, initial weights and every order.
+    pub seed: u64,
+    /// The set of defaults on which the rest stands.
+    pub preset: Preset,
+    /// Data and how they are dealt out.
+    pub data: DataConfig,
+    /// The network.
+    pub model: ModelConfig,
+    /// Rounds and participation.
+    pub federation: FederationConfig,
+    /// Training on a client.
+    pub local: LocalConfig,
+    /// The method, and the hyper-parameters of each.
+    pub method: MethodConfig,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            preset: Preset::Clean,
+            data: DataConfig::default(),
+            model: ModelConfig::default(),
+            federation: FederationConfig::default(),
+            local: LocalConfig::default(),
+            method: MethodConfig::default(),
+        }
+    }
+}
+
+/// Data and how they are dealt out. The default is the embedded digits set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataConfig {
+    /// The labelled set whose parts the clients hold.
+    pub private: SourceConfig,
+    /// Training samples that are used; 0 is all.
+    pub private_samples: usize,
+    /// Held out for testing where the set comes without a test part.
+    pub test_fraction: f64,
+    /// The public unlabelled set: a data set, `"split"` for a part of the private one, or `"none"`.
+    pub public: SourceConfig,
+    /// Share of the private set that `public = "split"` takes.
+    pub public_fraction: f64,
+    /// Public samples that are used; 0 is all, of training and test part together.
+    pub public_samples: usize,
+    /// How the private samples are dealt to clients.
+    pub partition: PartitionConfig,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        Self {
+            private: SourceConfig::named("digits"),
+            private_samples: 0,
+            test_fraction: 0.2,
+            public: SourceConfig::named("split"),
+            public_fraction: 0.5,
+            public_samples: 0,
+            partition: PartitionConfig::Dirichlet { beta: 0.3, clients: 10, min_samples: 15 },
+        }
+    }
+}
+
+/// The network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// A name of `fedproj models`.
+    pub name: String,
+    /// Hidden layers of `mlp`; other networks have sizes of their own.
+    pub hidden: Vec<usize>,
+    /// Groups of group-norm; 0 is batch-norm.
+    pub group_norm: usize,
+    /// How weights start: as PyTorch's layers do, or as the paper's code does.
+    pub init: InitConfig,
+    /// A safetensors file with weights to start from; empty for none.
+    pub weights: String,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            name: "mlp".into(),
+            hidden: vec![100, 100],
+            group_norm: 0,
+            init: InitConfig::Torch,
+            weights: String::new(),
+        }
+    }
+}
+
+/// See [`Init`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InitConfig {
+    /// PyTorch's defaults.
+    Torch,
+    /// The paper's code.
+    Authors,
+}
+
+impl ModelConfig {
+    /// The engine's word for the initialisation.
+    pub fn init(&self) -> Init {
+        match self.init {
+            InitConfig::Torch => Init::Torch,
+            InitConfig::Authors => Init::Authors,
+        }
+    }
+
+    /// The engine's word for the network's variant.
+    pub fn variant(&self) -> models::Variant {
+        let norm = if self.group_norm == 0 { models::Norm::Batch } else { models::Norm::Group(self.group_norm) };
+        models::Variant { norm, projection_head: None }
+    }
+}
+
+/// Rounds and participation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FederationConfig {
+    /// Communication rounds.
+    pub rounds: u32,
+    /// Share of the clients that take part in a round; at least one does.
+    pub fraction: f64,
+    /// Rounds between evaluations of the global model; the last one is always evaluated.
+    pub evaluate_every: u32,
+    /// Whether every client's model is evaluated too, for forgetting and personal accuracy.
+    pub evaluate_clients: bool,
+    /// Rounds whose mean accuracy is the headline; 0 is as many as clients take part in a round.
+    pub headline_rounds: u32,
+    /// Rounds between checkpoints.
+    pub checkpoint_every: u32,
+}
+
+impl Default for FederationConfig {
+    fn default() -> Self {
+        Self {
+            rounds: 20,
+            fraction: 0.5,
+            evaluate_every: 1,
+            evaluate_clients: false,
+            headline_rounds: 0,
+            checkpoint_every: 1,
+        }
+    }
+}
+
+impl FederationConfig {
+    /// Clients in a round: max(⌊fraction · N⌋, 1).
+    pub fn cohort(&self, n_clients: usize) -> usize {
+        ((self.fraction * n_clients as f64 + 1e-9) as usize).clamp(1, n_clients)
+    }
+}
+
+/// Training on a client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LocalConfig {
+    /// Passes over the client's samples.
+    pub epochs: u32,
+    /// Samples in a step.
+    pub batch: usize,
+    /// The optimiser, made new every round.
+    pub optimizer: OptimizerConfig,
+    /// The learning rate over epochs.
+    pub schedule: ScheduleConfig,
+    /// Largest norm of a gradient; 0 is no limit.
+    pub clip: f32,
+}
+
+impl Default for LocalConfig {
+    fn default() -> Self {
+        Self {
+            epochs: 5,
+            batch: 64,
+            optimizer: OptimizerConfig::default(),
+            schedule: ScheduleConfig::default(),
+            clip: 0.0,
+        }
+    }
+}
+
+/// An optimiser; keys that its kind does not know are ignored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// `"sgd"`, `"adam"` or `"adamw"`.
+    pub kind: OptimizerKind,
+    /// Learning rate.
+    pub lr: f32,
+    /// Weight decay; inside the gradient for sgd and adam.
+    pub weight_decay: f32,
+    /// Momentum of sgd.
+    pub momentum: f32,
+    /// Nesterov's form of it.
+    pub nesterov: bool,
+    /// Constants of adam and adamw.
+    pub beta1: f32,
+    /// See `beta1`.
+    pub beta2: f32,
+    /// See `beta1`.
+    pub eps: f32,
+}
+
+/// The kinds of optimiser.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// Gradient descent.
+    Sgd,
+    /// Adam with L2 decay.
+    Adam,
+    /// Adam with decoupled decay.
+    AdamW,
+}
+
+impl Default for OptimizerConfig {
+    /// The paper's Adam 1e-3, with the weight decay of its code.
+    fn default() -> Self {
+        Self {
+            kind: OptimizerKind::Adam,
+            lr: 1e-3,
+            weight_decay: 5e-5,
+            momentum: 0.0,
+            nesterov: false,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+        }
+    }
+}
+
+impl OptimizerConfig {
+    /// Adam with a learning rate and nothing else.
+    pub fn adam(lr: f32) -> Self {
+        Self { lr, weight_decay: 0.0, ..Self::default() }
+    }
+
+    /// The engine's word for it.
+    pub fn rule(&self) -> Rule {
+        let Self { kind, lr, weight_decay, momentum, nesterov, beta1, beta2, eps } = *self;
+        match kind {
+            OptimizerKind::Sgd => Rule::Sgd { lr, momentum, nesterov, weight_decay },
+            OptimizerKind::Adam | OptimizerKind::AdamW => {
+                Rule::Adam { lr, beta1, beta2, eps, weight_decay, decoupled: kind == OptimizerKind::AdamW }
+            }
+        }
+    }
+}
+
+/// A step schedule over local epochs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScheduleConfig {
+    /// Share of the epochs after which the rate drops, again and again; 0 is never.
+    pub every: f64,
+    /// Factor of a drop.
+    pub factor: f32,
+}
+
+impl Default for ScheduleConfig {
+    /// As the paper's code: a tenth in the second half of the epochs.
+    fn default() -> Self {
+        Self { every: 0.5, factor: 0.1 }
+    }
+}
+
+impl ScheduleConfig {
+    /// The factor in an epoch of `n_epochs`.
+    pub fn factor(self, epoch: u32, n_epochs: u32) -> f32 {
+        let every = (self.every * f64::from(n_epochs)).floor().max(1.0) as u32;
+        if self.every <= 0.0 { 1.0 } else { self.factor.powi((epoch / every) as i32) }
+    }
+}
+
+impl Config {
+    /// Defaults, overlaid by the preset, the file and the overrides (`key.path=value`, values in TOML; plain words need no
+    /// quotes).
+    ///
+    /// # Errors
+    /// Names the key that is unknown or the value that is out of range.
+    pub fn from_layers(file: Option<&Table>, overrides: &[String]) -> Result<Self> {
+        let mut given = file.cloned().unwrap_or_default();
+        for pair in overrides {
+            set_path(&mut given, pair)?;
+        }
+        let defaults = table_of(&Self::default())?;
+        check_keys(&given, &defaults, "")?;
+        let preset = match given.get("preset") {
+            Some(value) => value.clone().try_into().map_err(|e| Error::config(format!("preset: {e}")))?,
+            None => Preset::Clean,
+        };
+        let mut merged = defaults;
+        merge(&mut merged, &presets::table(preset, &given)?);
+        merge(&mut merged, &given);
+        let config: Self = Value::Table(merged)
+            .try_into()
+            .map_err(|e: toml::de::Error| Error::config(format!("configuration: {}", e.to_string().trim_end())))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The whole configuration as TOML.
+    ///
+    /// # Errors
+    /// Never for a configuration made by [`Config::from_layers`].
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string(self).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))
+    }
+
+    fn check(&self) -> Result<()> {
+        let f = &self.federation;
+        let wrong = |key: &str, value: String, expected: &str| {
+            Err(Error::config(format!("{key} = {value}: must be {expected}")))
+        };
+        if f.rounds == 0 {
+            return wrong("federation.rounds", "0".into(), "at least 1");
+        }
+        if !(f.fraction > 0.0 && f.fraction <= 1.0) {
+            return wrong("federation.fraction", f.fraction.to_string(), "above 0 and at most 1");
+        }
+        if f.evaluate_every == 0 || f.checkpoint_every == 0 {
+            return wrong("federation.evaluate_every and checkpoint_every", "0".into(), "at least 1");
+        }
+        if self.local.epochs == 0 || self.local.batch == 0 {
+            return wrong("local.epochs and local.batch", "0".into(), "at least 1");
+        }
+        if !(0.0..=1.0).contains(&self.local.schedule.every) {
+            return wrong("local.schedule.every", self.local.schedule.every.to_string(), "a share of the epochs");
+        }
+        if !(0.0..1.0).contains(&self.data.test_fraction) || !(0.0..1.0).contains(&self.data.public_fraction) {
+            return wrong("data.test_fraction and public_fraction", "outside [0, 1)".into(), "in [0, 1)");
+        }
+        self.local.optimizer.rule().check().map_err(|e| Error::config(format!("local.optimizer: {e}")))?;
+        self.method.build()?.check(self)
+    }
+}
+
+fn table_of(config: &Config) -> Result<Table> {
+    Table::try_from(config).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))
+}
+
+/// Tables that describe one thing and are replaced as a whole, with keys of their own.
+const WHOLE: [&str; 3] = ["data.private", "data.public", "data.partition"];
+
+/// Overlays `from` on `to`, table by table.
+pub(crate) fn merge(to: &mut Table, from: &Table) {
+    fn at(to: &mut Table, from: &Table, path: &str) {
+        for (key, value) in from {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            match (to.get_mut(key), value) {
+                (Some(Value::Table(inner)), Value::Table(value)) if !WHOLE.contains(&path.as_str()) => {
+                    at(inner, value, &path);
+                }
+                // A partial table such as `data.partition.beta=0.5` keeps the rest, unless the kind changes.
+                (Some(Value::Table(inner)), Value::Table(value))
+                    if !value.contains_key("kind") && !value.contains_key("name") =>
+                {
+                    inner.extend(value.clone());
+                }
+                _ => {
+                    to.insert(key.clone(), value.clone());
+                }
+            }
+        }
+    }
+    at(to, from, "");
+}
+
+/// `a.b.c=value` into nested tables.
+fn set_path(table: &mut Table, pair: &str) -> Result<()> {
+    let Some((path, text)) = pair.split_once('=') else {
+        return Err(Error::config(format!("`{pair}` is not of the form key=value")));
+    };
+    let parsed = toml::from_str::<Table>(&format!("v = {text}")).ok().and_then(|mut t| t.remove("v"));
+    let value = parsed.unwrap_or_else(|| Value::String(text.to_owned()));
+    let mut keys: Vec<&str> = path.trim().split('.').collect();
+    let last = keys.pop().unwrap_or_default();
+    let mut at = table;
+    for key in keys {
+        let entry = at.entry(key).or_insert_with(|| Value::Table(Table::new()));
+        // A data set given by name alone becomes a table when one of its options is set.
+        if let Value::String(name) = entry {
+            *entry = Value::Table(Table::from_iter([("name".to_owned(), Value::String(name.clone()))]));
+        }
+        at = match entry {
+            Value::Table(inner) => inner,
+            other => return Err(Error::config(format!("`{pair}`: `{key}` is {other}, not a table"))),
+        };
+    }
+    at.insert(last.to_owned(), value);
+    Ok(())
+}
+
+/// Refuses keys that the defaults do not have.
+fn check_keys(given: &Table, known: &Table, path: &str) -> Result<()> {
+    for (key, value) in given {
+        let full = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        let Some(default) = known.get(key) else {
+            let nearest = models::nearest(key, known.keys().map(String::as_str));
+            let hint = nearest.map(|k| format!("\nhint: did you mean `{k}`?")).unwrap_or_default();
+            let place = if path.is_empty() { "at the top level".to_owned() } else { format!("in [{path}]") };
+            let names = known.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            return Err(Error::config(format!("unknown key `{key}` {place}; known keys: {names}{hint}")));
+        };
+        match (value, default) {
+            (Value::Table(value), Value::Table(default)) if !WHOLE.contains(&full.as_str()) => {
+                check_keys(value, default, &full)?;
+            }
+            _ => (),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! What can go wrong in a run, with the place where it did.
+
+use std::path::{Path, PathBuf};
+
+/// Errors of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting that cannot be used.
+    #[error("{0}")]
+    Config(String),
+    /// Data could not be read or dealt out.
+    #[error(transparent)]
+    Data(#[from] fedproj_data::Error),
+    /// The network or a vector does not fit.
+    #[error(transparent)]
+    Network(#[from] fedproj_nn::Error),
+    /// A client's loss left the finite numbers.
+    #[error(
+        "round {round}, client {client}, epoch {epoch}, step {step}: the loss is {loss}; \
+         the rounds before are on disk\nhint: lower local.optimizer.lr, or clip gradients with local.clip"
+    )]
+    NotFinite {
+        /// Round, counted from 0.
+        round: u32,
+        /// The client.
+        client: u32,
+        /// Local epoch.
+        epoch: u32,
+        /// Local step.
+        step: u32,
+        /// The loss.
+        loss: f64,
+    },
+    /// The server's fusion left the finite numbers.
+    #[error(
+        "round {round}: {what} is not finite after fusion; the rounds before are on disk\nhint: lower the server's learning rate"
+    )]
+    FusionNotFinite {
+        /// Round, counted from 0.
+        round: u32,
+        /// What.
+        what: &'static str,
+    },
+    /// An error of one client's training.
+    #[error("round {round}, client {client}: {source}")]
+    Client {
+        /// Round, counted from 0.
+        round: u32,
+        /// The client.
+        client: u32,
+        /// What happened.
+        source: Box<Error>,
+    },
+    /// A file could not be read or written.
+    #[error("`{}`: cannot {action}: {source}", .path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file of a run directory does not hold what it should.
+    #[error("`{}`: {problem}", .path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Another process writes to the run directory.
+    #[error("`{}` is in use by another process; wait for it, or choose another directory with --out", .0.display())]
+    Locked(PathBuf),
+    /// A rerun gave other bytes.
+    #[error("round {round}: the rerun's model hash {found} differs from the recorded {expected}")]
+    Differs {
+        /// The first round that differs.
+        round: u32,
+        /// The recorded hash.
+        expected: String,
+        /// The rerun's hash.
+        found: String,
+    },
+}
+
+impl Error {
+    /// For `map_err` on file operations.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Io { action, path, source }
+    }
+
+    /// A setting that cannot be used.
+    pub fn config(message: impl Into<String>) -> Self {
+        Self::Config(message.into())
+    }
+}
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;

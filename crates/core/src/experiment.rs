@@ -1,0 +1,159 @@
+//! A configuration made concrete: data, network, partition and initial weights, the same for every method of a seed.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::method::Method;
+use fedproj_data::{Dataset, Partition, SplitConfig, SplitFor};
+use fedproj_nn::{Graph, models};
+use fedproj_rng::{Purpose, Stream};
+use std::path::Path;
+
+/// What a run works on.
+#[derive(Debug)]
+pub struct Experiment {
+    /// The configuration.
+    pub config: Config,
+    /// The network, with the method's changes.
+    pub graph: Graph,
+    /// Initial weights.
+    pub weights: Vec<f32>,
+    /// Initial buffers.
+    pub buffers: Vec<f32>,
+    /// All clients' samples.
+    pub private: Dataset,
+    /// Held-out samples of the same classes.
+    pub test: Dataset,
+    /// The public unlabelled set.
+    pub public: Option<Dataset>,
+    /// Which samples each client holds.
+    pub partition: Partition,
+}
+
+/// Ids of this module's own draws, beyond those of `fedproj_data::split`.
+const PRIVATE_SUBSET: u32 = 100;
+const PUBLIC_SUBSET: u32 = 101;
+
+impl Experiment {
+    /// Loads the data of a configuration and prepares the rest.
+    ///
+    /// # Errors
+    /// If data are missing or do not fit together.
+    pub fn load(config: Config, method: &dyn Method, data_dir: Option<&Path>) -> Result<Self> {
+        let (private, test, public) = load_data(&config, data_dir)?;
+        Self::new(config, method, private, test, public)
+    }
+
+    /// An experiment on data that are in memory already.
+    ///
+    /// # Errors
+    /// If they do not fit together or the configuration.
+    pub fn new(
+        config: Config,
+        method: &dyn Method,
+        private: Dataset,
+        test: Dataset,
+        public: Option<Dataset>,
+    ) -> Result<Self> {
+        let partition = config.data.partition.build(&private, config.seed)?;
+        Self::with_partition(config, method, private, test, public, partition)
+    }
+
+    /// As [`Experiment::new`], with clients dealt by the caller.
+    ///
+    /// # Errors
+    /// If the parts do not fit together or the configuration.
+    pub fn with_partition(
+        config: Config,
+        method: &dyn Method,
+        private: Dataset,
+        test: Dataset,
+        public: Option<Dataset>,
+        partition: Partition,
+    ) -> Result<Self> {
+        if private.labels().is_none() || test.labels().is_none() {
+            return Err(Error::config(format!("the private set `{}` has no labels", private.name())));
+        }
+        let public = if method.needs_public() { public } else { None };
+        if let Some(public) = &public {
+            if public.shape() != private.shape() {
+                return Err(Error::config(format!(
+                    "the public set `{}` has samples of shape {}, the private set `{}` of {}\n\
+                     hint: data.public = {{ name = \"…\", resize = [height, width] }} resizes images",
+                    public.name(),
+                    public.shape(),
+                    private.name(),
+                    private.shape()
+                )));
+            }
+        } else if method.needs_public() {
+            return Err(Error::config(format!(
+                "method `{}` needs a public set; set data.public to a data set or to \"split\"",
+                method.name()
+            )));
+        }
+        let shape = match private.shape() {
+            fedproj_data::Shape::Image { height, width, channels } => fedproj_nn::Shape::image(height, width, channels),
+            fedproj_data::Shape::Vector { features } => fedproj_nn::Shape::vector(features),
+        };
+        let variant = method.variant(config.model.variant());
+        let graph = match config.model.name.as_str() {
+            "mlp" => models::mlp(shape, &config.model.hidden, private.n_classes(), variant)?,
+            name => models::build(name, shape, private.n_classes(), variant)?,
+        };
+        let (weights, buffers) = if config.model.weights.is_empty() {
+            (graph.init_params(config.seed, config.model.init()), graph.init_buffers())
+        } else {
+            fedproj_nn::weights::load(Path::new(&config.model.weights), &graph)?
+        };
+        Ok(Self { config, graph, weights, buffers, private, test, public, partition })
+    }
+
+    /// The clients of a round, in increasing order: uniform without replacement, a function of seed and round alone.
+    pub fn cohort(&self, round: u32) -> Vec<u32> {
+        let n = self.partition.n_clients();
+        let size = self.config.federation.cohort(n);
+        Stream::new(self.config.seed, Purpose::Cohort, [round, 0, 0]).choose(n as u32, size as u32)
+    }
+}
+
+fn load_data(config: &Config, data_dir: Option<&Path>) -> Result<(Dataset, Dataset, Option<Dataset>)> {
+    let data = &config.data;
+    let splits = fedproj_data::load(&data.private, data_dir)?;
+    let (mut private, test) = match splits.test {
+        Some(test) => (splits.train, test),
+        None => {
+            let how = SplitConfig { fraction: data.test_fraction, stratified: true };
+            let (kept, held_out) = fedproj_data::split(&splits.train, SplitFor::Test, how, config.seed)?;
+            (splits.train.subset(&kept), splits.train.subset(&held_out))
+        }
+    };
+    let public = match data.public.name.as_str() {
+        "none" => None,
+        "split" => {
+            let how = SplitConfig { fraction: data.public_fraction, stratified: false };
+            let (kept, held_out) = fedproj_data::split(&private, SplitFor::Public, how, config.seed)?;
+            let public = private.subset(&held_out);
+            private = private.subset(&kept);
+            Some(public)
+        }
+        _ => Some(fedproj_data::load(&data.public, data_dir)?.concatenated()?),
+    };
+    private = subset(private, data.private_samples, config.seed, PRIVATE_SUBSET, "data.private_samples")?;
+    let public = public
+        .map(|p| subset(p.without_labels(), data.public_samples, config.seed, PUBLIC_SUBSET, "data.public_samples"))
+        .transpose()?;
+    Ok((private, test, public))
+}
+
+/// `n` samples drawn without replacement; 0 is all.
+fn subset(data: Dataset, n: usize, seed: u64, id: u32, key: &str) -> Result<Dataset> {
+    if n == 0 || n == data.n_samples() {
+        return Ok(data);
+    }
+    if n > data.n_samples() {
+        let all = data.n_samples();
+        return Err(Error::config(format!("{key} = {n}, but `{}` has only {all} samples", data.name())));
+    }
+    let chosen = Stream::new(seed, Purpose::Split, [id, 0, 0]).choose(data.n_samples() as u32, n as u32);
+    Ok(data.subset(&chosen))
+}

@@ -1,0 +1,46 @@
+//! Federated learning on top of [`fedproj_nn`] and [`fedproj_data`]: methods, the round loop, run directories.
+//!
+//! Start with [`Method`], then [`methods::FedProj`]; [`Simulation`] is the round loop, [`Run`] a run directory. Methods
+//! know nothing of sockets, files or clocks, so that a simulator and a server run the same code.
+
+#![expect(clippy::doc_markdown, reason = "names of people, papers and methods are no code")]
+
+mod checkpoint;
+mod compare;
+mod config;
+mod distill;
+mod error;
+mod evaluate;
+mod experiment;
+mod fusion;
+mod memory;
+mod method;
+pub mod methods;
+mod presets;
+mod record;
+mod run;
+mod simulate;
+mod step;
+mod sweep;
+pub mod terms;
+mod trainer;
+
+pub use compare::{ComparedRow, Comparison, Difference, compare};
+pub use config::{
+    Config, DataConfig, FederationConfig, InitConfig, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
+    ScheduleConfig,
+};
+pub use distill::{Anchor, DirectionConfig, Distill, DistillTargets, EnsembleWeights, StudentNorm};
+pub use error::{Error, Result};
+pub use evaluate::{Evaluator, Model, Outputs, Score};
+pub use experiment::Experiment;
+pub use fusion::{Fusion, ServerState};
+pub use memory::{BatchNormUse, MemoryConfig, Resample, Round0, Target, Targets};
+pub use method::Method;
+pub use presets::Preset;
+pub use record::{RoundRecord, Seconds, Summary};
+pub use run::{Manifest, Run, Verified, verify};
+pub use simulate::{Progress, Simulation, model_hash};
+pub use step::{Batch, Embedding, Finish, Place, ProjectionRule, Scope, Step, Term, Vector};
+pub use sweep::{Plan, PlannedRun};
+pub use trainer::{ClientResult, ClientState, LocalStats};

@@ -1,0 +1,187 @@
+//! The memory of public samples against which FedProj projects.
+
+use fedproj_nn::NormMode;
+use fedproj_rng::{Purpose, Stream};
+use serde::{Deserialize, Serialize};
+
+/// What stands in the memory (algorithms of the paper: M ⊆ D_pub with the ensemble's logits).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// Public samples in the memory; all if there are fewer. The paper's code has 10 000 to 15 000.
+    pub size: usize,
+    /// Samples of one memory gradient.
+    pub batch: usize,
+    /// Whether the memory is drawn anew every round or once.
+    pub resample: Resample,
+    /// Whose logits are the target.
+    pub target: Target,
+    /// What is done before the first ensemble exists.
+    pub round0: Round0,
+    /// Temperature of the memory loss.
+    pub temperature: f32,
+    /// Weight γ₂ of the feature loss beside the logits' one; 0 is off.
+    pub feature_weight: f32,
+    /// Batch-norm statistics of the memory's forward pass.
+    pub bn: BatchNormUse,
+    /// Compatibility with the authors' code: inputs and targets are cut to whole numbers before the memory loss.
+    pub integer_cast: bool,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self {
+            size: 10_000,
+            batch: 256,
+            resample: Resample::Round,
+            target: Target::Ensemble,
+            round0: Round0::Skip,
+            temperature: 3.0,
+            feature_weight: 0.0,
+            bn: BatchNormUse::Batch,
+            integer_cast: false,
+        }
+    }
+}
+
+/// When the memory is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Resample {
+    /// Anew every round.
+    Round,
+    /// Once.
+    Fixed,
+}
+
+/// The target of the memory loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// Mean logits of the previous round's clients.
+    Ensemble,
+    /// Logits of the global model after fusion.
+    GlobalModel,
+}
+
+/// What projection does in the first round, when no ensemble has spoken yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Round0 {
+    /// No projection.
+    Skip,
+    /// The initial global model's own logits are the target: right for a pre-trained start.
+    GlobalModel,
+}
+
+/// How a pass over public data treats batch-norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchNormUse {
+    /// Batch statistics, which also move the running averages.
+    Update,
+    /// Batch statistics; running averages stay.
+    Batch,
+    /// Running averages.
+    Frozen,
+}
+
+impl BatchNormUse {
+    /// The engine's word for it.
+    pub fn mode(self) -> NormMode {
+        match self {
+            Self::Update => NormMode::Update,
+            Self::Batch => NormMode::Batch,
+            Self::Frozen => NormMode::Frozen,
+        }
+    }
+}
+
+/// Targets for every public sample.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Targets {
+    /// (n_public, classes)
+    pub logits: Vec<f32>,
+    /// (n_public, features), empty unless features are distilled.
+    pub features: Vec<f32>,
+}
+
+/// The memory's samples of a round, in increasing order.
+pub(crate) fn draw(config: &MemoryConfig, seed: u64, round: u32, n_public: usize) -> Vec<u32> {
+    if config.size >= n_public {
+        return (0..n_public as u32).collect();
+    }
+    let drawn_in = if config.resample == Resample::Round { round } else { 0 };
+    Stream::new(seed, Purpose::Memory, [drawn_in, 0, 0]).choose(n_public as u32, config.size as u32)
+}
+
+/// Endless batches of a client's memory: pass after pass, each in an order of its own, without partial batches.
+#[derive(Debug)]
+pub(crate) struct Cursor {
+    seed: u64,
+    round: u32,
+    client: u32,
+    pass: u32,
+    batch: usize,
+    at: usize,
+    order: Vec<u32>,
+}
+
+impl Cursor {
+    pub fn new(seed: u64, round: u32, client: u32, n_memory: usize, batch: usize) -> Self {
+        let batch = batch.min(n_memory);
+        let mut cursor = Self { seed, round, client, pass: 0, batch, at: 0, order: (0..n_memory as u32).collect() };
+        cursor.shuffle();
+        cursor
+    }
+
+    fn shuffle(&mut self) {
+        for (i, v) in self.order.iter_mut().enumerate() {
+            *v = i as u32;
+        }
+        let ids = [self.round, self.client, self.pass];
+        Stream::new(self.seed, Purpose::MemoryOrder, ids).shuffle(&mut self.order);
+        self.at = 0;
+    }
+
+    /// Writes the next batch of `memory` to `out`.
+    pub fn next(&mut self, memory: &[u32], out: &mut Vec<u32>) {
+        if self.at + self.batch > self.order.len() {
+            self.pass += 1;
+            self.shuffle();
+        }
+        out.clear();
+        out.extend(self.order[self.at..self.at + self.batch].iter().map(|&i| memory[i as usize]));
+        self.at += self.batch;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_redrawn_or_kept_as_asked() {
+        let mut config = MemoryConfig { size: 5, ..MemoryConfig::default() };
+        assert_ne!(draw(&config, 1, 0, 100), draw(&config, 1, 1, 100));
+        config.resample = Resample::Fixed;
+        assert_eq!(draw(&config, 1, 0, 100), draw(&config, 1, 1, 100));
+        assert_eq!(draw(&config, 1, 0, 3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_pass_shows_no_sample_twice() {
+        let memory: Vec<u32> = (50..60).collect();
+        let mut cursor = Cursor::new(1, 0, 0, memory.len(), 4);
+        let (mut seen, mut batch) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            cursor.next(&memory, &mut batch);
+            seen.extend(batch.clone());
+        }
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 8);
+        cursor.next(&memory, &mut batch);
+        assert_eq!((batch.len(), cursor.pass), (4, 1));
+    }
+}

@@ -1,0 +1,82 @@
+//! What a federated method is.
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::fusion::Fusion;
+use crate::memory::{MemoryConfig, Targets};
+use crate::step::{Batch, Finish, Step, Term};
+use fedproj_nn::models::Variant;
+use fedproj_nn::{Graph, NodeId};
+use std::fmt::Debug;
+
+/// A federated method: what a client does with a mini-batch, and how the server turns the clients' models into the next
+/// one. The defaults are FedAvg, so a method's file holds only what differs.
+///
+/// Methods do no I/O, read no clock and spawn no thread: the simulator and a networked server call the same code.
+pub trait Method: Send + Sync + Debug {
+    /// What users type.
+    fn name(&self) -> &str;
+
+    /// Whether the method can work with the rest of a configuration.
+    ///
+    /// # Errors
+    /// Says what does not fit, and what would.
+    fn check(&self, config: &Config) -> Result<()> {
+        let _ = config;
+        Ok(())
+    }
+
+    /// Changes to the network, such as MOON's projection head.
+    fn variant(&self, variant: Variant) -> Variant {
+        variant
+    }
+
+    /// Nodes whose values or gradients a local step touches, besides the output.
+    fn taps(&self, graph: &Graph) -> Vec<NodeId> {
+        let _ = graph;
+        Vec::new()
+    }
+
+    /// Whether the method needs a public unlabelled set.
+    fn needs_public(&self) -> bool {
+        false
+    }
+
+    /// The memory of public samples that clients hold, if the method has one.
+    fn memory(&self) -> Option<&MemoryConfig> {
+        None
+    }
+
+    /// Targets of the memory before the first round, if the method has any then.
+    ///
+    /// # Errors
+    /// If the network cannot take a batch.
+    fn first_targets(&self, server: &Fusion<'_>) -> Result<Option<Targets>> {
+        let _ = server;
+        Ok(None)
+    }
+
+    /// What a client does with one mini-batch.
+    ///
+    /// # Errors
+    /// If the loss is not finite or the network cannot take the batch.
+    fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
+        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        step.update(g);
+        Ok(())
+    }
+
+    /// What a client does after its last mini-batch: update the state it keeps, add to what it sends.
+    fn finish_local(&self, client: &mut Finish<'_>) {
+        let _ = client;
+    }
+
+    /// How the server turns the clients' results into the next global model.
+    ///
+    /// # Errors
+    /// If the network cannot take a batch.
+    fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
+        round.average();
+        Ok(())
+    }
+}

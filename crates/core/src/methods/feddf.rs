@@ -1,0 +1,42 @@
+//! FedDF. Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
+//! arXiv:2006.07242.
+//!
+//! Client  as FedAvg
+//! Server  student ← Σ_k (n_k / n) w_k, trained towards the mean of the clients' logits on public data
+//! State kept by a client: none.   Sent beyond FedAvg: nothing.
+//! Departures from the paper: no validation set and no early stop, as in FedProj's comparison; it is FedProj with its
+//! projection off, and shares its code.
+
+use crate::distill::{Distill, DistillTargets};
+use crate::error::Result;
+use crate::fusion::Fusion;
+use crate::method::Method;
+use serde::{Deserialize, Serialize};
+
+/// Hyper-parameters of FedDF.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FedDf {
+    /// The distillation.
+    pub distill: Distill,
+}
+
+impl Method for FedDf {
+    fn name(&self) -> &str {
+        "feddf"
+    }
+
+    fn needs_public(&self) -> bool {
+        true
+    }
+
+    fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
+        let previous = round.state.weights.clone();
+        round.average();
+        if self.distill.epochs > 0 {
+            let teacher = round.ensemble(self.distill.weights, self.distill.feature_weight > 0.0)?;
+            round.distill(&self.distill, &DistillTargets::Teacher(&teacher), &previous)?;
+        }
+        Ok(())
+    }
+}

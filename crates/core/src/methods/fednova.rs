@@ -1,0 +1,62 @@
+//! FedNova. Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+//! NeurIPS 2020, arXiv:2007.07481.
+//!
+//! Client  as FedAvg; counts its steps τ_k
+//! Server  d_k = (wᵗ − w_k) / a_k,   wᵗ⁺¹ ← wᵗ − τ_eff Σ_k p_k d_k,   τ_eff = Σ_k p_k a_k,   p_k = n_k / n
+//!         a_k = τ_k for plain steps; with momentum ρ: a_k = Σ_steps c, c ← ρ c + 1           (Sec. 4.2)
+//! State kept by a client: none.   Sent beyond FedAvg: the number of steps.
+//! Departures from the paper: its theory covers SGD-like methods; for Adam a_k = τ_k. Buffers take the weighted mean.
+
+use crate::config::{Config, OptimizerKind};
+use crate::error::Result;
+use crate::fusion::Fusion;
+use crate::method::Method;
+use serde::{Deserialize, Serialize};
+
+/// Hyper-parameters of FedNova.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FedNova {
+    /// Compatibility with the authors of FedProj: use the momentum formula with this ρ whatever the optimiser; 0 is off.
+    pub momentum_formula: f64,
+}
+
+impl FedNova {
+    /// a_k of τ steps.
+    fn normaliser(&self, config: &Config, n_steps: u32) -> f64 {
+        let optimizer = &config.local.optimizer;
+        let momentum = if optimizer.kind == OptimizerKind::Sgd { f64::from(optimizer.momentum) } else { 0.0 };
+        let rho = if self.momentum_formula > 0.0 { self.momentum_formula } else { momentum };
+        let (mut c, mut a) = (0.0, 0.0);
+        for _ in 0..n_steps {
+            c = rho * c + 1.0;
+            a += c;
+        }
+        a
+    }
+}
+
+impl Method for FedNova {
+    fn name(&self) -> &str {
+        "fednova"
+    }
+
+    fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
+        let p: Vec<f64> = round.sample_weights().iter().map(|&w| f64::from(w)).collect();
+        let a: Vec<f64> = round.results.iter().map(|r| self.normaliser(round.config(), r.n_steps)).collect();
+        let tau_eff: f64 = p.iter().zip(&a).map(|(p, a)| p * a).sum();
+        // wᵗ − τ_eff Σ p_k (wᵗ − w_k)/a_k = (1 − Σ q_k) wᵗ + Σ q_k w_k with q_k = τ_eff p_k / a_k
+        let q: Vec<f32> = p.iter().zip(&a).map(|(p, a)| (tau_eff * p / a) as f32).collect();
+        let mut next = round.weighted(&q);
+        let rest = (1.0 - q.iter().map(|&q| f64::from(q)).sum::<f64>()) as f32;
+        let equal_steps = round.results.windows(2).all(|w| w[0].n_steps == w[1].n_steps);
+        if !equal_steps {
+            for (next, old) in next.iter_mut().zip(&round.state.weights) {
+                *next += rest * old;
+            }
+        }
+        round.state.weights = next;
+        round.average_buffers();
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! FedProj. "Avoid Forgetting by Preserving Global Knowledge Gradients in Federated Learning with Non-IID Data",
+//! arXiv:2505.20485.
+//!
+//! Client  g = ∇CE on its own batch,   r = ∇L_mem = ∇ mean KL(σ(Z_ens / T) ‖ σ(Z_k / T)) on a batch of the memory
+//!         g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r   if ⟨g, r⟩ < 0,   w ← w − η g
+//! Server  teacher = mean of the clients' logits on the public set;   student ← Σ_k (n_k / n) w_k, then trained on
+//!         T² KL(σ(teacher / T) ‖ σ(student / T)) + α ‖w − w_avg‖²;   the teacher is the next round's memory
+//! State kept by a client: none.   Sent beyond FedAvg: the memory's samples (by index) and logits.
+//! Departures: each ambiguity of the paper is a switch below, its default with the reason in `docs/`.
+
+use crate::config::Config;
+use crate::distill::{Distill, DistillTargets};
+use crate::error::{Error, Result};
+use crate::fusion::Fusion;
+use crate::memory::{MemoryConfig, Round0, Target};
+use crate::method::Method;
+use crate::step::{Batch, ProjectionRule, Scope, Step, Term};
+use fedproj_nn::{Graph, NodeId};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Hyper-parameters of FedProj.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FedProj {
+    /// The client's projection.
+    pub projection: Projection,
+    /// The memory of public samples.
+    #[serde(default)]
+    pub memory: MemoryConfig,
+    /// The server's distillation.
+    pub distill: Distill,
+}
+
+/// When and how gradients are projected.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Projection {
+    /// Only on conflict (the paper's Eq.), always (its Alg. 1), as a soft penalty, or not at all.
+    pub mode: ProjectionMode,
+    /// Constraint at every step, or only while L_mem is not below that of the round's first model.
+    pub reference: Reference,
+    /// Whether the gradient is projected, or the optimiser's step.
+    pub space: Space,
+    /// One inner product over all parameters, or one a tensor.
+    pub scope: Scope,
+    /// Rounds without projection at the start; below 1 a share of all rounds.
+    pub warmup: f64,
+    /// The first round without projection again; 0 is never.
+    pub stop_round: u32,
+    /// Probability of leaving projection out.
+    pub dropout: f64,
+    /// What is left out: a client's whole round, or a step.
+    pub dropout_unit: DropoutUnit,
+    /// ε
+    pub eps: f64,
+    /// No projection where ‖r‖² is not above this (the authors' code: 1e-6).
+    pub norm_guard: f64,
+    /// Bound of the coefficient (the authors' code: 10); 0 is none.
+    pub coefficient_max: f64,
+    /// γ of mode `soft`: CE + γ T² KL.
+    pub soft_weight: f32,
+}
+
+impl Default for Projection {
+    fn default() -> Self {
+        Self {
+            mode: ProjectionMode::Conditional,
+            reference: Reference::Step,
+            space: Space::Gradient,
+            scope: Scope::Global,
+            warmup: 0.1,
+            stop_round: 0,
+            dropout: 0.0,
+            dropout_unit: DropoutUnit::ClientRound,
+            eps: 1e-8,
+            norm_guard: 0.0,
+            coefficient_max: 0.0,
+            soft_weight: 1.0,
+        }
+    }
+}
+
+/// See [`Projection::mode`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProjectionMode {
+    /// Where ⟨g, r⟩ < 0.
+    Conditional,
+    /// At every step.
+    Always,
+    /// g + γ T² r instead of a projection.
+    Soft,
+    /// Never: FedDF.
+    Off,
+}
+
+/// See [`Projection::reference`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reference {
+    /// The current weights.
+    Step,
+    /// The round's first weights.
+    RoundStart,
+}
+
+/// See [`Projection::space`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Space {
+    /// The gradient, which then goes to the optimiser.
+    Gradient,
+    /// The optimiser's step: the first-order guarantee then holds for any optimiser.
+    Update,
+}
+
+/// See [`Projection::dropout_unit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DropoutUnit {
+    /// A client's whole round.
+    ClientRound,
+    /// A single step.
+    Step,
+}
+
+impl FedProj {
+    fn has_features(&self) -> bool {
+        self.memory.feature_weight > 0.0 || self.distill.feature_weight > 0.0
+    }
+
+    /// Whether this step looks at the memory.
+    fn projects(&self, step: &Step<'_>) -> bool {
+        let (p, at) = (&self.projection, step.place());
+        let warmup = if p.warmup < 1.0 { (p.warmup * f64::from(at.n_rounds)).ceil() } else { p.warmup };
+        let in_time = f64::from(at.round) >= warmup && (p.stop_round == 0 || at.round < p.stop_round);
+        let kept = || match p.dropout_unit {
+            DropoutUnit::ClientRound => step.chance_of_round() >= p.dropout,
+            DropoutUnit::Step => step.chance_of_step() >= p.dropout,
+        };
+        p.mode != ProjectionMode::Off && step.has_memory() && in_time && (p.dropout == 0.0 || kept())
+    }
+
+    fn rule(&self) -> ProjectionRule {
+        let p = &self.projection;
+        ProjectionRule {
+            always: p.mode == ProjectionMode::Always,
+            eps: p.eps,
+            norm_guard: p.norm_guard,
+            coefficient_max: if p.coefficient_max > 0.0 { p.coefficient_max } else { f64::INFINITY },
+            scope: p.scope,
+            from_round_start: p.reference == Reference::RoundStart,
+        }
+    }
+}
+
+impl Method for FedProj {
+    fn name(&self) -> &str {
+        "fedproj"
+    }
+
+    fn check(&self, _: &Config) -> Result<()> {
+        let m = &self.memory;
+        if m.batch == 0 || m.size == 0 || !(m.temperature > 0.0 && self.distill.temperature > 0.0) {
+            return Err(Error::config("method.fedproj: memory.size, memory.batch and temperatures must be positive"));
+        }
+        if self.distill.batch == 0 || !(0.0..=1.0).contains(&self.projection.dropout) {
+            return Err(Error::config("method.fedproj: distill.batch must be positive, projection.dropout in [0, 1]"));
+        }
+        Ok(())
+    }
+
+    fn taps(&self, graph: &Graph) -> Vec<NodeId> {
+        graph.features().filter(|_| self.memory.feature_weight > 0.0).into_iter().collect()
+    }
+
+    fn needs_public(&self) -> bool {
+        self.projection.mode != ProjectionMode::Off || self.distill.epochs > 0
+    }
+
+    fn memory(&self) -> Option<&MemoryConfig> {
+        (self.projection.mode != ProjectionMode::Off).then_some(&self.memory)
+    }
+
+    fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
+        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        if !self.projects(step) {
+            step.update(g);
+            return Ok(());
+        }
+        let (temperature, weight) = (self.memory.temperature, self.memory.feature_weight);
+        let memory_loss = [Term::MemoryKl { temperature }, Term::MemoryFeatures { weight }];
+        let r = step.gradient(Batch::Memory, if weight > 0.0 { &memory_loss } else { &memory_loss[..1] })?;
+        match (self.projection.mode, self.projection.space) {
+            (ProjectionMode::Soft, _) => {
+                step.add_scaled(g, self.projection.soft_weight * temperature * temperature, r);
+            }
+            (_, Space::Update) => return step.update_projected(g, r, &self.rule()),
+            _ => step.project(g, r, &self.rule())?,
+        }
+        step.update(g);
+        Ok(())
+    }
+
+    fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
+        let previous = round.state.weights.clone();
+        round.average();
+        if !self.needs_public() {
+            return Ok(());
+        }
+        let teacher = Arc::new(round.ensemble(self.distill.weights, self.has_features())?);
+        if self.distill.epochs > 0 {
+            round.distill(&self.distill, &DistillTargets::Teacher(&teacher), &previous)?;
+        }
+        if self.memory().is_some() {
+            let targets = match self.memory.target {
+                Target::Ensemble => teacher,
+                Target::GlobalModel => Arc::new(round.global_outputs(self.has_features())?),
+            };
+            round.state.targets = Some(targets);
+        }
+        Ok(())
+    }
+
+    fn first_targets(&self, round: &Fusion<'_>) -> Result<Option<crate::memory::Targets>> {
+        match (self.memory(), self.memory.round0) {
+            (Some(_), Round0::GlobalModel) => round.global_outputs(self.has_features()).map(Some),
+            _ => Ok(None),
+        }
+    }
+}

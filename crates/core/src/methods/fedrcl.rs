@@ -1,0 +1,53 @@
+//! FedRCL. Seo et al., "Relaxed Contrastive Learning for Federated Learning", CVPR 2024, arXiv:2401.04928.
+//!
+//! Client  w ← w − η ∇(CE + Σ over levels of a relaxed contrastive loss, averaged)     see [`terms::relaxed_contrast`]
+//! Server  as FedAvg
+//! State kept by a client: none.   Sent beyond FedAvg: nothing.
+//! Departures from the paper: levels are the stem and every stage the network has (of an MLP every hidden layer).
+
+use crate::error::Result;
+use crate::method::Method;
+use crate::step::{Batch, Step, Term};
+use crate::terms::RelaxedContrast;
+use fedproj_nn::{Graph, NodeId};
+use serde::{Deserialize, Serialize};
+
+/// Hyper-parameters of FedRCL.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FedRcl {
+    /// Temperature τ.
+    pub temperature: f32,
+    /// λ: same-class pairs at least this similar are pushed apart.
+    pub threshold: f32,
+    /// Weight of the contrastive term.
+    pub contrast_weight: f32,
+    /// Weight β of the divergence penalty.
+    pub penalty_weight: f32,
+}
+
+impl Default for FedRcl {
+    fn default() -> Self {
+        Self { temperature: 0.05, threshold: 0.7, contrast_weight: 1.0, penalty_weight: 1.0 }
+    }
+}
+
+impl Method for FedRcl {
+    fn name(&self) -> &str {
+        "fedrcl"
+    }
+
+    fn taps(&self, graph: &Graph) -> Vec<NodeId> {
+        graph.levels().to_vec()
+    }
+
+    fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
+        let Self { temperature, threshold, contrast_weight, penalty_weight } = *self;
+        let contrast = Term::RelaxedContrast(RelaxedContrast { temperature, threshold, contrast_weight, penalty_weight });
+        let off = contrast_weight == 0.0 && penalty_weight == 0.0;
+        let objective = [Term::CrossEntropy, contrast];
+        let g = step.gradient(Batch::Private, if off { &objective[..1] } else { &objective })?;
+        step.update(g);
+        Ok(())
+    }
+}

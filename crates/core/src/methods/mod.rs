@@ -1,0 +1,70 @@
+//! All methods, one file each, and the table by which they are named.
+//!
+//! To add one: write its file, add its line to the table below, a golden trace and a line in the changelog. The
+//! configuration's tables, `fedproj methods` and error messages come from the table.
+
+use crate::error::{Error, Result};
+use crate::method::Method;
+use fedproj_nn::models;
+use serde::{Deserialize, Serialize};
+
+/// One line a method: the name users type, its type, and what it is.
+macro_rules! registry {
+    ($($name:ident: $type:ident, $about:literal;)*) => {
+        $(mod $name;)*
+        $(pub use $name::$type;)*
+
+        /// The chosen method, and the hyper-parameters of each.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct MethodConfig {
+            /// Which method runs.
+            pub name: String,
+            $(#[doc = $about] pub $name: $type,)*
+        }
+
+        impl Default for MethodConfig {
+            fn default() -> Self {
+                Self { name: "fedproj".into(), $($name: $type::default(),)* }
+            }
+        }
+
+        /// Name and description of every method.
+        pub const CATALOGUE: &[(&str, &str)] = &[$((stringify!($name), $about),)*];
+
+        impl MethodConfig {
+            /// The chosen method.
+            ///
+            /// # Errors
+            /// If there is no method of that name.
+            pub fn build(&self) -> Result<Box<dyn Method>> {
+                match self.name.as_str() {
+                    $(stringify!($name) => Ok(Box::new(self.$name.clone())),)*
+                    name => Err(unknown(name)),
+                }
+            }
+        }
+    };
+}
+
+registry! {
+    fedavg: FedAvg, "weighted averaging of local models (McMahan et al. 2017)";
+    fedprox: FedProx, "local steps held to the global model by a proximal term (Li et al. 2020)";
+    fednova: FedNova, "averaging of updates normalised by their local steps (Wang et al. 2020)";
+    feddyn: FedDyn, "dynamic regularisation that aligns local optima (Acar et al. 2021)";
+    moon: Moon, "model-contrastive learning on representations (Li et al. 2021)";
+    fedrcl: FedRcl, "relaxed contrastive learning against collapse (Seo et al. 2024)";
+    feddf: FedDf, "ensemble distillation on public data (Lin et al. 2020)";
+    fedet: FedEt, "variance-weighted consensus with diversity (Cho et al. 2022)";
+    fedproj: FedProj, "gradients projected so that nothing global is unlearned (arXiv 2505.20485)";
+    scaffold: Scaffold, "control variates against client drift (Karimireddy et al. 2020)";
+    fedavgm: FedAvgM, "averaging with server momentum (Hsu et al. 2019)";
+    fedadam: FedAdam, "averaging with Adam on the server (Reddi et al. 2021)";
+}
+
+fn unknown(name: &str) -> Error {
+    let names: Vec<&str> = CATALOGUE.iter().map(|(name, _)| *name).collect();
+    let hint = models::nearest(name, names.iter().copied());
+    let hint = hint.map(|n| format!("\nhint: did you mean `{n}`?")).unwrap_or_default();
+    Error::config(format!("unknown method `{name}`; known methods: {}{hint}", names.join(", ")))
+}

@@ -1,0 +1,70 @@
+//! MOON. Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021, arXiv:2103.16257.
+//!
+//! Client  w ← w − η ∇(CE + μ ℓ_con),   ℓ_con = −log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) )
+//!         z = the projection head's output; z_glob under wᵗ, z_prev under the client's last model           Eq. 3, 4
+//! Server  as FedAvg
+//! State kept by a client: its last model.   Sent beyond FedAvg: nothing.
+//! Departures from the paper: before a client's first round z_prev is z_glob (no contrast; the official code takes the
+//! common initial model). The network has a two-layer head of its own: compare FedAvg on the same network.
+
+use crate::error::Result;
+use crate::method::Method;
+use crate::step::{Batch, Finish, Step, Term};
+use fedproj_nn::models::Variant;
+use fedproj_nn::{Graph, NodeId};
+use serde::{Deserialize, Serialize};
+
+/// Hyper-parameters of MOON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Moon {
+    /// Weight μ of the contrast; the paper has 5 for CIFAR-10 and 1 for CIFAR-100.
+    pub contrast_weight: f32,
+    /// Temperature τ.
+    pub temperature: f32,
+    /// Outputs of the projection head.
+    pub head: usize,
+}
+
+impl Default for Moon {
+    fn default() -> Self {
+        Self { contrast_weight: 1.0, temperature: 0.5, head: 256 }
+    }
+}
+
+fn head(graph: &Graph) -> Option<NodeId> {
+    graph.find("head.2")
+}
+
+impl Method for Moon {
+    fn name(&self) -> &str {
+        "moon"
+    }
+
+    fn variant(&self, variant: Variant) -> Variant {
+        Variant { projection_head: Some(self.head), ..variant }
+    }
+
+    fn taps(&self, graph: &Graph) -> Vec<NodeId> {
+        head(graph).into_iter().collect()
+    }
+
+    fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
+        let mut objective = vec![Term::CrossEntropy];
+        if let (Some(node), Some(previous)) = (head(step.graph()), step.kept_model("previous"))
+            && self.contrast_weight > 0.0
+        {
+            let positive = step.embed(step.weights_round_start(), node)?;
+            let negative = step.embed(previous, node)?;
+            let (temperature, weight) = (self.temperature, self.contrast_weight);
+            objective.push(Term::ModelContrast { node, positive, negative, temperature, weight });
+        }
+        let g = step.gradient(Batch::Private, &objective)?;
+        step.update(g);
+        Ok(())
+    }
+
+    fn finish_local(&self, client: &mut Finish<'_>) {
+        client.keep_model("previous");
+    }
+}

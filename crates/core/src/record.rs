@@ -1,0 +1,136 @@
+//! What is recorded of a round and of a run.
+
+use crate::config::FederationConfig;
+use serde::{Deserialize, Serialize};
+
+/// One line of `metrics.jsonl`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RoundRecord {
+    /// Round, counted from 0.
+    pub round: u32,
+    /// The clients that took part.
+    pub cohort: Vec<u32>,
+    /// Test accuracy of the global model, where it was evaluated.
+    pub accuracy: Option<f64>,
+    /// Its test loss.
+    pub loss: Option<f64>,
+    /// Its accuracy on each class.
+    pub per_class: Option<Vec<f64>>,
+    /// Test accuracy of the average before distillation.
+    pub accuracy_before_distillation: Option<f64>,
+    /// Mean distillation loss of the last epoch.
+    pub distill_loss: Option<f64>,
+    /// Mean training loss over clients.
+    pub train_loss: f64,
+    /// Share of the steps that looked at the memory whose gradient was projected.
+    pub projection_rate: Option<f64>,
+    /// Mean cosine of gradient and memory gradient.
+    pub cosine: Option<f64>,
+    /// Mean memory loss of the clients before local training.
+    pub memory_loss_before: Option<f64>,
+    /// The same after it.
+    pub memory_loss_after: Option<f64>,
+    /// Mean over clients of the largest loss of accuracy on a class through local training.
+    pub forgetting: Option<f64>,
+    /// Mean test accuracy of the clients' models after local training.
+    pub client_accuracy: Option<f64>,
+    /// The same on the classes that each client holds.
+    pub personal_accuracy: Option<f64>,
+    /// Seconds of local training, fusion and evaluation.
+    pub seconds: Seconds,
+    /// Bytes that a real federation would have sent to the clients.
+    pub bytes_down: u64,
+    /// And back.
+    pub bytes_up: u64,
+    /// BLAKE3 of the weights and buffers that go out next.
+    pub model_hash: String,
+}
+
+/// Seconds of the phases of a round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seconds {
+    /// Local training of all clients.
+    pub local: f64,
+    /// Fusion, distillation included.
+    pub fusion: f64,
+    /// Evaluation.
+    pub evaluation: f64,
+}
+
+impl Seconds {
+    /// All phases.
+    pub fn total(&self) -> f64 {
+        self.local + self.fusion + self.evaluation
+    }
+}
+
+impl RoundRecord {
+    /// Header of `metrics.csv`.
+    pub const CSV_HEADER: &str = "round,accuracy,loss,accuracy_before_distillation,distill_loss,train_loss,\
+        projection_rate,cosine,memory_loss_before,memory_loss_after,forgetting,client_accuracy,personal_accuracy,\
+        seconds_local,seconds_fusion,seconds_evaluation,bytes_down,bytes_up,model_hash";
+
+    /// A line of `metrics.csv`.
+    pub fn to_csv(&self) -> String {
+        let cell = |v: Option<f64>| v.map(|v| v.to_string()).unwrap_or_default();
+        let optional = [
+            self.accuracy,
+            self.loss,
+            self.accuracy_before_distillation,
+            self.distill_loss,
+            Some(self.train_loss),
+            self.projection_rate,
+            self.cosine,
+            self.memory_loss_before,
+            self.memory_loss_after,
+            self.forgetting,
+            self.client_accuracy,
+            self.personal_accuracy,
+            Some(self.seconds.local),
+            Some(self.seconds.fusion),
+            Some(self.seconds.evaluation),
+        ];
+        let cells: Vec<String> = optional.into_iter().map(cell).collect();
+        format!("{},{},{},{},{}", self.round, cells.join(","), self.bytes_down, self.bytes_up, self.model_hash)
+    }
+}
+
+/// The outcome of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Summary {
+    /// The method.
+    pub method: String,
+    /// The seed.
+    pub seed: u64,
+    /// Mean accuracy of the last rounds.
+    pub headline: f64,
+    /// Accuracy of the last round.
+    pub last: f64,
+    /// Best accuracy of any round.
+    pub best: f64,
+    /// BLAKE3 of the final weights and buffers.
+    pub model_hash: String,
+    /// Seconds of all rounds.
+    pub seconds: f64,
+}
+
+impl Summary {
+    /// The outcome of finished rounds; the headline is over the last `federation.headline_rounds` evaluations.
+    pub fn of(method: &str, seed: u64, federation: &FederationConfig, cohort: usize, rounds: &[RoundRecord]) -> Self {
+        let accuracies: Vec<f64> = rounds.iter().filter_map(|r| r.accuracy).collect();
+        let n = if federation.headline_rounds > 0 { federation.headline_rounds as usize } else { cohort };
+        let tail = &accuracies[accuracies.len().saturating_sub(n)..];
+        Self {
+            method: method.to_owned(),
+            seed,
+            headline: tail.iter().sum::<f64>() / tail.len().max(1) as f64,
+            last: accuracies.last().copied().unwrap_or(0.0),
+            best: accuracies.iter().copied().fold(0.0, f64::max),
+            model_hash: rounds.last().map(|r| r.model_hash.clone()).unwrap_or_default(),
+            seconds: rounds.iter().map(|r| r.seconds.total()).sum(),
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Run directories: configuration, manifest, metrics and checkpoints on disk, in an order that survives `kill −9`.
+//!
+//! A round's line is appended to `metrics.jsonl` and synced before its checkpoint is written; a run that was killed goes on
+//! from its last checkpoint, drops later lines and makes them again, bit for bit.
+
+use crate::checkpoint::{self, write_atomically};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::experiment::Experiment;
+use crate::record::{RoundRecord, Summary};
+use crate::simulate::{Progress, Simulation};
+use fedproj_nn::Isa;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// What a run was made of and on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of this software.
+    pub version: String,
+    /// The seed.
+    pub seed: u64,
+    /// Instruction set, threads, operating system and architecture.
+    pub hardware: BTreeMap<String, String>,
+    /// BLAKE3 of private, test and public data, of the partition and of the initial weights.
+    pub hashes: BTreeMap<String, String>,
+    /// Sizes: clients, cohort, samples, parameters.
+    pub sizes: BTreeMap<String, usize>,
+}
+
+impl Manifest {
+    fn of(experiment: &Experiment, n_threads: usize) -> Self {
+        let e = experiment;
+        let mut partition = blake3::Hasher::new();
+        // A million virtual clients are told by their rule; hashing each would cost more than the run.
+        let n_hashed = e.partition.n_clients().min(10_000);
+        for client in 0..n_hashed {
+            let indices = e.partition.indices(client);
+            partition.update(&(indices.len() as u64).to_le_bytes());
+            for i in indices.iter() {
+                partition.update(&i.to_le_bytes());
+            }
+        }
+        let text = |s: &str| s.to_owned();
+        let mut hashes = BTreeMap::from([
+            (text("private"), e.private.hash()),
+            (text("test"), e.test.hash()),
+            (text("partition"), partition.finalize().to_hex().to_string()),
+            (text("initial_model"), crate::model_hash(&e.weights, &e.buffers)),
+        ]);
+        if let Some(public) = &e.public {
+            hashes.insert(text("public"), public.hash());
+        }
+        let hardware = BTreeMap::from([
+            (text("isa"), text(Isa::detect().name())),
+            (text("threads"), n_threads.to_string()),
+            (text("os"), text(std::env::consts::OS)),
+            (text("arch"), text(std::env::consts::ARCH)),
+        ]);
+        let n_clients = e.partition.n_clients();
+        let sizes = BTreeMap::from([
+            (text("clients"), n_clients),
+            (text("cohort"), e.config.federation.cohort(n_clients)),
+            (text("private_samples"), e.private.n_samples()),
+            (text("test_samples"), e.test.n_samples()),
+            (text("public_samples"), e.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples)),
+            (text("parameters"), e.weights.len()),
+        ]);
+        Self { version: env!("CARGO_PKG_VERSION").into(), seed: e.config.seed, hardware, hashes, sizes }
+    }
+}
+
+/// A run and its directory.
+#[derive(Debug)]
+pub struct Run {
+    dir: PathBuf,
+    simulation: Simulation,
+    rounds: Vec<RoundRecord>,
+    metrics: File,
+    config_hash: String,
+    /// Held while the run lives, so that no second process writes here.
+    _lock: File,
+}
+
+impl Run {
+    /// The outcome of a finished run with this configuration, if the directory holds one.
+    ///
+    /// # Errors
+    /// If the directory holds a run of another configuration.
+    pub fn finished(dir: &Path, config: &Config) -> Result<Option<Summary>> {
+        let path = dir.join("summary.json");
+        if !path.exists() {
+            return Ok(None);
+        }
+        check_config(dir, config)?;
+        read_summary(dir).map(Some)
+    }
+
+    /// Starts a run, or goes on with one: `resume` says whether a directory with an unfinished run is welcome.
+    ///
+    /// # Errors
+    /// If the directory is in use, holds another run, or cannot be written.
+    pub fn open(dir: &Path, config: &Config, data_dir: Option<&Path>, n_threads: usize, resume: bool) -> Result<Self> {
+        let method = config.method.build()?;
+        let exists = dir.join("config.toml").exists();
+        if exists {
+            check_config(dir, config)?;
+            if !resume {
+                return Err(Error::config(format!(
+                    "`{}` holds an unfinished run of this configuration; go on with --resume, or choose another --out",
+                    dir.display()
+                )));
+            }
+        }
+        std::fs::create_dir_all(dir.join("checkpoints")).map_err(Error::io("create", dir))?;
+        let lock = lock(dir)?;
+        let text = config.to_toml()?;
+        let config_hash = blake3::hash(text.as_bytes()).to_hex().to_string();
+        let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
+        let newest = if exists { checkpoints(dir)?.pop() } else { None };
+        let manifest = Manifest::of(&experiment, n_threads);
+        let (simulation, rounds) = match newest {
+            Some((_, path)) => {
+                let state = checkpoint::load(&path, &config_hash)?;
+                let rounds = read_metrics(dir, Some(state.n_rounds_done))?;
+                (Simulation::resume(experiment, method, n_threads, state)?, rounds)
+            }
+            None => (Simulation::new(experiment, method, n_threads)?, Vec::new()),
+        };
+        if !exists {
+            write_atomically(&dir.join("config.toml"), text.as_bytes())?;
+            let manifest = serde_json::to_string_pretty(&manifest).unwrap_or_default();
+            write_atomically(&dir.join("manifest.json"), manifest.as_bytes())?;
+        }
+        // Lines after the checkpoint, or half a line that a crash left, are dropped here.
+        let lines: String = rounds.iter().map(|r| line_of(r) + "\n").collect();
+        let path = dir.join("metrics.jsonl");
+        write_atomically(&path, lines.as_bytes())?;
+        let metrics = OpenOptions::new().append(true).open(&path).map_err(Error::io("open", &path))?;
+        Ok(Self { dir: dir.into(), simulation, rounds, metrics, config_hash, _lock: lock })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Rounds that are done.
+    pub fn rounds(&self) -> &[RoundRecord] {
+        &self.rounds
+    }
+
+    /// The simulation.
+    pub fn simulation(&self) -> &Simulation {
+        &self.simulation
+    }
+
+    /// Runs one round and puts it on disk; `None` when all are done.
+    ///
+    /// # Errors
+    /// If the round fails or the disk is full; what was on disk before stays.
+    pub fn round(&mut self, progress: &(dyn Fn(Progress) + Sync)) -> Result<Option<&RoundRecord>> {
+        if self.simulation.is_done() {
+            return Ok(None);
+        }
+        let record = self.simulation.round(progress)?;
+        let path = self.dir.join("metrics.jsonl");
+        let mut append = || -> std::io::Result<()> {
+            self.metrics.write_all((line_of(&record) + "\n").as_bytes())?;
+            self.metrics.sync_data()
+        };
+        append().map_err(Error::io("append to", &path))?;
+        let done = record.round + 1;
+        if done.is_multiple_of(self.simulation.experiment().config.federation.checkpoint_every)
+            || self.simulation.is_done()
+        {
+            self.checkpoint(done)?;
+        }
+        self.rounds.push(record);
+        Ok(self.rounds.last())
+    }
+
+    /// Writes a checkpoint and removes all but the newest two.
+    fn checkpoint(&self, done: u32) -> Result<()> {
+        let path = self.dir.join("checkpoints").join(format!("round-{done:06}.ckpt"));
+        checkpoint::save(&path, self.simulation.state(), &self.config_hash)?;
+        let all = checkpoints(&self.dir)?;
+        for (_, old) in &all[..all.len().saturating_sub(2)] {
+            std::fs::remove_file(old).map_err(Error::io("remove", old))?;
+        }
+        Ok(())
+    }
+
+    /// Writes what a finished run leaves: `metrics.csv`, the final model and `summary.json`.
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub fn finish(&self) -> Result<Summary> {
+        let experiment = self.simulation.experiment();
+        let config = &experiment.config;
+        let csv: String = self.rounds.iter().map(|r| r.to_csv() + "\n").collect();
+        write_atomically(&self.dir.join("metrics.csv"), format!("{}\n{csv}", RoundRecord::CSV_HEADER).as_bytes())?;
+        let state = self.simulation.state();
+        fedproj_nn::weights::save(
+            &self.dir.join("model.safetensors"),
+            &experiment.graph,
+            &state.weights,
+            &state.buffers,
+        )?;
+        let cohort = config.federation.cohort(experiment.partition.n_clients());
+        let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &self.rounds);
+        let text = serde_json::to_string_pretty(&summary).unwrap_or_default();
+        write_atomically(&self.dir.join("summary.json"), text.as_bytes())?;
+        Ok(summary)
+    }
+}
+
+/// The outcome stored in a run directory.
+pub(crate) fn read_summary(dir: &Path) -> Result<Summary> {
+    let path = dir.join("summary.json");
+    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    serde_json::from_str(&text).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
+}
+
+/// The configuration stored in a run directory.
+pub(crate) fn read_config(dir: &Path) -> Result<Config> {
+    let path = dir.join("config.toml");
+    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    toml::from_str(&text).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
+}
+
+/// The rounds stored in a run directory; with `n_rounds`, exactly the first that many.
+pub(crate) fn read_metrics(dir: &Path, n_rounds: Option<u32>) -> Result<Vec<RoundRecord>> {
+    let path = dir.join("metrics.jsonl");
+    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    let mut rounds = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        if n_rounds.is_some_and(|n| at >= n as usize) {
+            break;
+        }
+        let record: RoundRecord = serde_json::from_str(line)
+            .map_err(|e| Error::Corrupt { path: path.clone(), problem: format!("line {}: {e}", at + 1) })?;
+        rounds.push(record);
+    }
+    match n_rounds {
+        Some(n) if rounds.len() != n as usize => {
+            let problem = format!("holds {} rounds, but the checkpoint is of round {n}", rounds.len());
+            Err(Error::Corrupt { path, problem })
+        }
+        _ => Ok(rounds),
+    }
+}
+
+fn check_config(dir: &Path, config: &Config) -> Result<()> {
+    if read_config(dir)? == *config {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "`{}` holds a run of another configuration; choose another directory with --out",
+        dir.display()
+    )))
+}
+
+fn line_of(record: &RoundRecord) -> String {
+    serde_json::to_string(record).unwrap_or_default()
+}
+
+/// Checkpoints of a run, oldest first, by the number of rounds done.
+fn checkpoints(dir: &Path) -> Result<Vec<(u32, PathBuf)>> {
+    let folder = dir.join("checkpoints");
+    let entries = std::fs::read_dir(&folder).map_err(Error::io("list", &folder))?;
+    let mut all: Vec<(u32, PathBuf)> = entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let stem = path.file_name()?.to_str()?.strip_prefix("round-")?.strip_suffix(".ckpt")?;
+            Some((stem.parse().ok()?, path))
+        })
+        .collect();
+    all.sort();
+    Ok(all)
+}
+
+/// An exclusive lock on the run directory, given back when the file is closed, however the process ends.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join(".lock");
+    let file = File::create(&path).map_err(Error::io("create", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Locked(dir.into())),
+        Err(std::fs::TryLockError::Error(source)) => Err(Error::Io { action: "lock", path, source }),
+    }
+}
+
+/// What [`verify`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Verified {
+    /// First round that was run again.
+    pub from: u32,
+    /// Rounds compared.
+    pub n_rounds: u32,
+}
+
+/// Runs a recorded run again, wholly or from its oldest checkpoint, and compares every round's model hash.
+///
+/// # Errors
+/// [`Error::Differs`] at the first round that is not the same; or if the run cannot be read.
+pub fn verify(
+    dir: &Path,
+    data_dir: Option<&Path>,
+    n_threads: usize,
+    from_checkpoint: bool,
+    progress: &(dyn Fn(u32) + Sync),
+) -> Result<Verified> {
+    let config = read_config(dir)?;
+    let method = config.method.build()?;
+    let recorded = read_metrics(dir, None)?;
+    let hash = blake3::hash(config.to_toml()?.as_bytes()).to_hex().to_string();
+    let experiment = Experiment::load(config, method.as_ref(), data_dir)?;
+    let oldest = if from_checkpoint { checkpoints(dir)?.into_iter().next() } else { None };
+    let mut simulation = match oldest {
+        Some((_, path)) => Simulation::resume(experiment, method, n_threads, checkpoint::load(&path, &hash)?)?,
+        None => Simulation::new(experiment, method, n_threads)?,
+    };
+    let from = simulation.state().n_rounds_done;
+    for expected in recorded.iter().skip(from as usize) {
+        let found = simulation.round(&|_| ())?;
+        progress(found.round);
+        if found.model_hash != expected.model_hash {
+            let (expected, found_hash) = (expected.model_hash.clone(), found.model_hash);
+            return Err(Error::Differs { round: found.round, expected, found: found_hash });
+        }
+    }
+    Ok(Verified { from, n_rounds: (recorded.len() as u32).saturating_sub(from) })
+}

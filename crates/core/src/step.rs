@@ -1,0 +1,270 @@
+//! One local step as a method sees it: gradients, vector arithmetic on handles, and the optimiser's update.
+//!
+//! Handles name vectors; where the vectors live is the trainer's business. Nothing here returns a number that a method
+//! could branch on, except what is known before the step.
+
+use crate::error::Result;
+use crate::terms;
+use crate::trainer::{Trainer, VectorId};
+use fedproj_nn::{Graph, NodeId};
+use fedproj_rng::{Purpose, Stream};
+use serde::{Deserialize, Serialize};
+
+/// Which samples a gradient is taken on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batch {
+    /// The client's current mini-batch.
+    Private,
+    /// The next batch of the memory of public samples.
+    Memory,
+}
+
+/// A vector as long as the parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vector(pub(crate) VectorId);
+
+/// Values of a node for the current private batch, computed with other weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Embedding(pub(crate) usize);
+
+/// A term of the objective whose gradient is taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Term {
+    /// Cross-entropy with the labels.
+    CrossEntropy,
+    /// KL(σ(target/T) ‖ σ(z/T)) to the memory's target logits.
+    MemoryKl {
+        /// T
+        temperature: f32,
+    },
+    /// Masked squared distance of the features to the memory's target features (see [`terms::masked_squares`]).
+    MemoryFeatures {
+        /// γ₂
+        weight: f32,
+    },
+    /// MOON's model-contrastive loss (see [`terms::model_contrast`]).
+    ModelContrast {
+        /// The node whose values are compared.
+        node: NodeId,
+        /// Its values under the global model.
+        positive: Embedding,
+        /// Its values under the client's previous model.
+        negative: Embedding,
+        /// τ
+        temperature: f32,
+        /// μ
+        weight: f32,
+    },
+    /// FedRCL's relaxed contrastive loss at every level of the network (see [`terms::relaxed_contrast`]).
+    RelaxedContrast(terms::RelaxedContrast),
+}
+
+/// How a gradient is projected against a reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProjectionRule {
+    /// Also when the two do not conflict.
+    pub always: bool,
+    /// ε in the denominator.
+    pub eps: f64,
+    /// No projection where ‖r‖² is not above this.
+    pub norm_guard: f64,
+    /// Bound of the coefficient's size.
+    pub coefficient_max: f64,
+    /// Whole vector, or tensor by tensor.
+    pub scope: Scope,
+    /// Only while the memory loss is not below that of the round's first model.
+    pub from_round_start: bool,
+}
+
+/// What an inner product is taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// All parameters as one vector.
+    Global,
+    /// Each parameter tensor by itself.
+    Layer,
+}
+
+/// One local step of one client.
+#[derive(Debug)]
+pub struct Step<'a> {
+    pub(crate) trainer: &'a mut Trainer,
+    pub(crate) place: Place,
+}
+
+/// Where in a run a step stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The run's seed.
+    pub seed: u64,
+    /// Round, counted from 0.
+    pub round: u32,
+    /// Rounds of the whole run.
+    pub n_rounds: u32,
+    /// The client.
+    pub client: u32,
+    /// Local epoch.
+    pub epoch: u32,
+    /// Local step of this round.
+    pub step: u32,
+}
+
+impl Step<'_> {
+    /// Where the step stands.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The network.
+    pub fn graph(&self) -> &Graph {
+        self.trainer.graph()
+    }
+
+    /// Whether there is a memory with targets.
+    pub fn has_memory(&self) -> bool {
+        self.trainer.has_memory()
+    }
+
+    /// A number in [0, 1) that belongs to this client and round.
+    pub fn chance_of_round(&self) -> f64 {
+        let Place { seed, round, client, .. } = self.place;
+        Stream::new(seed, Purpose::ProjectionDropout, [round, client, u32::MAX]).uniform()
+    }
+
+    /// A number in [0, 1) that belongs to this step.
+    pub fn chance_of_step(&self) -> f64 {
+        let Place { seed, round, client, step, .. } = self.place;
+        Stream::new(seed, Purpose::ProjectionDropout, [round, client, step]).uniform()
+    }
+
+    /// The gradient of a sum of terms on a batch.
+    ///
+    /// # Errors
+    /// If the loss is not finite.
+    pub fn gradient(&mut self, batch: Batch, objective: &[Term]) -> Result<Vector> {
+        self.trainer.gradient(self.place, batch, objective).map(Vector)
+    }
+
+    /// Values of a node for the private batch under other weights, in evaluation mode.
+    ///
+    /// # Errors
+    /// If the network cannot take the batch.
+    pub fn embed(&mut self, weights: Vector, node: NodeId) -> Result<Embedding> {
+        self.trainer.embed(weights.0, node).map(Embedding)
+    }
+
+    /// The client's current weights θ_k.
+    pub fn weights(&self) -> Vector {
+        Vector(VectorId::Weights)
+    }
+
+    /// The weights it received, θ_g.
+    pub fn weights_round_start(&self) -> Vector {
+        Vector(VectorId::RoundStart)
+    }
+
+    /// A vector that the server sent along, under the name it was given there; zeros if it sent none.
+    pub fn broadcast(&mut self, name: &'static str) -> Vector {
+        Vector(self.trainer.broadcast_id(name))
+    }
+
+    /// A vector that the client keeps from round to round; zeros at first.
+    pub fn state(&mut self, name: &'static str) -> Vector {
+        Vector(self.trainer.state_id(name))
+    }
+
+    /// The model that [`Finish::keep_model`] kept in an earlier round, if it did.
+    pub fn kept_model(&self, name: &str) -> Option<Vector> {
+        self.trainer.kept_model(name).map(Vector)
+    }
+
+    /// y ← y + a·x
+    pub fn add_scaled(&mut self, y: Vector, a: f32, x: Vector) {
+        self.trainer.add_scaled(y.0, a, x.0);
+    }
+
+    /// g ← g + a·(x − y)
+    pub fn add_scaled_diff(&mut self, g: Vector, a: f32, x: Vector, y: Vector) {
+        self.trainer.add_scaled_diff(g.0, a, x.0, y.0);
+    }
+
+    /// Scales g to a norm of at most `norm_max`.
+    pub fn clip(&mut self, g: Vector, norm_max: f32) {
+        self.trainer.clip(g.0, norm_max);
+    }
+
+    /// g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r where g points against r, with the rule's exceptions.
+    ///
+    /// # Errors
+    /// If the network cannot take the memory batch.
+    pub fn project(&mut self, g: Vector, r: Vector, rule: &ProjectionRule) -> Result<()> {
+        self.trainer.project(g.0, r.0, rule)
+    }
+
+    /// One step of the local optimiser along g.
+    pub fn update(&mut self, g: Vector) {
+        self.trainer.update(g.0);
+    }
+
+    /// As [`Step::update`], but the optimiser's step itself is projected against r, whatever the optimiser made of g.
+    ///
+    /// # Errors
+    /// As [`Step::project`].
+    pub fn update_projected(&mut self, g: Vector, r: Vector, rule: &ProjectionRule) -> Result<()> {
+        self.trainer.update_projected(g.0, r.0, rule)
+    }
+}
+
+/// The end of a client's local training.
+#[derive(Debug)]
+pub struct Finish<'a> {
+    pub(crate) trainer: &'a mut Trainer,
+}
+
+impl Finish<'_> {
+    /// As [`Step::weights`].
+    pub fn weights(&self) -> Vector {
+        Vector(VectorId::Weights)
+    }
+
+    /// As [`Step::weights_round_start`].
+    pub fn weights_round_start(&self) -> Vector {
+        Vector(VectorId::RoundStart)
+    }
+
+    /// As [`Step::broadcast`].
+    pub fn broadcast(&mut self, name: &'static str) -> Vector {
+        Vector(self.trainer.broadcast_id(name))
+    }
+
+    /// As [`Step::state`].
+    pub fn state(&mut self, name: &'static str) -> Vector {
+        Vector(self.trainer.state_id(name))
+    }
+
+    /// A vector of zeros that will be sent to the server beside the weights.
+    pub fn upload(&mut self, name: &'static str) -> Vector {
+        Vector(self.trainer.upload_id(name))
+    }
+
+    /// Σ of the learning rates of all local steps.
+    pub fn lr_total(&self) -> f32 {
+        self.trainer.lr_total()
+    }
+
+    /// y ← y + a·x
+    pub fn add_scaled(&mut self, y: Vector, a: f32, x: Vector) {
+        self.trainer.add_scaled(y.0, a, x.0);
+    }
+
+    /// g ← g + a·(x − y)
+    pub fn add_scaled_diff(&mut self, g: Vector, a: f32, x: Vector, y: Vector) {
+        self.trainer.add_scaled_diff(g.0, a, x.0, y.0);
+    }
+
+    /// Keeps the weights and their buffers for later rounds, see [`Step::kept_model`].
+    pub fn keep_model(&mut self, name: &'static str) {
+        self.trainer.keep_model(name);
+    }
+}

@@ -1,0 +1,576 @@
+//! The oracle of the engine's tests: networks as plain descriptions, evaluated in double precision by loops that follow the
+//! definitions word for word, and the finite differences that the engine's gradients are held against.
+//!
+//! A [`Net`] builds the engine's graph and evaluates itself from the same flat vectors. A [`Problem`] is a network with
+//! weights, a batch and losses; [`check_gradients`] compares everything that can be compared.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use fedproj_nn::{
+    Activation, Cpu, Direction, Graph, Isa, Loss, Mode, NodeId, NormMode, Options, Role, Shape, Window, Workspace,
+};
+use fedproj_rng::{Purpose, Stream};
+use std::collections::BTreeMap;
+
+/// ε of the normalisations and the weight of a new batch in the running statistics, as the engine has them.
+const EPS: f64 = 1e-5_f32 as f64;
+const MOMENTUM: f64 = 0.1_f32 as f64;
+
+/// One operation of a [`Net`].
+#[derive(Clone, Copy, Debug)]
+pub enum Layer {
+    Conv {
+        channels: usize,
+        window: Window,
+        bias: bool,
+    },
+    Linear {
+        outputs: usize,
+        bias: bool,
+    },
+    BatchNorm,
+    GroupNorm(usize),
+    Activation(Activation),
+    MaxPool(Window),
+    GlobalAverage,
+    /// The sum with another node.
+    Add(usize),
+    Flatten,
+    Dropout(f32),
+}
+
+pub fn conv(channels: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
+    Layer::Conv { channels, window: Window::new(kernel, stride, padding), bias: false }
+}
+
+pub fn conv_bias(channels: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
+    Layer::Conv { channels, window: Window::new(kernel, stride, padding), bias: true }
+}
+
+pub fn linear(outputs: usize) -> Layer {
+    Layer::Linear { outputs, bias: true }
+}
+
+pub const RELU: Layer = Layer::Activation(Activation::Relu);
+pub const TANH: Layer = Layer::Activation(Activation::Tanh);
+
+/// A network: node 0 is the input, node i + 1 applies `layers[i].1` to node `layers[i].0`.
+#[derive(Clone, Debug)]
+pub struct Net {
+    pub input: Shape,
+    pub layers: Vec<(usize, Layer)>,
+}
+
+impl Net {
+    pub fn new(input: Shape) -> Self {
+        Self { input, layers: Vec::new() }
+    }
+
+    /// A chain of layers.
+    pub fn chain(input: Shape, layers: &[Layer]) -> Self {
+        layers.iter().fold(Self::new(input), |net, &layer| net.then(layer))
+    }
+
+    /// Applies a layer to the last node.
+    pub fn then(self, layer: Layer) -> Self {
+        let last = self.last();
+        self.at(last, layer)
+    }
+
+    /// Applies a layer to any node.
+    pub fn at(mut self, node: usize, layer: Layer) -> Self {
+        self.layers.push((node, layer));
+        self
+    }
+
+    pub fn last(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The engine's graph; node i is called `n<i>`.
+    pub fn graph(&self) -> Graph {
+        let mut g = Graph::new(self.input);
+        let mut ids = vec![g.input()];
+        for (i, &(x, layer)) in self.layers.iter().enumerate() {
+            let (name, x) = (&format!("n{}", i + 1), ids[x]);
+            let id = match layer {
+                Layer::Conv { channels, window, bias } => g.conv2d(name, x, channels, window, bias),
+                Layer::Linear { outputs, bias } => g.linear(name, x, outputs, bias),
+                Layer::BatchNorm => g.batch_norm(name, x),
+                Layer::GroupNorm(groups) => g.group_norm(name, x, groups),
+                Layer::Activation(f) => g.activation(name, x, f),
+                Layer::MaxPool(window) => g.max_pool(name, x, window),
+                Layer::GlobalAverage => g.global_average_pool(name, x),
+                Layer::Add(other) => g.add(name, x, ids[other]),
+                Layer::Flatten => g.flatten(name, x),
+                Layer::Dropout(rate) => g.dropout(name, x, rate),
+            };
+            ids.push(id.unwrap_or_else(|e| panic!("{self:?}: {e}")));
+        }
+        g
+    }
+}
+
+/// The node of a graph made by [`Net::graph`].
+pub fn id(graph: &Graph, node: usize) -> NodeId {
+    if node == 0 { graph.input() } else { graph.find(&format!("n{node}")).expect("a node of the net") }
+}
+
+/// Which loss stands at a node; its target is drawn from the problem's seed.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    CrossEntropy,
+    Kl { temperature: f32, direction: Direction, times_t_squared: bool },
+    Squared,
+    Absolute,
+}
+
+/// A weighted loss at a node.
+#[derive(Clone, Debug)]
+pub struct Term {
+    pub node: usize,
+    pub kind: Kind,
+    pub weight: f32,
+    labels: Vec<u32>,
+    target: Vec<f32>,
+}
+
+impl Term {
+    pub fn loss(&self) -> Loss<'_> {
+        match self.kind {
+            Kind::CrossEntropy => Loss::CrossEntropy { labels: &self.labels },
+            Kind::Squared => Loss::SquaredError { target: &self.target },
+            Kind::Absolute => Loss::AbsoluteError { target: &self.target },
+            Kind::Kl { temperature, direction, times_t_squared } => {
+                Loss::Kl { teacher: &self.target, temperature, direction, times_t_squared }
+            }
+        }
+    }
+
+    /// The same loss in double precision.
+    fn exact(&self, batch: usize, z: &[f64]) -> f64 {
+        let features = z.len() / batch;
+        let target: Vec<f64> = self.target.iter().map(|&v| f64::from(v)).collect();
+        let total: f64 = match self.kind {
+            Kind::CrossEntropy => {
+                let rows = z.chunks_exact(features).zip(&self.labels);
+                rows.map(|(z, &label)| -log_softmax(z, 1.0)[label as usize]).sum()
+            }
+            Kind::Squared => z.iter().zip(&target).map(|(z, t)| (z - t).powi(2)).sum(),
+            Kind::Absolute => z.iter().zip(&target).map(|(z, t)| (z - t).abs()).sum(),
+            Kind::Kl { temperature, direction, times_t_squared } => {
+                let t = f64::from(temperature);
+                let rows = z.chunks_exact(features).zip(target.chunks_exact(features));
+                let divergence =
+                    |p: &[f64], q: &[f64]| -> f64 { p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum() };
+                let sum: f64 = rows
+                    .map(|(z, teacher)| {
+                        let (student, teacher) = (log_softmax(z, t), log_softmax(teacher, t));
+                        match direction {
+                            Direction::TeacherToStudent => divergence(&teacher, &student),
+                            Direction::StudentToTeacher => divergence(&student, &teacher),
+                        }
+                    })
+                    .sum();
+                if times_t_squared { sum * t * t } else { sum }
+            }
+        };
+        total / batch as f64
+    }
+}
+
+fn log_softmax(z: &[f64], temperature: f64) -> Vec<f64> {
+    let max = z.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b)) / temperature;
+    let sum: f64 = z.iter().map(|z| (z / temperature - max).exp()).sum();
+    z.iter().map(|z| z / temperature - max - sum.ln()).collect()
+}
+
+/// A network with weights, a batch and losses.
+pub struct Problem {
+    pub net: Net,
+    pub graph: Graph,
+    pub batch: usize,
+    pub mode: Mode,
+    pub terms: Vec<Term>,
+    pub params: Vec<f32>,
+    pub buffers: Vec<f32>,
+    pub x: Vec<f32>,
+    /// What dropout multiplies each element of a node by.
+    pub masks: BTreeMap<usize, Vec<f64>>,
+}
+
+/// What the engine computed.
+pub struct Run {
+    pub loss: f64,
+    pub output: Vec<f32>,
+    pub grad: Vec<f32>,
+    pub buffers: Vec<f32>,
+    /// Value and gradient of each tap.
+    pub values: Vec<Vec<f32>>,
+    pub grads: Vec<Vec<f32>>,
+}
+
+/// The oracle's values of all nodes, and the buffers after the pass.
+pub struct Values {
+    pub nodes: Vec<Vec<f64>>,
+    pub buffers: Vec<f64>,
+}
+
+pub fn stream(seed: u64) -> Stream {
+    Stream::new(seed, Purpose::Synthetic, [0, 0, 0])
+}
+
+pub fn normals(s: &mut Stream, n: usize, mean: f64, std: f64) -> Vec<f32> {
+    (0..n).map(|_| (mean + std * s.normal()) as f32).collect()
+}
+
+pub fn mode(norm: NormMode) -> Mode {
+    Mode { norm, dropout: None }
+}
+
+impl Problem {
+    /// A problem whose losses (node, kind, weight), weights and batch are drawn from the seed.
+    pub fn new(net: Net, batch: usize, norm: NormMode, terms: &[(usize, Kind, f32)], seed: u64) -> Self {
+        let graph = net.graph();
+        let mut s = stream(seed);
+        let mut params = vec![0.0; graph.params().len()];
+        for span in graph.params().spans() {
+            let (mean, std) = match span.role {
+                Role::Weight { fan_in, .. } => (0.0, 1.0 / (fan_in as f64).sqrt()),
+                Role::Scale => (1.0, 0.3),
+                _ => (0.0, 0.3),
+            };
+            params[span.range()].copy_from_slice(&normals(&mut s, span.len(), mean, std));
+        }
+        let mut buffers = normals(&mut s, graph.buffers().len(), 0.0, 0.3);
+        for span in graph.buffers().spans().iter().filter(|span| span.role == Role::Scale) {
+            buffers[span.range()].iter_mut().for_each(|v| *v = 0.5 + v.abs());
+        }
+        let x = normals(&mut s, batch * net.input.len(), 0.1, 1.0);
+        let terms = terms
+            .iter()
+            .map(|&(node, kind, weight)| {
+                let features = graph.shape(id(&graph, node)).len();
+                let labels = (0..batch).map(|_| s.below(features as u32)).collect();
+                Term { node, kind, weight, labels, target: normals(&mut s, batch * features, 0.0, 1.0) }
+            })
+            .collect();
+        Self { net, graph, batch, mode: mode(norm), terms, params, buffers, x, masks: BTreeMap::new() }
+    }
+
+    /// One loss at the output.
+    pub fn at_output(net: Net, batch: usize, norm: NormMode, kind: Kind, seed: u64) -> Self {
+        let last = net.last();
+        Self::new(net, batch, norm, &[(last, kind, 1.0)], seed)
+    }
+
+    /// Forward pass, losses and backward pass on the engine.
+    pub fn run(&self, cpu: Cpu, taps: &[usize]) -> Run {
+        let ids: Vec<NodeId> =
+            taps.iter().copied().chain(self.terms.iter().map(|t| t.node)).map(|n| id(&self.graph, n)).collect();
+        let options = Options { batch: self.batch, taps: &ids, training: true };
+        let mut ws = Workspace::new(&self.graph, &options, cpu).unwrap();
+        // Whatever the pass does not write is seen.
+        let mut grad = vec![f32::NAN; self.params.len()];
+        let mut buffers = self.buffers.clone();
+        ws.forward(&self.params, &mut buffers, &self.x, self.mode).unwrap();
+        let mut loss = 0.0;
+        for term in &self.terms {
+            let value = ws.add_loss(id(&self.graph, term.node), &term.loss(), term.weight).unwrap();
+            loss += f64::from(term.weight) * value;
+        }
+        ws.backward(&self.params, &mut grad).unwrap();
+        let taps = &ids[..taps.len()];
+        Run {
+            loss,
+            output: ws.output().to_vec(),
+            grad,
+            buffers,
+            values: taps.iter().map(|&n| ws.value(n).unwrap().to_vec()).collect(),
+            grads: taps.iter().map(|&n| ws.gradient(n).unwrap().to_vec()).collect(),
+        }
+    }
+
+    /// The sum of the losses, with `offset` added to the value of a node.
+    pub fn exact_loss(&self, params: &[f64], offset: Option<(usize, &[f64])>) -> f64 {
+        let values = self.exact(params, offset);
+        self.terms.iter().map(|t| f64::from(t.weight) * t.exact(self.batch, &values.nodes[t.node])).sum()
+    }
+
+    /// Evaluates every node in double precision, with `offset` added to the value of one.
+    pub fn exact(&self, params: &[f64], offset: Option<(usize, &[f64])>) -> Values {
+        let mut buffers: Vec<f64> = self.buffers.iter().map(|&v| f64::from(v)).collect();
+        let mut nodes = vec![self.x.iter().map(|&v| f64::from(v)).collect::<Vec<f64>>()];
+        add_offset(&mut nodes[0], 0, offset);
+        for (i, &(from, layer)) in self.net.layers.iter().enumerate() {
+            let mut y = self.apply(i + 1, from, layer, params, &mut buffers, &nodes);
+            add_offset(&mut y, i + 1, offset);
+            nodes.push(y);
+        }
+        Values { nodes, buffers }
+    }
+
+    fn apply(
+        &self,
+        node: usize,
+        from: usize,
+        layer: Layer,
+        params: &[f64],
+        buffers: &mut [f64],
+        nodes: &[Vec<f64>],
+    ) -> Vec<f64> {
+        let x = &nodes[from];
+        let shape = |node| self.graph.shape(id(&self.graph, node));
+        let (s_in, s_out) = (shape(from), shape(node));
+        let span = |suffix: &str| self.graph.params().find(&format!("n{node}.{suffix}"));
+        let param = |suffix: &str| span(suffix).map(|span| &params[span.range()]);
+        match layer {
+            Layer::Conv { window, .. } => {
+                convolve(x, s_in, s_out, window, param("weight").expect("a weight"), param("bias"))
+            }
+            Layer::Linear { .. } => {
+                let (w, b) = (param("weight").expect("a weight"), param("bias"));
+                let mut y = Vec::new();
+                for row in x.chunks_exact(s_in.len()) {
+                    for (o, w) in w.chunks_exact(s_in.len()).enumerate() {
+                        let products = row.iter().zip(w).map(|(x, w)| x * w);
+                        y.push(products.sum::<f64>() + b.map_or(0.0, |b| b[o]));
+                    }
+                }
+                y
+            }
+            Layer::BatchNorm => {
+                let (weight, bias) = (param("weight").expect("a weight"), param("bias").expect("a bias"));
+                let range = |suffix| self.graph.buffers().find(&format!("n{node}.{suffix}")).expect("a buffer").range();
+                let (mean, var) = (range("running_mean").start, range("running_var").start);
+                let mut y = vec![0.0; x.len()];
+                for c in 0..s_in.c {
+                    let places: Vec<usize> = (c..x.len()).step_by(s_in.c).collect();
+                    let (mut m, mut v) = moments(x, &places);
+                    let n = places.len() as f64;
+                    match self.mode.norm {
+                        NormMode::Frozen => (m, v) = (buffers[mean + c], buffers[var + c]),
+                        NormMode::Update => {
+                            let unbiased = if n > 1.0 { v * n / (n - 1.0) } else { v };
+                            buffers[mean + c] += MOMENTUM * (m - buffers[mean + c]);
+                            buffers[var + c] += MOMENTUM * (unbiased - buffers[var + c]);
+                        }
+                        NormMode::Batch => (),
+                    }
+                    for i in places {
+                        y[i] = (x[i] - m) / (v + EPS).sqrt() * weight[c] + bias[c];
+                    }
+                }
+                y
+            }
+            Layer::GroupNorm(groups) => {
+                let (weight, bias) = (param("weight").expect("a weight"), param("bias").expect("a bias"));
+                let (len, c) = (s_in.len(), s_in.c);
+                let mut y = vec![0.0; x.len()];
+                for image in 0..x.len() / len {
+                    for group in 0..groups {
+                        let inside = |i: &usize| i % c / (c / groups) == group;
+                        let places: Vec<usize> = (image * len..(image + 1) * len).filter(inside).collect();
+                        let (m, v) = moments(x, &places);
+                        for i in places {
+                            y[i] = (x[i] - m) / (v + EPS).sqrt() * weight[i % c] + bias[i % c];
+                        }
+                    }
+                }
+                y
+            }
+            Layer::Activation(f) => x.iter().map(|&x| activate(f, x)).collect(),
+            Layer::MaxPool(window) => max_pool(x, s_in, s_out, window),
+            Layer::GlobalAverage => {
+                let images = x.chunks_exact(s_in.len());
+                let mean =
+                    |image: &[f64], c: usize| image[c..].iter().step_by(s_in.c).sum::<f64>() / s_in.pixels() as f64;
+                images.flat_map(|image| (0..s_in.c).map(move |c| mean(image, c))).collect()
+            }
+            Layer::Add(other) => x.iter().zip(&nodes[other]).map(|(a, b)| a + b).collect(),
+            Layer::Flatten => x.clone(),
+            Layer::Dropout(_) => match self.masks.get(&node) {
+                Some(mask) => x.iter().zip(mask).map(|(x, m)| x * m).collect(),
+                None => x.clone(),
+            },
+        }
+    }
+
+    /// ∂L along `direction` of a parameter tensor or a node's value, by a central difference.
+    ///
+    /// The step is small against the distance to the next kink of a `relu`, maximum or absolute value, and double precision
+    /// still leaves six digits of the difference.
+    pub fn slope(&self, place: Place, direction: &[f64]) -> f64 {
+        const H: f64 = 1e-8;
+        let exact: Vec<f64> = self.params.iter().map(|&v| f64::from(v)).collect();
+        let at = |step: f64| match place {
+            Place::Node(node) => {
+                let offset: Vec<f64> = direction.iter().map(|d| step * d).collect();
+                self.exact_loss(&exact, Some((node, &offset)))
+            }
+            Place::Span(span) => {
+                let mut params = exact.clone();
+                let range = self.graph.params().spans()[span].range();
+                params[range].iter_mut().zip(direction).for_each(|(p, d)| *p += step * d);
+                self.exact_loss(&params, None)
+            }
+        };
+        (at(H) - at(-H)) / (2.0 * H)
+    }
+}
+
+/// Where a gradient is compared.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    Span(usize),
+    Node(usize),
+}
+
+fn add_offset(y: &mut [f64], node: usize, offset: Option<(usize, &[f64])>) {
+    if let Some((_, offset)) = offset.filter(|(at, _)| *at == node) {
+        y.iter_mut().zip(offset).for_each(|(y, o)| *y += o);
+    }
+}
+
+fn moments(x: &[f64], places: &[usize]) -> (f64, f64) {
+    let n = places.len() as f64;
+    let mean = places.iter().map(|&i| x[i]).sum::<f64>() / n;
+    (mean, places.iter().map(|&i| (x[i] - mean).powi(2)).sum::<f64>() / n)
+}
+
+/// The pixel under tap (ky, kx) of the window at (oy, ox), if it lies inside the image.
+fn pixel(shape: Shape, w: Window, (oy, ox): (usize, usize), (ky, kx): (usize, usize)) -> Option<usize> {
+    let row = (oy * w.stride + ky).checked_sub(w.padding).filter(|&row| row < shape.h)?;
+    let col = (ox * w.stride + kx).checked_sub(w.padding).filter(|&col| col < shape.w)?;
+    Some(row * shape.w + col)
+}
+
+/// `w` lies (O, K, K, I).
+fn convolve(x: &[f64], s_in: Shape, s_out: Shape, window: Window, w: &[f64], bias: Option<&[f64]>) -> Vec<f64> {
+    let k = window.kernel;
+    let mut y = Vec::with_capacity(x.len() / s_in.len() * s_out.len());
+    for image in x.chunks_exact(s_in.len()) {
+        for out in 0..s_out.pixels() {
+            for o in 0..s_out.c {
+                let mut sum = bias.map_or(0.0, |bias| bias[o]);
+                for tap in 0..k * k {
+                    let at = pixel(s_in, window, (out / s_out.w, out % s_out.w), (tap / k, tap % k));
+                    if let Some(at) = at {
+                        let w = &w[(o * k * k + tap) * s_in.c..][..s_in.c];
+                        sum += image[at * s_in.c..][..s_in.c].iter().zip(w).map(|(x, w)| x * w).sum::<f64>();
+                    }
+                }
+                y.push(sum);
+            }
+        }
+    }
+    y
+}
+
+fn max_pool(x: &[f64], s_in: Shape, s_out: Shape, window: Window) -> Vec<f64> {
+    let k = window.kernel;
+    let mut y = Vec::new();
+    for image in x.chunks_exact(s_in.len()) {
+        for out in 0..s_out.pixels() {
+            for c in 0..s_out.c {
+                let pixels = (0..k * k)
+                    .filter_map(|tap| pixel(s_in, window, (out / s_out.w, out % s_out.w), (tap / k, tap % k)));
+                y.push(pixels.map(|at| image[at * s_in.c + c]).fold(f64::NEG_INFINITY, f64::max));
+            }
+        }
+    }
+    y
+}
+
+fn activate(f: Activation, x: f64) -> f64 {
+    match f {
+        Activation::Relu => x.max(0.0),
+        Activation::Tanh => x.tanh(),
+        Activation::Gelu => x * normal_cdf(x),
+    }
+}
+
+/// Φ(x) = ½ + φ(x) (x + x³/3 + x⁵/(3·5) + …) (Marsaglia 2004).
+fn normal_cdf(x: f64) -> f64 {
+    let (mut term, mut sum, mut n) = (x, x, 1.0);
+    while term.abs() > 1e-18 * sum.abs() {
+        n += 2.0;
+        term *= x * x / n;
+        sum += term;
+    }
+    0.5 + sum * (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt()
+}
+
+pub fn norm(v: &[f32]) -> f64 {
+    v.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt()
+}
+
+/// ‖a − b‖ / ‖b‖
+pub fn relative_error(a: &[f32], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let difference = a.iter().zip(b).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum::<f64>().sqrt();
+    difference / b.iter().map(|b| b * b).sum::<f64>().sqrt().max(1e-30)
+}
+
+pub fn bits(v: &[f32]) -> Vec<u32> {
+    v.iter().map(|v| v.to_bits()).collect()
+}
+
+/// The engine's gradient against finite differences of the oracle, relative to the norm of the tensor's gradient.
+///
+/// Single precision leaves 1e-7 an operation. Sums of up to a few thousand terms, the transforms of Winograd's F(4×4)
+/// (which lose about two digits) and the differences that normalisations take bring it to at most some 1e-5 or 1e-4. One
+/// wrong element among the 40 000 of the largest tensor would be 5e-3.
+pub const TOLERANCE: f64 = 1e-3;
+/// A gradient that is 0 in exact arithmetic is rounding noise of the terms that cancelled, so a tensor's gradient is held
+/// against at least this share of the largest gradient of the problem.
+const NOISE_SHARE: f64 = 1e-2;
+
+/// Compares the loss, every parameter tensor's gradient and the gradients of `nodes`, on every instruction set; and the
+/// parameters' gradients with those of a workspace that observes no node, bit for bit.
+pub fn check_gradients(problem: &Problem, nodes: &[usize]) {
+    let terms: Vec<_> = problem.terms.iter().map(|t| (t.node, t.kind, t.weight)).collect();
+    let what = format!("{:?}, batch {}, {:?}, losses {terms:?}", problem.net, problem.batch, problem.mode.norm);
+    let exact: Vec<f64> = problem.params.iter().map(|&v| f64::from(v)).collect();
+    let loss = problem.exact_loss(&exact, None);
+    let runs: Vec<(Isa, Run)> =
+        Isa::available().into_iter().map(|isa| (isa, problem.run(Cpu::with_isa(1, isa), nodes))).collect();
+    for (isa, run) in &runs {
+        assert!((run.loss - loss).abs() <= 1e-4 * loss.abs().max(1e-2), "{what}: {isa:?}: loss {} ≠ {loss}", run.loss);
+        let plain = problem.run(Cpu::with_isa(1, *isa), &[]);
+        assert_eq!(bits(&plain.grad), bits(&run.grad), "{what}: {isa:?}: observing a node changed the gradient");
+    }
+    let spans = problem.graph.params().spans();
+    let places = (0..spans.len()).map(Place::Span).chain(nodes.iter().map(|&n| Place::Node(n)));
+    let gradient = |run: &'_ Run, place| match place {
+        Place::Span(span) => run.grad[spans[span].range()].to_vec(),
+        Place::Node(node) => run.grads[nodes.iter().position(|&n| n == node).expect("a tap")].clone(),
+    };
+    let places: Vec<Place> = places.collect();
+    let largest = places.iter().map(|&p| norm(&gradient(&runs[0].1, p))).fold(0.0, f64::max);
+    let mut s = stream(77);
+    for &place in &places {
+        let name = match place {
+            Place::Span(span) => spans[span].name.clone(),
+            Place::Node(node) => format!("the value of n{node}"),
+        };
+        let n = gradient(&runs[0].1, place).len();
+        // A direction of independent N(0, 1) meets an error e of the gradient in e·v ~ N(0, ‖e‖²), wherever the error is.
+        let mut directions: Vec<Vec<f64>> = (0..3).map(|_| (0..n).map(|_| s.normal()).collect()).collect();
+        for i in [0, s.below(n as u32) as usize, n - 1] {
+            directions.push((0..n).map(|j| f64::from(u8::from(i == j))).collect());
+        }
+        for direction in &directions {
+            let expected = problem.slope(place, direction);
+            for (isa, run) in &runs {
+                let g = gradient(run, place);
+                let found: f64 = g.iter().zip(direction).map(|(g, d)| f64::from(*g) * d).sum();
+                let error = (found - expected).abs() / norm(&g).max(NOISE_SHARE * largest).max(1e-12);
+                assert!(
+                    error <= TOLERANCE,
+                    "{what}: {isa:?}: gradient of {name}: slope {found:.6e}, expected {expected:.6e}, error {error:.1e}"
+                );
+            }
+        }
+    }
+}

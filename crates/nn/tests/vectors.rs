@@ -1,0 +1,214 @@
+//! The vector operations against double precision, over lengths and magnitudes of every kind, and the properties that a
+//! projection must have.
+
+#![allow(clippy::float_cmp, reason = "where numbers are compared, they must be equal")]
+
+use fedproj_nn::{Cpu, Isa, vector};
+use proptest::prelude::*;
+
+/// Elements whose squares and sums stay within single precision: zeros, ordinary and subnormal numbers, ±1e±15.
+fn element() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        8 => -10.0f32..10.0,
+        2 => Just(0.0),
+        1 => prop::num::f32::SUBNORMAL,
+        1 => (-15..15, -1.0f32..1.0).prop_map(|(power, v)| v * 10f32.powi(power)),
+    ]
+}
+
+/// Lengths around those at which chunks (64, 4096, 16384) begin and end, and any others.
+fn length() -> impl Strategy<Value = usize> {
+    prop_oneof![0usize..200, 4000usize..4200, 16_300usize..16_500, 0usize..20_000]
+}
+
+fn vectors<const N: usize>() -> impl Strategy<Value = [Vec<f32>; N]> {
+    length().prop_flat_map(|n| std::array::from_fn(|_| prop::collection::vec(element(), n)))
+}
+
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: 48, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
+}
+
+fn exact_dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// The most that a sum of products may be off: a chunk's 64 partial sums take 64 terms each and meet in 6 additions, which
+/// is 71 roundings of 2⁻²⁴ of the sum of magnitudes; a product that underflows loses at most the smallest number.
+fn dot_bound(a: &[f32], b: &[f32]) -> f64 {
+    let magnitudes: f64 = a.iter().zip(b).map(|(a, b)| (f64::from(*a) * f64::from(*b)).abs()).sum();
+    72.0 * 2f64.powi(-24) * magnitudes + a.len() as f64 * 2f64.powi(-149)
+}
+
+fn bits(v: &[f32]) -> Vec<u32> {
+    v.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Every instruction set, on one thread and on three.
+fn cpus() -> Vec<Cpu> {
+    Isa::available().into_iter().flat_map(|isa| [Cpu::with_isa(1, isa), Cpu::with_isa(3, isa)]).collect()
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn dot_and_squared_norm_are_within_rounding_of_exact([a, b] in vectors::<2>()) {
+        for cpu in cpus() {
+            let (found, exact, bound) = (vector::dot(&cpu, &a, &b), exact_dot(&a, &b), dot_bound(&a, &b));
+            prop_assert!((found - exact).abs() <= bound, "{cpu:?}: {found} ≠ {exact} ± {bound}");
+            let (found, exact, bound) = (vector::squared_norm(&cpu, &a), exact_dot(&a, &a), dot_bound(&a, &a));
+            prop_assert!((found - exact).abs() <= bound, "{cpu:?}: {found} ≠ {exact} ± {bound}");
+        }
+    }
+
+    #[test]
+    fn axpy_and_scale_round_each_element_once_or_twice([x, y] in vectors::<2>(), a in element()) {
+        for mut cpu in cpus() {
+            let (mut sum, mut scaled) = (y.clone(), y.clone());
+            vector::axpy(&mut cpu, a, &x, &mut sum);
+            vector::scale(&mut cpu, a, &mut scaled);
+            for i in 0..x.len() {
+                let (product, y) = (f64::from(a) * f64::from(x[i]), f64::from(y[i]));
+                // The product and the sum are rounded (once together where there is a fused multiply-add).
+                let bound = 2f64.powi(-24) * (2.0 * product.abs() + y.abs()) + 2f64.powi(-149);
+                prop_assert!((f64::from(sum[i]) - (y + product)).abs() <= bound);
+                prop_assert_eq!(scaled[i], (f64::from(a) * y) as f32);
+            }
+        }
+    }
+
+    #[test]
+    fn weighted_sums_are_within_rounding_of_exact(rows in vectors::<3>(), weights in prop::array::uniform3(element())) {
+        for mut cpu in cpus() {
+            let mut out = vec![f32::NAN; rows[0].len()];
+            vector::weighted_sum(&mut cpu, &[&rows[0], &rows[1], &rows[2]], &weights, &mut out);
+            for (i, out) in out.iter().enumerate() {
+                let terms: Vec<f64> = (0..3).map(|k| f64::from(weights[k]) * f64::from(rows[k][i])).collect();
+                let magnitudes: f64 = terms.iter().map(|t| t.abs()).sum();
+                let bound = 6.0 * 2f64.powi(-24) * magnitudes + 3.0 * 2f64.powi(-149);
+                prop_assert!((f64::from(*out) - terms.iter().sum::<f64>()).abs() <= bound);
+            }
+        }
+    }
+
+    #[test]
+    fn threads_change_no_bit([a, b, c] in vectors::<3>(), w in element()) {
+        for isa in Isa::available() {
+            let (mut one, mut three) = (Cpu::with_isa(1, isa), Cpu::with_isa(3, isa));
+            let run = |cpu: &mut Cpu| {
+                let (mut sum, mut total, mut projected) = (a.clone(), a.clone(), a.clone());
+                vector::axpy(cpu, w, &b, &mut sum);
+                vector::weighted_sum(cpu, &[&b, &c], &[w, 0.5], &mut total);
+                let found = vector::project(cpu, &mut projected, &b, 1e-9);
+                let scalars = [vector::dot(cpu, &a, &b), vector::squared_norm(cpu, &c), found.dot, found.squared_norm];
+                (bits(&sum), bits(&total), bits(&projected), scalars.map(f64::to_bits))
+            };
+            prop_assert_eq!(run(&mut one), run(&mut three));
+        }
+    }
+
+    #[test]
+    fn projection_with_an_agreeing_gradient_changes_no_bit([g, r] in vectors::<2>(), eps in 0.0f64..1e-3) {
+        let mut cpu = Cpu::new(1);
+        // The reference is turned round where it disagrees.
+        let sign = if vector::dot(&cpu, &g, &r) < 0.0 { -1.0 } else { 1.0 };
+        let r: Vec<f32> = r.iter().map(|r| sign * r).collect();
+        let mut projected = g.clone();
+        let found = vector::project(&mut cpu, &mut projected, &r, eps);
+        prop_assert!(!found.active && found.dot >= 0.0);
+        prop_assert_eq!(bits(&projected), bits(&g));
+    }
+}
+
+/// Gradients as they occur: a scale each, and elements around it.
+fn gradients() -> impl Strategy<Value = (Vec<f32>, Vec<f32>)> {
+    (1usize..20_000, -6..6, -6..6).prop_flat_map(|(n, p, q)| {
+        let scaled = move |power: i32| {
+            prop::collection::vec(prop_oneof![4 => -1.0f32..1.0, 1 => Just(0.0)], n)
+                .prop_map(move |v| v.into_iter().map(|v| v * 10f32.powi(power)).collect::<Vec<f32>>())
+        };
+        (scaled(p), scaled(q))
+    })
+}
+
+fn norm(v: &[f32]) -> f64 {
+    exact_dot(v, v).sqrt()
+}
+
+/// A rounding of every element and one of the coefficient, which the sums of `dot` leave with at most 72 roundings each.
+const PROJECTION_ERROR: f64 = 160.0 * 5.97e-8;
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn projection_never_increases_the_norm((mut g, r) in gradients(), eps in 0.0f64..1e-3) {
+        let before = norm(&g);
+        vector::project(&mut Cpu::new(1), &mut g, &r, eps);
+        prop_assert!(norm(&g) <= before * (1.0 + 2f64.powi(-22)), "{} > {before}", norm(&g));
+    }
+
+    #[test]
+    fn projection_leaves_the_share_of_eps_in_the_inner_product((g, r) in gradients(), power in -12..3) {
+        let eps = 10f64.powi(power);
+        let mut projected = g.clone();
+        let found = vector::project(&mut Cpu::new(1), &mut projected, &r, eps);
+        prop_assert_eq!(found.active, found.dot < 0.0);
+        if found.active {
+            let expected = exact_dot(&g, &r) * eps / (exact_dot(&r, &r) + eps);
+            let error = (exact_dot(&projected, &r) - expected).abs();
+            prop_assert!(error <= PROJECTION_ERROR * norm(&g) * norm(&r), "{error:e}");
+        }
+    }
+
+    #[test]
+    fn projecting_twice_is_projecting_once((mut g, r) in gradients()) {
+        let mut cpu = Cpu::new(1);
+        let before = norm(&g);
+        vector::project(&mut cpu, &mut g, &r, 0.0);
+        let once = g.clone();
+        vector::project(&mut cpu, &mut g, &r, 0.0);
+        let change: Vec<f32> = once.iter().zip(&g).map(|(a, b)| a - b).collect();
+        prop_assert!(norm(&change) <= PROJECTION_ERROR * before);
+    }
+
+    #[test]
+    fn the_length_of_the_reference_does_not_matter((g, r) in gradients(), factor in prop_oneof![0.01f32..0.9, 1.1f32..100.0]) {
+        let mut cpu = Cpu::new(1);
+        let scaled: Vec<f32> = r.iter().map(|r| factor * r).collect();
+        // Where g and r are nearly orthogonal, rounding decides which side they are on.
+        prop_assume!(exact_dot(&g, &r).abs() > 1e-5 * norm(&g) * norm(&r));
+        let (mut by_r, mut by_scaled) = (g.clone(), g.clone());
+        let first = vector::project(&mut cpu, &mut by_r, &r, 0.0);
+        let second = vector::project(&mut cpu, &mut by_scaled, &scaled, 0.0);
+        prop_assert_eq!(first.active, second.active);
+        let change: Vec<f32> = by_r.iter().zip(&by_scaled).map(|(a, b)| a - b).collect();
+        prop_assert!(norm(&change) <= PROJECTION_ERROR * norm(&g));
+    }
+}
+
+#[test]
+fn a_reference_too_small_to_square_changes_nothing() {
+    // ⟨g, r⟩ = −1e-5 is a number, ‖r‖² = 1e-50 is 0 in single precision: there is nothing to divide by.
+    for eps in [0.0, 1e-12] {
+        let mut g = [1e20, 2.0];
+        vector::project(&mut Cpu::new(1), &mut g, &[-1e-25, 0.0], eps);
+        assert!(g.iter().all(|v| v.is_finite()), "{g:?}");
+    }
+    let mut g = [1.0, -1.0];
+    let found = vector::project(&mut Cpu::new(1), &mut g, &[0.0, 0.0], 0.0);
+    assert!(!found.active && g == [1.0, -1.0]);
+}
+
+#[test]
+fn a_sum_of_no_rows_is_zero_and_a_weight_of_one_copies() {
+    for mut cpu in cpus() {
+        let mut out = vec![f32::NAN; 3];
+        vector::weighted_sum(&mut cpu, &[], &[], &mut out);
+        assert_eq!(out, [0.0; 3]);
+        let row = [1.5, f32::MIN_POSITIVE, -3.25e30];
+        vector::weighted_sum(&mut cpu, &[&row], &[1.0], &mut out);
+        assert_eq!(bits(&out), bits(&row));
+    }
+}

@@ -1,0 +1,259 @@
+//! Weights in files: what is saved is loaded bit for bit, `PyTorch`'s files are understood, and a file that does not fit is
+//! refused with the tensor, what was expected and what was found.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+mod reference;
+
+use fedproj_nn::models::{self, Norm, ResNet, Variant};
+use fedproj_nn::{Graph, Init, Shape, weights};
+use proptest::prelude::*;
+use reference::bits;
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const IMAGE: Shape = Shape { h: 12, w: 10, c: 3 };
+
+fn resnet() -> Graph {
+    ResNet { widths: &[4, 6], blocks: 1, stem_pool: true, variant: Variant::default() }.build(IMAGE, 3).unwrap()
+}
+
+fn cnn() -> Graph {
+    models::cnn(IMAGE, [3, 5], 7, 4, Variant::default()).unwrap()
+}
+
+/// A tensor as a file holds it.
+#[derive(Clone)]
+struct Tensor {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+type Tensors = BTreeMap<String, Tensor>;
+
+fn read(path: &Path) -> Tensors {
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |view: TensorView<'_>| Tensor {
+        dtype: view.dtype(),
+        shape: view.shape().to_vec(),
+        bytes: view.data().to_vec(),
+    };
+    file.tensors().into_iter().map(|(name, view)| (name, tensor(view))).collect()
+}
+
+fn write(path: &Path, tensors: &Tensors) {
+    let views = tensors.iter().map(|(name, t)| (name, TensorView::new(t.dtype, t.shape.clone(), &t.bytes).unwrap()));
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+/// A saved resnet in a folder that goes away with the first value.
+fn saved() -> (tempfile::TempDir, PathBuf, Graph) {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, graph) = (folder.path().join("weights.safetensors"), resnet());
+    weights::save(&path, &graph, &graph.init_params(1, Init::Authors), &graph.init_buffers()).unwrap();
+    (folder, path, graph)
+}
+
+/// Changes the tensors of a good file; loading it must fail with a message that holds the path and all `parts`.
+fn check(change: impl Fn(&mut Tensors), parts: &[&str]) {
+    let (_folder, path, graph) = saved();
+    let mut tensors = read(&path);
+    change(&mut tensors);
+    write(&path, &tensors);
+    check_refused(&path, &graph, parts);
+}
+
+fn check_refused(path: &Path, graph: &Graph, parts: &[&str]) {
+    let message = weights::load(path, graph).expect_err("a bad file").to_string();
+    for part in parts.iter().copied().chain(path.to_str()) {
+        assert!(message.contains(part), "`{message}` does not say `{part}`");
+    }
+}
+
+#[test]
+fn what_is_saved_is_loaded_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let group = Variant { norm: Norm::Group(2), ..Variant::default() };
+    let grouped = ResNet { widths: &[4, 6], blocks: 2, stem_pool: false, variant: group }.build(IMAGE, 3).unwrap();
+    for graph in [resnet(), cnn(), grouped] {
+        let mut params = graph.init_params(2, Init::Authors);
+        let buffers: Vec<f32> = (0..graph.buffers().len()).map(|i| 0.25 + i as f32).collect();
+        // Signed zero, the smallest and the largest numbers are weights like any other.
+        params[..4].copy_from_slice(&[-0.0, f32::from_bits(1), f32::MAX, f32::MIN_POSITIVE]);
+        weights::save(&path, &graph, &params, &buffers).unwrap();
+        let (loaded, loaded_buffers) = weights::load(&path, &graph).unwrap();
+        assert_eq!(bits(&loaded), bits(&params));
+        assert_eq!(bits(&loaded_buffers), bits(&buffers));
+    }
+}
+
+#[test]
+fn files_have_the_names_and_shapes_of_pytorch() {
+    let (_folder, path, graph) = saved();
+    let tensors = read(&path);
+    let shape = |name: &str| tensors[name].shape.clone();
+    assert_eq!(shape("conv1.weight"), [4, 3, 3, 3]);
+    assert_eq!(shape("layers.1.shortcut.0.weight"), [6, 4, 1, 1]);
+    assert_eq!(shape("layers.1.bn2.running_var"), [6]);
+    assert_eq!(shape("fc.weight"), [3, 6]);
+    assert!(tensors.values().all(|t| t.dtype == Dtype::F32));
+    assert_eq!(tensors.len(), graph.params().spans().len() + graph.buffers().spans().len());
+}
+
+/// The state that `PyTorch` made for the golden tests, under the names of its `state_dict`, loads into the same network.
+#[test]
+fn weights_of_pytorch_are_loaded() {
+    let graphs = [
+        ("cnn", models::cnn(Shape::image(32, 32, 3), [8, 16], 24, 10, Variant::default()).unwrap()),
+        (
+            "resnet8",
+            ResNet { widths: &[16, 24, 40], blocks: 1, stem_pool: true, variant: Variant::default() }
+                .build(Shape::image(32, 32, 3), 10)
+                .unwrap(),
+        ),
+    ];
+    for (name, graph) in graphs {
+        let fixture =
+            read(Path::new(&format!("{}/../../fixtures/torch/{name}.safetensors", env!("CARGO_MANIFEST_DIR"))));
+        let init = |(name, tensor): (&String, &Tensor)| Some((name.strip_prefix("init/")?.to_owned(), tensor.clone()));
+        let mut tensors: Tensors = fixture.iter().filter_map(init).collect();
+        let counter = Tensor { dtype: Dtype::I64, shape: vec![], bytes: vec![0; 8] };
+        tensors.insert("bn1.num_batches_tracked".into(), counter);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("torch.safetensors");
+        write(&path, &tensors);
+        let (params, buffers) = weights::load(&path, &graph).unwrap();
+        for (layout, flat) in [(graph.params(), &params), (graph.buffers(), &buffers)] {
+            for span in layout.spans() {
+                let bytes: Vec<u8> = span.to_torch(flat).iter().flat_map(|v| v.to_le_bytes()).collect();
+                assert_eq!(bytes, tensors[&span.name].bytes, "{}", span.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn missing_tensors_are_named() {
+    check(|t| drop(t.remove("layers.1.conv2.weight")), &["`layers.1.conv2.weight`", "missing", "[6, 6, 3, 3]"]);
+    check(|t| drop(t.remove("bn1.running_mean")), &["`bn1.running_mean`", "missing", "[4]"]);
+    check(BTreeMap::clear, &["`conv1.weight`", "missing"]);
+}
+
+#[test]
+fn extra_tensors_are_named() {
+    let extra = |t: &mut Tensors, name: &str| {
+        let tensor = t["fc.bias"].clone();
+        t.insert(name.into(), tensor);
+    };
+    check(|t| extra(t, "fc2.bias"), &["`fc2.bias`", "no node", "1 such"]);
+    check(|t| ["b", "a"].iter().for_each(|name| extra(t, name)), &["`a`", "2 such"]);
+}
+
+#[test]
+fn tensors_of_another_shape_are_named() {
+    let reshape = |name: &'static str, shape: &'static [usize]| {
+        move |t: &mut Tensors| {
+            let tensor = t.get_mut(name).unwrap();
+            tensor.shape = shape.to_vec();
+            tensor.bytes.resize(4 * shape.iter().product::<usize>(), 0);
+        }
+    };
+    check(reshape("fc.weight", &[6, 3]), &["`fc.weight`", "[6, 3]", "[3, 6]"]);
+    check(reshape("conv1.weight", &[4, 3, 9]), &["`conv1.weight`", "[4, 3, 9]", "[4, 3, 3, 3]"]);
+    check(reshape("bn1.weight", &[5]), &["`bn1.weight`", "[5]", "[4]"]);
+    check(reshape("bn1.running_var", &[0]), &["`bn1.running_var`", "[0]", "[4]"]);
+}
+
+#[test]
+fn tensors_of_another_type_are_named() {
+    let retype = |dtype: Dtype, size: usize| {
+        move |t: &mut Tensors| {
+            let tensor = t.get_mut("fc.bias").unwrap();
+            tensor.dtype = dtype;
+            tensor.bytes.resize(3 * size, 0);
+        }
+    };
+    check(retype(Dtype::F64, 8), &["`fc.bias`", "F64", "F32"]);
+    check(retype(Dtype::F16, 2), &["`fc.bias`", "F16", "F32"]);
+    check(retype(Dtype::I32, 4), &["`fc.bias`", "I32", "F32"]);
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_named() {
+    for (value, said) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
+        let poison = |name: &'static str, at: usize| {
+            move |t: &mut Tensors| {
+                t.get_mut(name).unwrap().bytes[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes());
+            }
+        };
+        check(poison("layers.0.conv1.weight", 17), &["`layers.0.conv1.weight`", said, "element 17", "finite"]);
+        check(poison("bn1.running_var", 3), &["`bn1.running_var`", said, "element 3"]);
+    }
+}
+
+#[test]
+fn the_weights_of_another_network_are_refused() {
+    let (_folder, path, _) = saved();
+    check_refused(&path, &cnn(), &["tensor `"]);
+}
+
+#[test]
+fn a_file_that_ends_early_is_refused_wherever_it_ends() {
+    let (_folder, path, graph) = saved();
+    let whole = std::fs::read(&path).unwrap();
+    let ends = (0..whole.len()).step_by(97).chain(0..64).chain(whole.len() - 9..whole.len());
+    for end in ends {
+        std::fs::write(&path, &whole[..end]).unwrap();
+        check_refused(&path, &graph, &["safetensors"]);
+    }
+    let longer = [&whole[..], &[0]].concat();
+    std::fs::write(&path, longer).unwrap();
+    check_refused(&path, &graph, &["safetensors"]);
+}
+
+#[test]
+fn a_file_that_is_not_there_or_cannot_be_written_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, graph) = (folder.path().join("no/such.safetensors"), cnn());
+    check_refused(&path, &graph, &["No such file"]);
+    let (params, buffers) = (graph.init_params(1, Init::Torch), graph.init_buffers());
+    let message = weights::save(&path, &graph, &params, &buffers).expect_err("no folder").to_string();
+    assert!(message.contains("such.safetensors"), "{message}");
+    let path = folder.path().join("weights.safetensors");
+    let message = weights::save(&path, &graph, &params[1..], &buffers).expect_err("too short").to_string();
+    assert!(message.contains("parameter vector") && !path.exists(), "{message}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes_are_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), header in 0u64..500) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("garbage");
+        let graph = cnn();
+        std::fs::write(&path, &bytes).unwrap();
+        prop_assert!(weights::load(&path, &graph).is_err());
+        // The same behind a length that a header could have.
+        std::fs::write(&path, [&header.to_le_bytes()[..], b"{\"", &bytes].concat()).unwrap();
+        prop_assert!(weights::load(&path, &graph).is_err());
+    }
+
+    #[test]
+    fn a_changed_byte_never_panics(at in 0usize..3000, byte: u8) {
+        let (_folder, path, graph) = saved();
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[at] = byte;
+        std::fs::write(&path, &bytes).unwrap();
+        // It may be a good file still: a weight has another value. It is never one with another number of weights.
+        if let Ok((params, buffers)) = weights::load(&path, &graph) {
+            prop_assert_eq!((params.len(), buffers.len()), (graph.params().len(), graph.buffers().len()));
+            prop_assert!(params.iter().chain(&buffers).all(|v| v.is_finite()));
+        }
+    }
+}
