@@ -2,11 +2,13 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use fedproj_core::{Config, Experiment, Seconds, ServerState, Simulation, Targets};
+use fedproj_data::{Dataset, Normalisation, Partition, Samples};
 use fedproj_nn::models::{self, Variant};
 use fedproj_nn::{Cpu, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use serde::Serialize;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 /// The kinds of measurement.
@@ -14,6 +16,8 @@ use std::time::Instant;
 pub enum Bench {
     /// One training step: forward, backward and Adam on synthetic 32×32 images
     Step(Step),
+    /// One federated round on synthetic 32×32 images: local training of all clients, then fusion
+    Round(Round),
 }
 
 impl Bench {
@@ -21,6 +25,7 @@ impl Bench {
     pub fn run(self) -> Result<()> {
         match self {
             Self::Step(step) => step.run(),
+            Self::Round(round) => round.run(),
         }
     }
 }
@@ -140,6 +145,119 @@ impl Step {
         timed.sort_by(f64::total_cmp);
         Ok(timed[timed.len() / 2])
     }
+}
+
+/// Arguments of `bench round`.
+#[derive(Args)]
+pub struct Round {
+    /// The method (see `fedproj methods`)
+    #[arg(long, default_value = "fedproj")]
+    method: String,
+    /// The network (see `fedproj models`)
+    #[arg(long, default_value = "resnet8")]
+    model: String,
+    /// Clients, all of which take part
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    clients: u32,
+    /// Samples of each client
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
+    samples: u32,
+    /// Local epochs
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+    /// Samples in a local step
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// Samples of the public set
+    #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u32).range(1..))]
+    public: u32,
+    /// The local optimiser: adam (1e-3, weight decay 5e-5) or sgd (0.1)
+    #[arg(long, default_value = "adam", value_parser = ["adam", "sgd"])]
+    optimizer: String,
+    /// Threads
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: u16,
+    /// Rounds to time; the median counts
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Round {
+    fn run(self) -> Result<()> {
+        let optimizer = match self.optimizer.as_str() {
+            "sgd" => "local.optimizer={kind='sgd', lr=0.1, weight_decay=0.0}",
+            _ => "local.optimizer={kind='adam', lr=1e-3, weight_decay=5e-5}",
+        };
+        // The first round that is timed is round 1, with targets as if an ensemble had spoken: clients project.
+        let overrides = [
+            format!("method.name={}", self.method),
+            format!("model.name={}", self.model),
+            format!("federation.rounds={}", self.rounds + 1),
+            format!("local.epochs={}", self.epochs),
+            format!("local.batch={}", self.batch),
+            "federation.fraction=1.0".into(),
+            "method.fedproj.projection.warmup=1".into(),
+            optimizer.into(),
+        ];
+        let config = Config::from_layers(None, &overrides)?;
+        let method = config.method.build()?;
+        let n_private = self.clients * self.samples;
+        let n_public = if method.needs_public() { self.public } else { 1 };
+        let lists = (0..self.clients).map(|k| (k * self.samples..(k + 1) * self.samples).collect()).collect();
+        let partition = Partition::from_lists("equal", lists, n_private as usize)?;
+        let (private, public) = (synthetic(0, n_private, true)?, synthetic(1, n_public, false)?);
+        let test = synthetic(2, 256, true)?;
+        let experiment =
+            Experiment::with_partition(config, method.as_ref(), private, test, Some(public), partition)?;
+        let mut stream = Stream::new(0, Purpose::Synthetic, [3, 0, 0]);
+        let logits: Vec<f32> = (0..n_public * 10).map(|_| stream.normal() as f32).collect();
+        let state = ServerState {
+            n_rounds_done: 1,
+            weights: experiment.weights.clone(),
+            buffers: experiment.buffers.clone(),
+            targets: Some(Arc::new(Targets { logits, features: Vec::new() })),
+            ..ServerState::default()
+        };
+        let mut simulation = Simulation::resume(experiment, method, usize::from(self.threads), state)?;
+        let mut rounds = Vec::new();
+        for _ in 0..self.rounds {
+            rounds.push(simulation.round(&|_| ())?.seconds);
+        }
+        rounds.sort_by(|a, b| (a.local + a.fusion).total_cmp(&(b.local + b.fusion)));
+        let Seconds { local, fusion, .. } = rounds[rounds.len() / 2];
+        if self.json {
+            let result = serde_json::json!({
+                "method": self.method, "model": self.model, "clients": self.clients, "samples": self.samples,
+                "epochs": self.epochs, "threads": self.threads, "local_s": local, "server_s": fusion,
+                "round_s": local + fusion, "peak_rss_mib": peak_rss_mib(),
+            });
+            println!("{result}");
+        } else {
+            println!("{} with {}, {} clients × {} samples × {} epochs on {} thread(s)", self.method, self.model,
+                self.clients, self.samples, self.epochs, self.threads);
+            println!("  {:.2} s a round: {local:.2} s local training, {fusion:.2} s fusion", local + fusion);
+        }
+        Ok(())
+    }
+}
+
+/// Random 32×32 images.
+fn synthetic(id: u32, n: u32, labelled: bool) -> Result<Dataset> {
+    let mut stream = Stream::new(0, Purpose::Synthetic, [id, 1, 0]);
+    let n_bytes = n as usize * 32 * 32 * 3;
+    let mut bytes: Vec<u8> = Vec::with_capacity(n_bytes + 8);
+    while bytes.len() < n_bytes {
+        bytes.extend_from_slice(&stream.next_u64().to_le_bytes());
+    }
+    bytes.truncate(n_bytes);
+    let labels = labelled.then(|| (0..n).map(|_| stream.below(10)).collect());
+    let names = if labelled { (0..10).map(|c| c.to_string()).collect() } else { Vec::new() };
+    let shape = fedproj_data::Shape::Image { height: 32, width: 32, channels: 3 };
+    let data = Dataset::new("synthetic", shape, Samples::U8(bytes), labels, names)?;
+    Ok(data.with_normalisation(Normalisation::bytes(&[0.5; 3], &[0.25; 3]))?)
 }
 
 /// The most memory this process has used, where the system tells.

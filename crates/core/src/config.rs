@@ -154,7 +154,7 @@ pub struct FederationConfig {
 impl Default for FederationConfig {
     fn default() -> Self {
         Self {
-            rounds: 20,
+            rounds: 40,
             fraction: 0.5,
             evaluate_every: 1,
             evaluate_clients: false,
@@ -190,8 +190,8 @@ pub struct LocalConfig {
 impl Default for LocalConfig {
     fn default() -> Self {
         Self {
-            epochs: 5,
-            batch: 64,
+            epochs: 10,
+            batch: 32,
             optimizer: OptimizerConfig::default(),
             schedule: ScheduleConfig::default(),
             clip: 0.0,
@@ -324,7 +324,8 @@ impl Config {
     /// # Errors
     /// Never for a configuration made by [`Config::from_layers`].
     pub fn to_toml(&self) -> Result<String> {
-        toml::to_string(self).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))
+        let table = table_of(self)?;
+        toml::to_string(&table).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))
     }
 
     fn check(&self) -> Result<()> {
@@ -355,8 +356,25 @@ impl Config {
     }
 }
 
-fn table_of(config: &Config) -> Result<Table> {
-    Table::try_from(config).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))
+/// The configuration as a table, in which single-precision numbers read as they were written (0.001, not
+/// 0.0010000000474974513).
+pub(crate) fn table_of(config: &Config) -> Result<Table> {
+    fn shorten(value: &mut Value) {
+        match value {
+            Value::Float(v) if f64::from(*v as f32) == *v => {
+                if let Ok(short) = (*v as f32).to_string().parse() {
+                    *v = short;
+                }
+            }
+            Value::Table(table) => table.iter_mut().for_each(|(_, v)| shorten(v)),
+            Value::Array(values) => values.iter_mut().for_each(shorten),
+            _ => (),
+        }
+    }
+    let mut table =
+        Table::try_from(config).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))?;
+    table.iter_mut().for_each(|(_, v)| shorten(v));
+    Ok(table)
 }
 
 /// Tables that describe one thing and are replaced as a whole, with keys of their own.

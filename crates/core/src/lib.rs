@@ -39,7 +39,7 @@ pub use memory::{BatchNormUse, MemoryConfig, Resample, Round0, Target, Targets};
 pub use method::Method;
 pub use presets::Preset;
 pub use record::{RoundRecord, Seconds, Summary};
-pub use run::{Manifest, Run, Verified, verify};
+pub use run::{Manifest, Run, StoredRun, Verified, verify};
 pub use simulate::{Progress, Simulation, model_hash};
 pub use step::{Batch, Embedding, Finish, Place, ProjectionRule, Scope, Step, Term, Vector};
 pub use sweep::{Plan, PlannedRun};

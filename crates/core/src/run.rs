@@ -4,14 +4,14 @@
 //! from its last checkpoint, drops later lines and makes them again, bit for bit.
 
 use crate::checkpoint::{self, write_atomically};
-use crate::config::Config;
+use crate::config::{Config, table_of};
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::record::{RoundRecord, Summary};
 use crate::simulate::{Progress, Simulation};
 use fedproj_nn::Isa;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -218,22 +218,100 @@ impl Run {
     }
 }
 
-/// The outcome stored in a run directory.
-pub(crate) fn read_summary(dir: &Path) -> Result<Summary> {
+/// A finished run as its directory tells it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredRun {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Its configuration.
+    pub config: Config,
+    /// Its outcome.
+    pub summary: Summary,
+    /// Its rounds.
+    pub rounds: Vec<RoundRecord>,
+}
+
+impl StoredRun {
+    /// Reads a finished run.
+    ///
+    /// # Errors
+    /// If a file is missing or does not hold what it should.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let (config, summary) = (read_config(dir)?, read_summary(dir)?);
+        Ok(Self { dir: dir.into(), config, summary, rounds: read_metrics(dir, None)? })
+    }
+
+    /// All finished runs at or below a path, in the order of their names.
+    ///
+    /// # Errors
+    /// If a directory cannot be read.
+    pub fn find(path: &Path) -> Result<Vec<Self>> {
+        if path.join("summary.json").exists() {
+            return Ok(vec![Self::open(path)?]);
+        }
+        let entries = std::fs::read_dir(path).map_err(Error::io("list", path))?;
+        let mut folders: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).filter(|p| p.is_dir()).collect();
+        folders.sort();
+        let mut runs = Vec::new();
+        for folder in folders {
+            runs.extend(Self::find(&folder)?);
+        }
+        Ok(runs)
+    }
+
+    /// What tells each of some runs from the others besides the seed: the method, and the keys in which runs of one method
+    /// differ.
+    pub fn labels(runs: &[Self]) -> Vec<String> {
+        let all: Vec<BTreeMap<String, String>> = runs.iter().map(|run| flat_keys(&run.config)).collect();
+        let differs = |key: &String| {
+            let pairs = runs.iter().zip(&all);
+            pairs.clone().any(|(a, keys_a)| {
+                let same_method = |b: &Self| a.config.method.name == b.config.method.name;
+                pairs.clone().any(|(b, keys_b)| same_method(b) && keys_a.get(key) != keys_b.get(key))
+            })
+        };
+        let keys: BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).filter(|key| *key != "seed").collect();
+        let differing: Vec<&String> = keys.into_iter().filter(|key| differs(key)).collect();
+        let label = |(run, keys): (&Self, &BTreeMap<String, String>)| {
+            let rest = differing.iter().filter_map(|key| Some(format!(" {key}={}", keys.get(*key)?)));
+            run.config.method.name.clone() + &rest.collect::<String>()
+        };
+        runs.iter().zip(&all).map(label).collect()
+    }
+}
+
+/// Every key of a configuration with its value as text.
+fn flat_keys(config: &Config) -> BTreeMap<String, String> {
+    fn flatten(value: &toml::Value, path: &str, out: &mut BTreeMap<String, String>) {
+        if let toml::Value::Table(table) = value {
+            for (key, value) in table {
+                flatten(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, out);
+            }
+        } else {
+            out.insert(path.to_owned(), value.to_string().replace('"', ""));
+        }
+    }
+    let mut out = BTreeMap::new();
+    if let Ok(table) = table_of(config) {
+        flatten(&toml::Value::Table(table), "", &mut out);
+    }
+    out
+}
+
+fn read_summary(dir: &Path) -> Result<Summary> {
     let path = dir.join("summary.json");
     let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
     serde_json::from_str(&text).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
 }
 
-/// The configuration stored in a run directory.
-pub(crate) fn read_config(dir: &Path) -> Result<Config> {
+fn read_config(dir: &Path) -> Result<Config> {
     let path = dir.join("config.toml");
     let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
     toml::from_str(&text).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
 }
 
 /// The rounds stored in a run directory; with `n_rounds`, exactly the first that many.
-pub(crate) fn read_metrics(dir: &Path, n_rounds: Option<u32>) -> Result<Vec<RoundRecord>> {
+fn read_metrics(dir: &Path, n_rounds: Option<u32>) -> Result<Vec<RoundRecord>> {
     let path = dir.join("metrics.jsonl");
     let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
     let mut rounds = Vec::new();

@@ -1,5 +1,5 @@
-//! Graphs, vectors and losses that do not fit: every error names the node or vector, what was expected and what was found,
-//! and leaves everything as it was. Nothing panics.
+//! Graphs, vectors and losses that do not fit: every error names the node or vector, what was expected and what was
+//! found, and leaves everything as it was. Nothing panics.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 

@@ -1,5 +1,5 @@
-//! Every layer, activation, loss and normalisation mode against finite differences of a double-precision oracle, on every
-//! instruction set: gradients of all parameters, of the input and of nodes in the middle.
+//! Every layer, activation, loss and normalisation mode against finite differences of a double-precision oracle, on
+//! every instruction set: gradients of all parameters, of the input and of nodes in the middle.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 #![allow(clippy::float_cmp, reason = "where numbers are compared, they must be equal")]
@@ -63,7 +63,8 @@ proptest! {
 
     #[test]
     fn linear_layers_have_the_right_gradients(
-        inputs in prop::sample::select(&[1usize, 3, 8, 17, 64, 65, 300]), batch in prop::sample::select(&[1usize, 5, 31, 32, 49]),
+        inputs in prop::sample::select(&[1usize, 3, 8, 17, 64, 65, 300]),
+        batch in prop::sample::select(&[1usize, 5, 31, 32, 49]),
         outputs in prop::sample::select(&[1usize, 3, 10, 30, 31, 65, 130]), bias: bool,
     ) {
         check(Shape::vector(inputs), &[Layer::Linear { outputs, bias }], batch, NormMode::Frozen);
@@ -71,7 +72,8 @@ proptest! {
 
     #[test]
     fn normalisations_have_the_right_gradients(
-        (h, w) in (1usize..6, 1usize..6), batch in 1usize..5, channels in prop::sample::select(&[1usize, 3, 8, 17, 24, 64, 65]),
+        (h, w) in (1usize..6, 1usize..6), batch in 1usize..5,
+        channels in prop::sample::select(&[1usize, 3, 8, 17, 24, 64, 65]),
         relu: bool, which in 0usize..4,
     ) {
         // Two samples a channel are normalised to ±1 whatever they are; `degenerate_batches_…` looks at those.
@@ -136,6 +138,15 @@ fn activations_and_averages_have_the_right_gradients() {
 }
 
 #[test]
+fn layers_fused_with_their_activation_have_the_right_gradients() {
+    check(Shape::image(6, 5, 3), &[conv_bias(9, 3, 2, 1), RELU], 3, NormMode::Frozen);
+    check(Shape::image(6, 5, 9), &[conv(17, 3, 1, 1), RELU, conv_bias(8, 3, 1, 1), RELU], 3, NormMode::Frozen);
+    check(Shape::vector(9), &[linear(33), RELU, linear(5), RELU], 35, NormMode::Frozen);
+    let image = Shape::image(5, 4, 3);
+    check(image, &[conv_bias(8, 1, 1, 0), Layer::BatchNorm, RELU, Layer::Flatten, linear(3)], 3, NormMode::Update);
+}
+
+#[test]
 fn losses_have_the_right_gradients() {
     let mut kinds = vec![Kind::CrossEntropy, Kind::Squared, Kind::Absolute];
     for direction in [Direction::TeacherToStudent, Direction::StudentToTeacher] {
@@ -176,7 +187,8 @@ fn residual_net(normalisation: Layer) -> Net {
     let net = Net::chain(Shape::image(9, 7, 3), &[conv(8, 3, 1, 1), normalisation, RELU]); // 1 2 3
     let net = net.then(conv(8, 3, 1, 1)).then(normalisation).then(RELU); // 4 5 6
     let net = net.then(conv(8, 3, 1, 1)).then(normalisation).then(Layer::Add(3)).then(RELU); // 7 8 9 10
-    let net = net.then(conv(16, 3, 2, 1)).then(normalisation).then(RELU).then(conv(16, 3, 1, 1)).then(normalisation); // 11–15
+    let net = net.then(conv(16, 3, 2, 1)).then(normalisation).then(RELU); // 11 12 13
+    let net = net.then(conv(16, 3, 1, 1)).then(normalisation); // 14 15
     let net = net.at(10, conv(16, 1, 2, 0)).then(normalisation).at(15, Layer::Add(17)).then(RELU); // 16 17 18 19
     net.then(Layer::MaxPool(Window::new(3, 2, 1))).then(Layer::GlobalAverage).then(linear(5)) // 20 21 22
 }
@@ -194,8 +206,8 @@ fn residual_networks_have_the_right_gradients() {
     }
 }
 
-/// Gradients with every node observed, which forbids all fusion, against those with all fusion. The sums differ only where a
-/// fused multiply-add replaces two roundings, so the tolerance is a few roundings of each layer.
+/// Gradients with every node observed, which forbids all fusion, against those with all fusion. The sums differ only
+/// where a fused multiply-add replaces two roundings, so the tolerance is a few roundings of each layer.
 #[test]
 fn observing_every_node_changes_no_gradient() {
     for normalisation in [Layer::BatchNorm, Layer::GroupNorm(2)] {
@@ -378,8 +390,8 @@ fn a_node_that_nobody_reads_has_a_gradient_of_zero() {
     assert!(run.grads[0].iter().all(|g| *g == 0.0));
 }
 
-/// One value a channel is normalised to 0 and two to ±1, so the input's gradient vanishes. What is left is the rounding of
-/// terms as large as γ/σ·dz, with 1/σ up to 1/√ε = 316.
+/// One value a channel is normalised to 0 and two to ±1, so the input's gradient vanishes. What is left is the rounding
+/// of terms as large as γ/σ·dz, with 1/σ up to 1/√ε = 316.
 #[test]
 fn degenerate_batches_give_batch_norm_no_gradient_but_for_rounding() {
     for (shape, batch) in [(Shape::image(1, 1, 5), 1), (Shape::vector(17), 1)] {

@@ -8,8 +8,9 @@ mod reference;
 use fedproj_nn::{Activation, Cpu, Isa, NormMode, Shape, Window};
 use reference::{Kind, Layer, Net, Problem, RELU, TANH, conv, conv_bias, linear, relative_error};
 
-/// Relative L2 error of a tensor. A sum of n products carries an error of about √n·6e-8 of its terms; the F(4×4) transforms
-/// multiply that by up to 100 (Lavin and Gray report 1e-5 to 1e-4 for single layers), and a layer adds its own.
+/// Relative L2 error of a tensor. A sum of n products carries an error of about √n·6e-8 of its terms; the F(4×4)
+/// transforms multiply that by up to 100 (Lavin and Gray report 1e-5 to 1e-4 for single layers), and a layer adds its
+/// own.
 const TOLERANCE: f64 = 1e-4;
 
 /// Values of every node, buffers and gradients on each instruction set, against the oracle and the portable engine.

@@ -69,7 +69,8 @@ fn a_perceptron_reads_digits_with_95_percent_accuracy() {
     assert!(found >= 0.95, "accuracy {found}");
 }
 
-/// A network with as many parameters as this one can learn any 32 labels by heart; one that cannot has a wrong gradient.
+/// A network with as many parameters as this one can learn any 32 labels by heart; one that cannot has a wrong
+/// gradient.
 fn check_overfits(norm: Norm) {
     const BATCH: usize = 32;
     let variant = Variant { norm, ..Variant::default() };

@@ -33,8 +33,8 @@ fn exact_dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// The most that a sum of products may be off: a chunk's 64 partial sums take 64 terms each and meet in 6 additions, which
-/// is 71 roundings of 2⁻²⁴ of the sum of magnitudes; a product that underflows loses at most the smallest number.
+/// The most that a sum of products may be off: a chunk's 64 partial sums take 64 terms each and meet in 6 additions,
+/// which is 71 roundings of 2⁻²⁴ of the sum of magnitudes; a product that underflows loses at most the smallest number.
 fn dot_bound(a: &[f32], b: &[f32]) -> f64 {
     let magnitudes: f64 = a.iter().zip(b).map(|(a, b)| (f64::from(*a) * f64::from(*b)).abs()).sum();
     72.0 * 2f64.powi(-24) * magnitudes + a.len() as f64 * 2f64.powi(-149)
@@ -136,7 +136,8 @@ fn norm(v: &[f32]) -> f64 {
     exact_dot(v, v).sqrt()
 }
 
-/// A rounding of every element and one of the coefficient, which the sums of `dot` leave with at most 72 roundings each.
+/// A rounding of every element and one of the coefficient, which the sums of `dot` leave with at most 72 roundings
+/// each.
 const PROJECTION_ERROR: f64 = 160.0 * 5.97e-8;
 
 proptest! {
@@ -174,7 +175,9 @@ proptest! {
     }
 
     #[test]
-    fn the_length_of_the_reference_does_not_matter((g, r) in gradients(), factor in prop_oneof![0.01f32..0.9, 1.1f32..100.0]) {
+    fn the_length_of_the_reference_does_not_matter(
+        (g, r) in gradients(), factor in prop_oneof![0.01f32..0.9, 1.1f32..100.0],
+    ) {
         let mut cpu = Cpu::new(1);
         let scaled: Vec<f32> = r.iter().map(|r| factor * r).collect();
         // Where g and r are nearly orthogonal, rounding decides which side they are on.
@@ -196,9 +199,16 @@ fn a_reference_too_small_to_square_changes_nothing() {
         vector::project(&mut Cpu::new(1), &mut g, &[-1e-25, 0.0], eps);
         assert!(g.iter().all(|v| v.is_finite()), "{g:?}");
     }
-    let mut g = [1.0, -1.0];
-    let found = vector::project(&mut Cpu::new(1), &mut g, &[0.0, 0.0], 0.0);
-    assert!(!found.active && g == [1.0, -1.0]);
+}
+
+#[test]
+fn an_orthogonal_or_empty_reference_changes_nothing() {
+    for reference in [[0.0, 0.0, 0.0], [1.0, 1.0, 5.0]] {
+        let mut g = [1.0, -1.0, -0.0];
+        let found = vector::project(&mut Cpu::new(1), &mut g, &reference, 0.0);
+        assert!(!found.active, "{reference:?}");
+        assert_eq!(bits(&g), bits(&[1.0, -1.0, -0.0]));
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Weights in files: what is saved is loaded bit for bit, `PyTorch`'s files are understood, and a file that does not fit is
-//! refused with the tensor, what was expected and what was found.
+//! Weights in files: what is saved is loaded bit for bit, `PyTorch`'s files are understood, and a file that does not
+//! fit is refused with the tensor, what was expected and what was found.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
@@ -105,7 +105,8 @@ fn files_have_the_names_and_shapes_of_pytorch() {
     assert_eq!(tensors.len(), graph.params().spans().len() + graph.buffers().spans().len());
 }
 
-/// The state that `PyTorch` made for the golden tests, under the names of its `state_dict`, loads into the same network.
+/// The state that `PyTorch` made for the golden tests, under the names of its `state_dict`, loads into the same
+/// network.
 #[test]
 fn weights_of_pytorch_are_loaded() {
     let graphs = [

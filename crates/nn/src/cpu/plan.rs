@@ -168,8 +168,9 @@ fn place_values(
     (slot_of, slots.len)
 }
 
-/// A gradient lives from the first reader's backward step to its own. Normalisations and fused ReLUs work in place, on a
-/// copy where the gradient is observed. Returns the slots of nodes, the slots of steps' copies, and the slots' lengths.
+/// A gradient lives from the first reader's backward step to its own. Normalisations and fused ReLUs work in place, on
+/// a copy where the gradient is observed. Returns the slots of nodes, the slots of steps' copies, and the slots'
+/// lengths.
 fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (SlotOf, SlotOf, Vec<usize>) {
     let n = graph.nodes.len();
     let mut needed = is_observed.to_vec();

@@ -1,5 +1,5 @@
-//! The oracle of the engine's tests: networks as plain descriptions, evaluated in double precision by loops that follow the
-//! definitions word for word, and the finite differences that the engine's gradients are held against.
+//! The oracle of the engine's tests: networks as plain descriptions, evaluated in double precision by loops that follow
+//! the definitions word for word, and the finite differences that the engine's gradients are held against.
 //!
 //! A [`Net`] builds the engine's graph and evaluates itself from the same flat vectors. A [`Problem`] is a network with
 //! weights, a batch and losses; [`check_gradients`] compares everything that can be compared.
@@ -398,8 +398,8 @@ impl Problem {
 
     /// ∂L along `direction` of a parameter tensor or a node's value, by a central difference.
     ///
-    /// The step is small against the distance to the next kink of a `relu`, maximum or absolute value, and double precision
-    /// still leaves six digits of the difference.
+    /// The step is small against the distance to the next kink of a `relu`, maximum or absolute value, and double
+    /// precision still leaves six digits of the difference.
     pub fn slope(&self, place: Place, direction: &[f64]) -> f64 {
         const H: f64 = 1e-8;
         let exact: Vec<f64> = self.params.iter().map(|&v| f64::from(v)).collect();
@@ -519,11 +519,11 @@ pub fn bits(v: &[f32]) -> Vec<u32> {
 /// The engine's gradient against finite differences of the oracle, relative to the norm of the tensor's gradient.
 ///
 /// Single precision leaves 1e-7 an operation. Sums of up to a few thousand terms, the transforms of Winograd's F(4×4)
-/// (which lose about two digits) and the differences that normalisations take bring it to at most some 1e-5 or 1e-4. One
-/// wrong element among the 40 000 of the largest tensor would be 5e-3.
+/// (which lose about two digits) and the differences that normalisations take bring it to at most some 1e-5 or 1e-4.
+/// One wrong element among the 40 000 of the largest tensor would be 5e-3.
 pub const TOLERANCE: f64 = 1e-3;
-/// A gradient that is 0 in exact arithmetic is rounding noise of the terms that cancelled, so a tensor's gradient is held
-/// against at least this share of the largest gradient of the problem.
+/// A gradient that is 0 in exact arithmetic is rounding noise of the terms that cancelled, so a tensor's gradient is
+/// held against at least this share of the largest gradient of the problem.
 const NOISE_SHARE: f64 = 1e-2;
 
 /// Compares the loss, every parameter tensor's gradient and the gradients of `nodes`, on every instruction set; and the
@@ -555,7 +555,8 @@ pub fn check_gradients(problem: &Problem, nodes: &[usize]) {
             Place::Node(node) => format!("the value of n{node}"),
         };
         let n = gradient(&runs[0].1, place).len();
-        // A direction of independent N(0, 1) meets an error e of the gradient in e·v ~ N(0, ‖e‖²), wherever the error is.
+        // A direction of independent N(0, 1) meets an error e of the gradient in e·v ~ N(0, ‖e‖²), wherever the error
+        // is.
         let mut directions: Vec<Vec<f64>> = (0..3).map(|_| (0..n).map(|_| s.normal()).collect()).collect();
         for i in [0, s.below(n as u32) as usize, n - 1] {
             directions.push((0..n).map(|j| f64::from(u8::from(i == j))).collect());

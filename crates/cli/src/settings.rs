@@ -1,0 +1,42 @@
+//! Configuration from the command line: a TOML file and `key=value` pairs.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use fedproj_core::{Error, Plan};
+use std::path::PathBuf;
+
+/// The arguments by which runs are configured.
+#[derive(Args)]
+pub struct Settings {
+    /// A configuration file (TOML) and `key=value` pairs that override it, such as method.name=fedavg
+    #[arg(value_name = "CONFIG | KEY=VALUE")]
+    pub settings: Vec<String>,
+    /// Where data sets lie; else $FEDPROJ_DATA, else `data` if it exists
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+}
+
+impl Settings {
+    /// The runs that the settings ask for.
+    pub fn plan(&self) -> Result<Plan> {
+        let (overrides, files): (Vec<&String>, Vec<&String>) = self.settings.iter().partition(|s| s.contains('='));
+        let table = match files[..] {
+            [] => None,
+            [file] => {
+                let text = std::fs::read_to_string(file).with_context(|| {
+                    format!("cannot read the configuration `{file}`\nhint: `fedproj new {file}` writes one")
+                })?;
+                let parsed = toml::from_str(&text);
+                Some(parsed.map_err(|e| Error::config(format!("`{file}`: {}", e.to_string().trim_end())))?)
+            }
+            [_, second, ..] => bail!(Error::config(format!("`{second}`: only one configuration file is expected"))),
+        };
+        let overrides: Vec<String> = overrides.into_iter().cloned().collect();
+        Ok(Plan::new(table.as_ref(), &overrides)?)
+    }
+
+    /// The data directory.
+    pub fn data_dir(&self) -> Option<PathBuf> {
+        crate::data::data_dir(self.data_dir.clone())
+    }
+}

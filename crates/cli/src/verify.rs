@@ -1,0 +1,47 @@
+//! `fedproj verify`: runs a recorded run again and compares every round's model hash.
+
+use anyhow::Result;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Arguments of `verify`.
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// The run directory
+    #[arg(value_name = "RUN")]
+    run: PathBuf,
+    /// Start from the oldest checkpoint that is still there, not from the beginning
+    #[arg(long)]
+    from_checkpoint: bool,
+    /// Where data sets lie; else $FEDPROJ_DATA, else `data` if it exists
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Threads; they change nothing in the result
+    #[arg(long, value_name = "N", default_value_t = crate::run::default_threads(), value_parser = clap::value_parser!(u16).range(1..))]
+    threads: u16,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl VerifyArgs {
+    /// Verifies and prints.
+    pub fn run(self) -> Result<()> {
+        let data_dir = crate::data::data_dir(self.data_dir);
+        let bar = indicatif::ProgressBar::new_spinner();
+        let verified = fedproj_core::verify(
+            &self.run,
+            data_dir.as_deref(),
+            usize::from(self.threads),
+            self.from_checkpoint,
+            &|round| bar.set_message(format!("round {round} is the same")),
+        )?;
+        bar.finish_and_clear();
+        if self.json {
+            println!("{}", serde_json::to_string(&verified)?);
+        } else {
+            println!("{} rounds from round {} on are the same, bit for bit", verified.n_rounds, verified.from);
+        }
+        Ok(())
+    }
+}
