@@ -1,5 +1,6 @@
 //! `fedproj bench`: how fast the engine is on this machine.
 
+use crate::say;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use fedproj_core::{Config, Experiment, Seconds, ServerState, Simulation, Targets};
@@ -104,18 +105,18 @@ impl Step {
             peak_rss_mib: peak_rss_mib(),
         };
         if self.json {
-            println!("{}", serde_json::to_string(&result)?);
+            say!("{}", serde_json::to_string(&result)?);
         } else {
-            println!("{} batch {} on {} thread(s), {}", result.model, result.batch, result.threads, result.isa);
-            println!("  {:.2} ms per step, {:.0} samples/s", result.ms_per_step, result.samples_per_second);
-            println!(
+            say!("{} batch {} on {} thread(s), {}", result.model, result.batch, result.threads, result.isa);
+            say!("  {:.2} ms per step, {:.0} samples/s", result.ms_per_step, result.samples_per_second);
+            say!(
                 "  {:.1} GFLOP/s, {:.0} % of the measured GEMM peak of {:.1} (plain operation count: Winograd may pass 100 %)",
                 result.gflops,
                 100.0 * result.peak_fraction,
                 result.peak_gflops
             );
             if let Some(mib) = result.peak_rss_mib {
-                println!("  {mib:.0} MiB peak memory");
+                say!("  {mib:.0} MiB peak memory");
             }
         }
         Ok(())
@@ -210,8 +211,7 @@ impl Round {
         let partition = Partition::from_lists("equal", lists, n_private as usize)?;
         let (private, public) = (synthetic(0, n_private, true)?, synthetic(1, n_public, false)?);
         let test = synthetic(2, 256, true)?;
-        let experiment =
-            Experiment::with_partition(config, method.as_ref(), private, test, Some(public), partition)?;
+        let experiment = Experiment::with_partition(config, method.as_ref(), private, test, Some(public), partition)?;
         let mut stream = Stream::new(0, Purpose::Synthetic, [3, 0, 0]);
         let logits: Vec<f32> = (0..n_public * 10).map(|_| stream.normal() as f32).collect();
         let state = ServerState {
@@ -234,11 +234,18 @@ impl Round {
                 "epochs": self.epochs, "threads": self.threads, "local_s": local, "server_s": fusion,
                 "round_s": local + fusion, "peak_rss_mib": peak_rss_mib(),
             });
-            println!("{result}");
+            say!("{result}");
         } else {
-            println!("{} with {}, {} clients × {} samples × {} epochs on {} thread(s)", self.method, self.model,
-                self.clients, self.samples, self.epochs, self.threads);
-            println!("  {:.2} s a round: {local:.2} s local training, {fusion:.2} s fusion", local + fusion);
+            say!(
+                "{} with {}, {} clients × {} samples × {} epochs on {} thread(s)",
+                self.method,
+                self.model,
+                self.clients,
+                self.samples,
+                self.epochs,
+                self.threads
+            );
+            say!("  {:.2} s a round: {local:.2} s local training, {fusion:.2} s fusion", local + fusion);
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! `fedproj compare`: mean ± deviation over seeds, and paired differences.
 
+use crate::say;
 use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_core::{Error, StoredRun, compare};
@@ -43,13 +44,19 @@ impl CompareArgs {
         }
         let table = compare(&outcomes);
         if self.json {
-            println!("{}", serde_json::to_string(&table)?);
+            say!("{}", serde_json::to_string(&table)?);
             return Ok(());
         }
         let width = table.rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(7);
-        println!(
+        say!(
             "{:width$}  {:>5}  {:>15}  {:>7}  {:>7}  {:>22}  {:>8}",
-            "setting", "seeds", "accuracy %", "last %", "best %", "difference, 95 %", "seconds"
+            "setting",
+            "seeds",
+            "accuracy %",
+            "last %",
+            "best %",
+            "difference, 95 %",
+            "seconds"
         );
         for row in &table.rows {
             let accuracy = match row.std {
@@ -63,7 +70,7 @@ impl CompareArgs {
                     None => format!("{:+.2} (one pair)", 100.0 * d.mean),
                 },
             };
-            println!(
+            say!(
                 "{:width$}  {:>5}  {accuracy:>15}  {:>7.2}  {:>7.2}  {difference:>22}  {:>8.1}",
                 row.name,
                 row.seeds.len(),
@@ -72,7 +79,10 @@ impl CompareArgs {
                 row.seconds
             );
         }
-        println!("Accuracy: mean over the last rounds, ± sample deviation over seeds. Differences to `{}`, paired by seed.", table.baseline);
+        say!(
+            "Accuracy: mean over the last rounds, ± sample deviation over seeds. Differences to `{}`, paired by seed.",
+            table.baseline
+        );
         Ok(())
     }
 }

@@ -1,10 +1,189 @@
-//! Data.
-use std::path::PathBuf;
+//! `fedproj data`: which data sets are known, which are there, and how to get the others.
 
-/// The data directory: the flag, else $FEDPROJ_DATA, else `data` if it exists.
+use crate::say;
+use anyhow::Result;
+use clap::Args;
+use fedproj_data::catalogue::{self, Depth, Entry, Part, State};
+use fedproj_data::{Dataset, SourceConfig, registry};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Arguments of `data`.
+#[derive(Args)]
+pub struct Data {
+    /// Tell more about this data set: it is read, classes are counted and contents hashed
+    name: Option<String>,
+    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
+    #[arg(long = "data-dir", value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Read everything that is found: real counts, hashes, and what is wrong with damaged files
+    #[arg(long)]
+    hash: bool,
+    /// Print one JSON value: an array, or with NAME an object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where data sets lie: the flag, else `FEDPROJ_DATA`, else `./data` if it exists.
 pub fn data_dir(flag: Option<PathBuf>) -> Option<PathBuf> {
-    flag.or_else(|| std::env::var_os("FEDPROJ_DATA").map(PathBuf::from)).or_else(|| {
-        let here = PathBuf::from("data");
-        here.is_dir().then_some(here)
-    })
+    let environment = || std::env::var_os("FEDPROJ_DATA").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    flag.or_else(environment).or_else(|| Some(PathBuf::from("data")).filter(|dir| dir.is_dir()))
+}
+
+impl Data {
+    /// Looks and prints.
+    pub fn run(self) -> Result<()> {
+        let dir = data_dir(self.dir);
+        if let Some(dir) = dir.as_deref().filter(|dir| !dir.is_dir()) {
+            eprintln!("warning: there is no data directory `{}`", dir.display());
+        }
+        let Some(name) = self.name else {
+            let depth = if self.hash { Depth::Contents } else { Depth::Presence };
+            let entries = catalogue::list(dir.as_deref(), depth);
+            if self.json {
+                say!("{}", serde_json::to_string(&entries)?);
+            } else {
+                print_list(&entries, dir.as_deref(), self.hash);
+            }
+            return Ok(());
+        };
+        let details = Details::new(registry::find(&name)?.name, dir.as_deref())?;
+        if self.json {
+            say!("{}", serde_json::to_string(&details)?);
+        } else {
+            details.print();
+        }
+        Ok(())
+    }
+}
+
+fn print_list(entries: &[Entry], dir: Option<&Path>, with_hash: bool) {
+    let hash_header = if with_hash { "hash (train)  " } else { "" };
+    say!("{:<15}{:>7}{:>7}{:>9}{:>9}  {hash_header}where", "name", "train", "test", "classes", "shape");
+    for e in entries {
+        let (train, test) = (text(n_samples(e.train.as_ref())), text(n_samples(e.test.as_ref())));
+        let (shape, classes) = (text(e.shape), text(e.n_classes));
+        let hash = e.train.as_ref().and_then(|part| part.hash.as_deref()).map_or("–", |hash| &hash[..12]);
+        let hash = if with_hash { format!("{hash:<14}") } else { String::new() };
+        say!("{:<15}{train:>7}{test:>7}{classes:>9}{shape:>9}  {hash}{}", e.name, place(e));
+    }
+    say!("");
+    for e in entries {
+        say!("{:<15}{}", e.name, e.about);
+    }
+    let dir = dir.map_or("none; name one with --data-dir or FEDPROJ_DATA".into(), |dir| format!("`{}`", dir.display()));
+    say!("\nData directory: {dir}");
+    for e in entries {
+        if let Some(what) = e.problem.as_deref().or(e.how_to_get) {
+            say!("{:<15}{}", e.name, what.replace('\n', "; "));
+        }
+    }
+}
+
+/// A data set with what is inside.
+#[derive(Serialize)]
+struct Details {
+    #[serde(flatten)]
+    entry: Entry,
+    /// Empty for a data set that is not there.
+    classes: Vec<Class>,
+}
+
+#[derive(Serialize)]
+struct Class {
+    name: String,
+    n_train: usize,
+    n_test: usize,
+}
+
+impl Details {
+    fn new(name: &str, dir: Option<&Path>) -> Result<Self> {
+        let find = || catalogue::list(dir, Depth::Presence).into_iter().find(|e| e.name == name);
+        let readable = |e: &Entry| matches!(e.state, State::Embedded | State::Found | State::Archive);
+        let splits = if find().is_some_and(|e| readable(&e)) {
+            Some(fedproj_data::load(&SourceConfig::named(name), dir)?)
+        } else {
+            None
+        };
+        // Once more: reading unpacks an archive.
+        let mut entry = find().ok_or_else(|| anyhow::anyhow!("`{name}` is not in the catalogue"))?;
+        let Some(splits) = splits else { return Ok(Self { entry, classes: Vec::new() }) };
+        let part = |data: &Dataset| Part { n_samples: data.n_samples(), hash: Some(data.hash()) };
+        entry.train = Some(part(&splits.train));
+        entry.test = splits.test.as_ref().map(part);
+        let (train, test) = (counts(&splits.train), splits.test.as_ref().map(counts));
+        let class = |(at, name): (usize, &String)| {
+            let n_test = test.as_ref().map_or(0, |test| test[at]);
+            Class { name: name.clone(), n_train: train[at], n_test }
+        };
+        Ok(Self { entry, classes: splits.train.class_names().iter().enumerate().map(class).collect() })
+    }
+
+    fn print(&self) {
+        let e = &self.entry;
+        say!("{}\n  what     {}", e.name, e.about);
+        say!("  where    {}", place(e));
+        if let Some(how) = e.how_to_get {
+            say!("  get it   {how}");
+        }
+        if !e.files.is_empty() {
+            say!("  files    {}", e.files.join(", "));
+        }
+        say!("  options  {}", if e.options.is_empty() { "none".into() } else { e.options.join(", ") });
+        say!("  shape    {}", text(e.shape));
+        for (name, part) in [("train", &e.train), ("test", &e.test)] {
+            if let Some(part) = part {
+                let hash = part.hash.as_ref().map_or(String::new(), |hash| format!(", BLAKE3 {hash}"));
+                say!("  {name:<7}  {} samples{hash}", part.n_samples);
+            }
+        }
+        say!("  classes  {}", text(e.n_classes));
+        for (at, class) in self.classes.iter().enumerate() {
+            say!("{at:>6}{:>7} train{:>7} test  {}", class.n_train, class.n_test, class.name);
+        }
+    }
+}
+
+/// Samples of each class.
+fn counts(data: &Dataset) -> Vec<usize> {
+    let mut counts = vec![0; data.n_classes()];
+    for &label in data.labels().unwrap_or_default() {
+        counts[label as usize] += 1;
+    }
+    counts
+}
+
+fn place(entry: &Entry) -> String {
+    let path = entry.location.as_ref().map_or(String::new(), |path| format!("`{}`", path.display()));
+    match entry.state {
+        State::Embedded => "in the program".into(),
+        State::Found => path,
+        State::Archive => format!("{path}, unpacked on first use"),
+        State::Missing => "missing".into(),
+        State::Damaged => format!("{path}, damaged"),
+        State::Format => "a format for files of your own: { name = …, path = … }".into(),
+    }
+}
+
+fn n_samples(part: Option<&Part>) -> Option<usize> {
+    part.map(|part| part.n_samples)
+}
+
+fn text(value: Option<impl ToString>) -> String {
+    value.map_or("–".into(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn details_count_the_classes_of_what_is_there() {
+        let digits = Details::new("digits", None).unwrap();
+        assert_eq!(digits.classes.len(), 10);
+        assert_eq!(digits.classes.iter().map(|c| c.n_train).sum::<usize>(), 1797);
+        assert!(digits.entry.train.unwrap().hash.is_some());
+        let cifar10 = Details::new("cifar10", None).unwrap();
+        assert!(cifar10.classes.is_empty() && cifar10.entry.how_to_get.is_some());
+    }
 }

@@ -3,6 +3,10 @@
 mod bench;
 mod compare;
 mod data;
+mod methods;
+mod models;
+mod new;
+mod partition;
 mod run;
 mod settings;
 mod verify;
@@ -26,9 +30,34 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Runs a recorded run again and compares it bit for bit
     Verify(verify::VerifyArgs),
+    /// Writes a commented configuration file
+    New(new::New),
+    /// Previews who holds which data, with a picture
+    Partition(partition::Partition),
+    /// Lists data sets: what is known, what is found, how to get the rest
+    Data(data::Data),
+    /// Lists methods
+    Methods(methods::Methods),
+    /// Lists networks
+    Models(models::Models),
     /// Measures the engine's speed
     #[command(subcommand)]
     Bench(bench::Bench),
+}
+
+/// As `println!`, but ends quietly where the reader has gone (`fedproj methods | head -1`).
+macro_rules! say {
+    ($($text:tt)*) => {
+        crate::print_line(format_args!($($text)*))
+    };
+}
+use say;
+
+fn print_line(text: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    if let Err(error) = writeln!(std::io::stdout(), "{text}") {
+        std::process::exit(i32::from(error.kind() != std::io::ErrorKind::BrokenPipe));
+    }
 }
 
 fn main() -> ExitCode {
@@ -36,6 +65,11 @@ fn main() -> ExitCode {
         Command::Run(args) => args.run(),
         Command::Compare(args) => args.run(),
         Command::Verify(args) => args.run(),
+        Command::New(args) => args.run(),
+        Command::Partition(args) => args.run(),
+        Command::Data(args) => args.run(),
+        Command::Methods(args) => args.run(),
+        Command::Models(args) => args.run(),
         Command::Bench(bench) => bench.run(),
     };
     match result {
@@ -49,9 +83,14 @@ fn main() -> ExitCode {
 
 /// 2 for what the user asked, 1 for what went wrong on the way.
 fn exit_code(error: &anyhow::Error) -> u8 {
+    use fedproj_data::Error as Data;
     let asked = error.chain().any(|cause| {
         matches!(cause.downcast_ref(), Some(fedproj_core::Error::Config(_)))
             || matches!(cause.downcast_ref(), Some(fedproj_nn::Error::UnknownModel { .. }))
+            || matches!(
+                cause.downcast_ref(),
+                Some(Data::UnknownDataset { .. } | Data::BadOption { .. } | Data::ImpossiblePartition { .. })
+            )
     });
     if asked { 2 } else { 1 }
 }

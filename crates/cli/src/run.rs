@@ -1,5 +1,6 @@
 //! `fedproj run`: one run, or all runs of a plan, with progress.
 
+use crate::say;
 use crate::settings::Settings;
 use anyhow::Result;
 use clap::Args;
@@ -54,7 +55,7 @@ impl RunArgs {
             let title = if n_runs == 1 { String::new() } else { format!("[{}/{n_runs}] {} ", i + 1, planned.id) };
             let summary = self.run_one(planned, &dir, &title, n_runs > 1)?;
             if !self.quiet && !self.json {
-                println!(
+                say!(
                     "{title}{}: accuracy {:.2} % (mean of the last rounds), last {:.2} %, best {:.2} %, {:.1} s, {}",
                     summary.method,
                     100.0 * summary.headline,
@@ -68,8 +69,8 @@ impl RunArgs {
         }
         if self.json {
             match &outcomes[..] {
-                [only] => println!("{}", serde_json::to_string(only)?),
-                all => println!("{}", serde_json::json!({ "runs": all })),
+                [only] => say!("{}", serde_json::to_string(only)?),
+                all => say!("{}", serde_json::json!({ "runs": all })),
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Configuration from the command line: a TOML file and `key=value` pairs.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_core::{Error, Plan};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ pub struct Settings {
     /// A configuration file (TOML) and `key=value` pairs that override it, such as method.name=fedavg
     #[arg(value_name = "CONFIG | KEY=VALUE")]
     pub settings: Vec<String>,
-    /// Where data sets lie; else $FEDPROJ_DATA, else `data` if it exists
+    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 }
@@ -23,8 +23,12 @@ impl Settings {
         let table = match files[..] {
             [] => None,
             [file] => {
-                let text = std::fs::read_to_string(file).with_context(|| {
-                    format!("cannot read the configuration `{file}`\nhint: `fedproj new {file}` writes one")
+                let text = std::fs::read_to_string(file).map_err(|e| {
+                    let hint = match std::path::Path::new(file).extension() {
+                        Some(extension) if extension == "toml" => format!("`fedproj new {file}` writes one"),
+                        _ => format!("a setting has the form {file}=value"),
+                    };
+                    Error::config(format!("cannot read the configuration `{file}`: {e}\nhint: {hint}"))
                 })?;
                 let parsed = toml::from_str(&text);
                 Some(parsed.map_err(|e| Error::config(format!("`{file}`: {}", e.to_string().trim_end())))?)

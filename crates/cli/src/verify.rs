@@ -1,5 +1,6 @@
 //! `fedproj verify`: runs a recorded run again and compares every round's model hash.
 
+use crate::say;
 use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ pub struct VerifyArgs {
     /// Start from the oldest checkpoint that is still there, not from the beginning
     #[arg(long)]
     from_checkpoint: bool,
-    /// Where data sets lie; else $FEDPROJ_DATA, else `data` if it exists
+    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Threads; they change nothing in the result
@@ -38,9 +39,9 @@ impl VerifyArgs {
         )?;
         bar.finish_and_clear();
         if self.json {
-            println!("{}", serde_json::to_string(&verified)?);
+            say!("{}", serde_json::to_string(&verified)?);
         } else {
-            println!("{} rounds from round {} on are the same, bit for bit", verified.n_rounds, verified.from);
+            say!("{} rounds from round {} on are the same, bit for bit", verified.n_rounds, verified.from);
         }
         Ok(())
     }

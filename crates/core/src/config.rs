@@ -361,7 +361,7 @@ impl Config {
 pub(crate) fn table_of(config: &Config) -> Result<Table> {
     fn shorten(value: &mut Value) {
         match value {
-            Value::Float(v) if f64::from(*v as f32) == *v => {
+            Value::Float(v) if f64::from(*v as f32).to_bits() == v.to_bits() => {
                 if let Ok(short) = (*v as f32).to_string().parse() {
                     *v = short;
                 }

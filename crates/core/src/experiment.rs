@@ -39,7 +39,7 @@ impl Experiment {
     /// # Errors
     /// If data are missing or do not fit together.
     pub fn load(config: Config, method: &dyn Method, data_dir: Option<&Path>) -> Result<Self> {
-        let (private, test, public) = load_data(&config, data_dir)?;
+        let (private, test, public) = load_data(&config, method.needs_public(), data_dir)?;
         Self::new(config, method, private, test, public)
     }
 
@@ -116,16 +116,19 @@ impl Experiment {
     }
 }
 
-fn load_data(config: &Config, data_dir: Option<&Path>) -> Result<(Dataset, Dataset, Option<Dataset>)> {
+fn load_data(
+    config: &Config,
+    needs_public: bool,
+    data_dir: Option<&Path>,
+) -> Result<(Dataset, Dataset, Option<Dataset>)> {
     let data = &config.data;
     let splits = fedproj_data::load(&data.private, data_dir)?;
-    let (mut private, test) = match splits.test {
-        Some(test) => (splits.train, test),
-        None => {
-            let how = SplitConfig { fraction: data.test_fraction, stratified: true };
-            let (kept, held_out) = fedproj_data::split(&splits.train, SplitFor::Test, how, config.seed)?;
-            (splits.train.subset(&kept), splits.train.subset(&held_out))
-        }
+    let (mut private, test) = if let Some(test) = splits.test {
+        (splits.train, test)
+    } else {
+        let how = SplitConfig { fraction: data.test_fraction, stratified: true };
+        let (kept, held_out) = fedproj_data::split(&splits.train, SplitFor::Test, how, config.seed)?;
+        (splits.train.subset(&kept), splits.train.subset(&held_out))
     };
     let public = match data.public.name.as_str() {
         "none" => None,
@@ -136,6 +139,8 @@ fn load_data(config: &Config, data_dir: Option<&Path>) -> Result<(Dataset, Datas
             private = private.subset(&kept);
             Some(public)
         }
+        // A split changes the private set, so it is done for every method; a set of its own is only read where it is used.
+        _ if !needs_public => None,
         _ => Some(fedproj_data::load(&data.public, data_dir)?.concatenated()?),
     };
     private = subset(private, data.private_samples, config.seed, PRIVATE_SUBSET, "data.private_samples")?;

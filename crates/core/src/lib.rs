@@ -3,8 +3,6 @@
 //! Start with [`Method`], then [`methods::FedProj`]; [`Simulation`] is the round loop, [`Run`] a run directory. Methods
 //! know nothing of sockets, files or clocks, so that a simulator and a server run the same code.
 
-#![expect(clippy::doc_markdown, reason = "names of people, papers and methods are no code")]
-
 mod checkpoint;
 mod compare;
 mod config;

@@ -15,7 +15,7 @@ use std::fmt::Debug;
 /// Methods do no I/O, read no clock and spawn no thread: the simulator and a networked server call the same code.
 pub trait Method: Send + Sync + Debug {
     /// What users type.
-    fn name(&self) -> &str;
+    fn name(&self) -> &'static str;
 
     /// Whether the method can work with the rest of a configuration.
     ///

@@ -51,7 +51,7 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
 /// The paper's best α: none at β = 0.3; at 0.5, 0.3 for CIFAR-10 and CINIC-10 and 0.5 for CIFAR-100.
 fn paper_alpha(given: &Table) -> f64 {
     let data = given.get("data").and_then(|d| d.as_table());
-    let beta = data.and_then(|d| d.get("partition")?.get("beta")?.as_float()).unwrap_or(0.3);
+    let beta = data.and_then(|d| number(d.get("partition")?.get("beta")?)).unwrap_or(0.3);
     let private = data.and_then(|d| d.get("private"));
     let name = private.and_then(|p| p.as_str().or_else(|| p.get("name")?.as_str())).unwrap_or("");
     match (beta >= 0.5, name) {
@@ -59,4 +59,9 @@ fn paper_alpha(given: &Table) -> f64 {
         (true, "cifar100") => 0.5,
         (true, _) => 0.3,
     }
+}
+
+/// A number, whether written 1 or 1.0.
+fn number(value: &toml::Value) -> Option<f64> {
+    value.as_float().or_else(|| value.as_integer().map(|v| v as f64))
 }

@@ -378,13 +378,12 @@ impl Trainer {
 
     pub fn embed(&mut self, weights: VectorId, node: NodeId) -> Result<usize> {
         let cached = self.embeddings.iter().position(|(id, n, _)| (*id, *n) == (weights, node));
-        let at = match cached {
-            Some(at) => at,
-            None => {
-                let all = self.embed_all(weights, node)?;
-                self.embeddings.push((weights, node, all));
-                self.embeddings.len() - 1
-            }
+        let at = if let Some(at) = cached {
+            at
+        } else {
+            let all = self.embed_all(weights, node)?;
+            self.embeddings.push((weights, node, all));
+            self.embeddings.len() - 1
         };
         if self.embedded.len() <= at {
             self.embedded.resize(at + 1, Vec::new());

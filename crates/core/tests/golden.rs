@@ -2,6 +2,8 @@
 //! `fixtures/methods/make.py`, which computes in double precision; relative L2 error of each tensor at most 1e-4, and of the
 //! whole movement from the start at most 1e-3.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot read its fixture has failed")]
+
 use fedproj_core::{Config, Experiment, Method, Simulation};
 use fedproj_data::{Dataset, Partition, Samples, Shape};
 use fedproj_nn::Graph;
@@ -32,7 +34,7 @@ impl Fixture {
         view.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
     }
 
-    fn dataset(&self, name: &str, x: Vec<f32>, labels: Option<Vec<u32>>) -> Dataset {
+    fn dataset(name: &str, x: Vec<f32>, labels: Option<Vec<u32>>) -> Dataset {
         let classes = if labels.is_some() { vec!["a".into(), "b".into(), "c".into()] } else { Vec::new() };
         Dataset::new(name, Shape::Vector { features: 6 }, Samples::F32(x), labels, classes).unwrap()
     }
@@ -48,9 +50,9 @@ impl Fixture {
         Experiment::with_partition(
             config,
             method,
-            self.dataset("private", both("x"), Some(labels)),
-            self.dataset("test", self.floats("test/x"), Some(self.integers("test/y"))),
-            Some(self.dataset("public", self.floats("public/x"), None)),
+            Self::dataset("private", both("x"), Some(labels)),
+            Self::dataset("test", self.floats("test/x"), Some(self.integers("test/y"))),
+            Some(Self::dataset("public", self.floats("public/x"), None)),
             partition.unwrap(),
         )
         .unwrap()

@@ -19,7 +19,6 @@
 //! # Ok::<(), fedproj_data::Error>(())
 //! ```
 
-#![expect(clippy::doc_markdown, reason = "names of people, papers and data sets are no code")]
 #![cfg_attr(test, expect(clippy::float_cmp, reason = "the tests' numbers are exact"))]
 
 pub mod catalogue;

@@ -247,6 +247,9 @@ impl Graph {
     }
 
     /// A convolution to `channels` channels; parameters `name.weight` and, if asked, `name.bias`.
+    ///
+    /// # Errors
+    /// If the kernel does not fit the image, there is no output channel, or the name is taken.
     pub fn conv2d(&mut self, name: &str, x: NodeId, channels: usize, window: Window, bias: bool) -> Result<NodeId> {
         self.check_name(name)?;
         let from = self.shape(x);
@@ -266,6 +269,9 @@ impl Graph {
     }
 
     /// A fully connected layer to `outputs` features; parameters `name.weight` and, if asked, `name.bias`.
+    ///
+    /// # Errors
+    /// If the input is an image, there is no output, or the name is taken.
     pub fn linear(&mut self, name: &str, x: NodeId, outputs: usize, bias: bool) -> Result<NodeId> {
         self.check_name(name)?;
         let from = self.shape(x);
@@ -298,6 +304,9 @@ impl Graph {
     }
 
     /// Batch normalisation; parameters `name.weight`, `name.bias`, buffers `name.running_mean`, `name.running_var`.
+    ///
+    /// # Errors
+    /// If the name is taken.
     pub fn batch_norm(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
         self.check_name(name)?;
         let shape = self.shape(x);
@@ -312,6 +321,9 @@ impl Graph {
     }
 
     /// Group normalisation; parameters `name.weight` and `name.bias`.
+    ///
+    /// # Errors
+    /// If the groups do not divide the channels, or the name is taken.
     pub fn group_norm(&mut self, name: &str, x: NodeId, groups: usize) -> Result<NodeId> {
         self.check_name(name)?;
         let shape = self.shape(x);
@@ -325,11 +337,17 @@ impl Graph {
     }
 
     /// An activation function.
+    ///
+    /// # Errors
+    /// If the name is taken.
     pub fn activation(&mut self, name: &str, x: NodeId, f: Activation) -> Result<NodeId> {
         self.add_node(name, Op::Activation(f), &[x], self.shape(x))
     }
 
     /// The largest value of each window; padding never wins.
+    ///
+    /// # Errors
+    /// If the window does not fit the image, or the name is taken.
     pub fn max_pool(&mut self, name: &str, x: NodeId, window: Window) -> Result<NodeId> {
         let from = self.shape(x);
         if 2 * window.padding > window.kernel || window.kernel > 15 {
@@ -343,11 +361,17 @@ impl Graph {
     }
 
     /// The mean over all pixels.
+    ///
+    /// # Errors
+    /// If the name is taken.
     pub fn global_average_pool(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
         self.add_node(name, Op::GlobalAveragePool, &[x], Shape::vector(self.shape(x).c))
     }
 
     /// The sum of two nodes of equal shape.
+    ///
+    /// # Errors
+    /// If the shapes differ, or the name is taken.
     pub fn add(&mut self, name: &str, x: NodeId, y: NodeId) -> Result<NodeId> {
         let (a, b) = (self.shape(x), self.shape(y));
         if a != b {
@@ -358,11 +382,17 @@ impl Graph {
     }
 
     /// An image as a vector.
+    ///
+    /// # Errors
+    /// If the name is taken.
     pub fn flatten(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
         self.add_node(name, Op::Flatten, &[x], Shape::vector(self.shape(x).len()))
     }
 
     /// Drops elements at random while training.
+    ///
+    /// # Errors
+    /// If the rate is not in [0, 1), or the name is taken.
     pub fn dropout(&mut self, name: &str, x: NodeId, rate: f32) -> Result<NodeId> {
         if !(0.0..1.0).contains(&rate) {
             return Err(Error::Shape { node: name.into(), problem: format!("rate {rate} must lie in [0, 1)") });

@@ -1,6 +1,8 @@
 //! The engine against PyTorch: logits, loss, every gradient, and weights after 1 and 5 Adam steps. The numbers come from
 //! `fixtures/torch/make.py`; relative L2 error of each tensor at most 1e-4.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot read its fixture has failed")]
+
 use fedproj_nn::models::{self, Norm, ResNet, Variant};
 use fedproj_nn::{
     Cpu, Direction, Graph, Isa, Layout, Loss, Mode, Optimizer, Options, Rule, Schedule, Shape, Workspace,

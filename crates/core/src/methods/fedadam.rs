@@ -31,7 +31,7 @@ impl Default for FedAdam {
 }
 
 impl Method for FedAdam {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "fedadam"
     }
 

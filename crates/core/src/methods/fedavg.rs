@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub struct FedAvg {}
 
 impl Method for FedAvg {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "fedavg"
     }
 }

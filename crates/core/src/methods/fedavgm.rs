@@ -27,7 +27,7 @@ impl Default for FedAvgM {
 }
 
 impl Method for FedAvgM {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "fedavgm"
     }
 

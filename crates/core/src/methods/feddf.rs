@@ -22,7 +22,7 @@ pub struct FedDf {
 }
 
 impl Method for FedDf {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "feddf"
     }
 

@@ -28,7 +28,7 @@ impl Default for FedDyn {
 }
 
 impl Method for FedDyn {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "feddyn"
     }
 

@@ -52,7 +52,7 @@ impl Default for FedEt {
 }
 
 impl Method for FedEt {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "fedet"
     }
 

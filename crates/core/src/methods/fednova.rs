@@ -37,7 +37,7 @@ impl FedNova {
 }
 
 impl Method for FedNova {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "fednova"
     }
 

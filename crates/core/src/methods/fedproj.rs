@@ -156,7 +156,7 @@ impl FedProj {
 }
 
 impl Method for FedProj {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "fedproj"
     }
 

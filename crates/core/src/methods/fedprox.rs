@@ -24,7 +24,7 @@ impl Default for FedProx {
 }
 
 impl Method for FedProx {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "fedprox"
     }
 

@@ -33,7 +33,7 @@ impl Default for FedRcl {
 }
 
 impl Method for FedRcl {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "fedrcl"
     }
 

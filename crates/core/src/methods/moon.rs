@@ -37,7 +37,7 @@ fn head(graph: &Graph) -> Option<NodeId> {
 }
 
 impl Method for Moon {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "moon"
     }
 

@@ -28,7 +28,7 @@ impl Default for Scaffold {
 }
 
 impl Method for Scaffold {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "scaffold"
     }
 

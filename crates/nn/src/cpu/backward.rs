@@ -165,7 +165,6 @@ impl Workspace {
                     layer.backward_input(cpu, layout.slice(*weight, params), dy, dx);
                 }
             }
-            (_, None) => (),
             (Op::Activation(f), Some(dx)) => f.backward(cpu, x, y, dy, dx),
             (Op::MaxPool(geometry), Some(dx)) => geometry.backward(cpu, &saved_bytes[i], dy, dx),
             (Op::GlobalAveragePool, Some(dx)) => {
@@ -182,7 +181,7 @@ impl Workspace {
                     elementwise::add(cpu, Sum { values, fresh: false }, dy);
                 }
             }
-            (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. }, Some(_)) => (),
+            (_, None) | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. }, Some(_)) => (),
         }
     }
 }

@@ -82,6 +82,9 @@ struct ScratchMemory {
 
 impl Workspace {
     /// Memory for `graph`, executed by `cpu`.
+    ///
+    /// # Errors
+    /// If the batch or a sample is empty.
     pub fn new(graph: &Graph, options: &Options<'_>, cpu: Cpu) -> Result<Self> {
         if options.batch == 0 {
             return Err(Error::Parameter { name: "batch", value: 0.0, expected: "must be at least 1" });
@@ -175,6 +178,9 @@ impl Workspace {
     }
 
     /// The value of the output or of a tap, (batch, …) channels-last.
+    ///
+    /// # Errors
+    /// If the node is neither.
     pub fn value(&self, node: NodeId) -> Result<&[f32]> {
         self.check_tap(node)?;
         Ok(self.node_value(node.0))
@@ -224,6 +230,9 @@ impl Workspace {
     }
 
     /// The gradient that the last backward pass left at a tap, (batch, …).
+    ///
+    /// # Errors
+    /// If the node is not a tap.
     pub fn gradient(&self, node: NodeId) -> Result<&[f32]> {
         self.check_tap(node)?;
         let len = self.batch * self.graph.nodes[node.0].shape.len();

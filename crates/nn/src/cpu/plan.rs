@@ -111,17 +111,14 @@ impl Slots {
     /// The free slot that fits best, or a new one.
     fn take(&mut self, len: usize) -> usize {
         let growth = |slot: &usize| (len.saturating_sub(self.len[*slot]), self.len[*slot]);
-        match self.free.iter().enumerate().min_by_key(|(_, slot)| growth(slot)).map(|(i, _)| i) {
-            Some(i) => {
-                let slot = self.free.swap_remove(i);
-                self.len[slot] = self.len[slot].max(len);
-                slot
-            }
-            None => {
-                self.len.push(len);
-                self.len.len() - 1
-            }
-        }
+        let best = self.free.iter().enumerate().min_by_key(|(_, slot)| growth(slot)).map(|(i, _)| i);
+        let Some(i) = best else {
+            self.len.push(len);
+            return self.len.len() - 1;
+        };
+        let slot = self.free.swap_remove(i);
+        self.len[slot] = self.len[slot].max(len);
+        slot
     }
 }
 

@@ -5,6 +5,9 @@
 //! threads ([`team`]).
 
 #![allow(unsafe_code, reason = "vector instructions and work shared between threads; each block gives its reason")]
+#![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
+#![allow(clippy::needless_pass_by_value, reason = "scratch memory is handed over, not lent")]
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed in two directions")]
 
 /// Compiles a kernel for every instruction set and picks one by the [`Isa`] that the caller passes first.
 macro_rules! dispatch {

@@ -4,6 +4,7 @@
 //! and dx = a·dz + b·x + c. Batch-norm has one set of coefficients a batch, group-norm one an image. Coefficients are
 //! repeated to at least [`PERIOD`] entries, so that the inner loops are long whatever C is.
 
+use super::conv::at_least;
 use super::simd::Simd;
 use super::team::{Private, Shards};
 use super::{Cpu, Sum};
@@ -464,13 +465,13 @@ unsafe fn apply<S: Simd>(x: &[f32], residual: Option<&[f32]>, scale: &[f32], shi
     if let Some(residual) = residual {
         for ((x, r), z) in x.chunks(period).zip(residual.chunks(period)).zip(z.chunks_mut(period)) {
             for ((((z, x), r), scale), shift) in z.iter_mut().zip(x).zip(r).zip(scale).zip(shift) {
-                *z = (S::fma_scalar(*x, *scale, *shift) + r).max(floor);
+                *z = at_least(floor, S::fma_scalar(*x, *scale, *shift) + r);
             }
         }
     } else {
         for (x, z) in x.chunks(period).zip(z.chunks_mut(period)) {
             for (((z, x), scale), shift) in z.iter_mut().zip(x).zip(scale).zip(shift) {
-                *z = S::fma_scalar(*x, *scale, *shift).max(floor);
+                *z = at_least(floor, S::fma_scalar(*x, *scale, *shift));
             }
         }
     }

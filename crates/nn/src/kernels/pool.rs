@@ -81,7 +81,8 @@ unsafe fn max_pool<S: Simd>(pool: &MaxPool, x: &[f32], y: &mut [f32], arg: &mut 
                     values[..n].copy_from_slice(from);
                 }
                 for i in 0..LANES {
-                    let larger = values[i] > best[i];
+                    // NaN wins, so that it is not lost here.
+                    let larger = values[i] > best[i] || values[i].is_nan();
                     best[i] = if larger { values[i] } else { best[i] };
                     place[i] = if larger { k as u32 } else { place[i] };
                 }

@@ -167,6 +167,7 @@ pub(super) use x86::{Avx2, Avx512};
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Simd;
+    #[allow(clippy::wildcard_imports, reason = "dozens of intrinsics, all from one place")]
     use std::arch::x86_64::*;
 
     /// 256-bit vectors with fused multiply-add.

@@ -101,6 +101,12 @@ impl Epilogue<'_> {
     }
 }
 
+/// The larger of the two; NaN stays NaN, so that a network that has left the numbers shows it.
+#[inline(always)]
+pub(super) fn at_least(floor: f32, v: f32) -> f32 {
+    if v < floor { floor } else { v }
+}
+
 dispatch! { fn finish_rows(end: Epilogue<'_>, channels: usize, y: &mut [f32]) = finish }
 
 #[inline(always)]
@@ -108,8 +114,8 @@ unsafe fn finish<S: Simd>(end: Epilogue<'_>, channels: usize, y: &mut [f32]) {
     let floor = if end.relu { 0.0 } else { f32::NEG_INFINITY };
     for row in y.chunks_exact_mut(channels) {
         match end.bias {
-            Some(bias) => row.iter_mut().zip(bias).for_each(|(v, b)| *v = (*v + b).max(floor)),
-            None => row.iter_mut().for_each(|v| *v = v.max(floor)),
+            Some(bias) => row.iter_mut().zip(bias).for_each(|(v, b)| *v = at_least(floor, *v + b)),
+            None => row.iter_mut().for_each(|v| *v = at_least(floor, *v)),
         }
     }
 }

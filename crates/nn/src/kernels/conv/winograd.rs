@@ -101,7 +101,7 @@ impl Plan {
     }
 
     /// Distance between the positions of transformed weights; off from powers of two for the same reason.
-    fn weight_stride(&self, conv: &Conv) -> usize {
+    fn weight_stride(conv: &Conv) -> usize {
         (conv.ci * conv.co).next_multiple_of(16) + 16
     }
 
@@ -116,7 +116,7 @@ pub(super) fn scratch_len(conv: &Conv, tile: Tile, n_max: usize) -> (usize, usiz
     let n_single = (SINGLE_BLOCK_FLOATS / per_image).min(n_max);
     let single = if n_single > 0 { Plan::new(conv, tile, n_single).block_floats(conv) } else { 0 };
     let plan = Plan::new(conv, tile, n_max);
-    let weights = plan.positions * plan.weight_stride(conv);
+    let weights = plan.positions * Plan::weight_stride(conv);
     let shared = weights + (plan.slices() * weights).max(9 * conv.ci * conv.co);
     if plan.single { (shared + single, 0) } else { (shared + single, plan.block_floats(conv)) }
 }
@@ -134,7 +134,7 @@ pub(super) fn forward(
 ) {
     let plan = Plan::new(conv, tile, conv.n_images(x));
     let (isa, ci, co) = (cpu.isa, conv.ci, conv.co);
-    let weight_stride = plan.weight_stride(conv);
+    let weight_stride = Plan::weight_stride(conv);
     let (u, rest) = scratch.shared.split_at_mut(plan.positions * weight_stride);
     filter_forward(cpu, conv, tile, w, &mut rest[..9 * ci * co], u, weight_stride);
     let u = &*u;
@@ -191,7 +191,7 @@ pub(super) fn backward(
 ) {
     let plan = Plan::new(conv, tile, conv.n_images(x));
     let (isa, ci, co) = (cpu.isa, conv.ci, conv.co);
-    let weight_stride = plan.weight_stride(conv);
+    let weight_stride = Plan::weight_stride(conv);
     let weights = plan.positions * weight_stride;
     let (ut, rest) = scratch.shared.split_at_mut(weights);
     let (du, rest) = rest.split_at_mut(plan.slices() * weights);

@@ -1,0 +1,52 @@
+//! `fedproj models`: what `model.name` can be.
+
+use crate::say;
+use anyhow::Result;
+use clap::Args;
+use fedproj_nn::Shape;
+use fedproj_nn::models::{self, CATALOGUE, Variant};
+use serde::Serialize;
+
+/// Arguments of `models`.
+#[derive(Args)]
+pub struct Models {
+    /// Print a JSON array of objects
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: &'static str,
+    input: &'static str,
+    classes: usize,
+    parameters: usize,
+    /// Of one sample.
+    mflop_forward: f64,
+    about: &'static str,
+}
+
+impl Models {
+    /// Prints the catalogue.
+    pub fn run(self) -> Result<()> {
+        let rows = CATALOGUE.iter().map(|entry| row(entry.name, entry.about)).collect::<Result<Vec<_>>>()?;
+        if self.json {
+            say!("{}", serde_json::to_string(&rows)?);
+            return Ok(());
+        }
+        say!("{:<14}{:>8}{:>12}{:>9}  about", "name", "input", "parameters", "MFLOP");
+        for Row { name, input, parameters, mflop_forward, about, .. } in rows {
+            say!("{name:<14}{input:>8}{parameters:>12}{mflop_forward:>9.2}  {about}");
+        }
+        say!("\nFor 10 classes; MFLOP: one sample's forward pass. Choose one with model.name=NAME.");
+        Ok(())
+    }
+}
+
+fn row(name: &'static str, about: &'static str) -> Result<Row> {
+    // A perceptron is for tables and small images: the embedded digits have 8×8 pixels.
+    let (input, shape) = if name == "mlp" { ("64", Shape::vector(64)) } else { ("32×32×3", Shape::image(32, 32, 3)) };
+    let graph = models::build(name, shape, 10, Variant::default())?;
+    let mflop_forward = graph.flops_forward() as f64 / 1e6;
+    Ok(Row { name, input, classes: 10, parameters: graph.params().len(), mflop_forward, about })
+}

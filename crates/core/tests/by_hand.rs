@@ -1,0 +1,310 @@
+//! Methods against a page of double-precision arithmetic: a linear softmax model, two or three clients, gradients written out. Then the
+//! fixed points that theory promises on a convex problem.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+use fedproj_core::{Config, Experiment, Simulation};
+use fedproj_data::{Dataset, Partition, Samples, Shape};
+use fedproj_rng::{Purpose, Stream};
+
+const FEATURES: usize = 3;
+const CLASSES: usize = 3;
+const SEED: u64 = 11;
+const LR: f64 = 0.5;
+
+/// Weights are of order 1 and a case makes at most some twenty single-precision steps of 6e-8 each.
+const TOLERANCE: f64 = 3e-6;
+
+/// Clients of these sizes, whose classes overlap: the best model is finite, and another one on every client.
+struct Problem {
+    x: Vec<f32>,
+    labels: Vec<u32>,
+    sizes: Vec<usize>,
+}
+
+impl Problem {
+    fn new(sizes: &[usize]) -> Self {
+        let mut stream = Stream::new(SEED, Purpose::Synthetic, [0, 0, 0]);
+        let (mut x, mut labels) = (Vec::new(), Vec::new());
+        for (client, &size) in sizes.iter().enumerate() {
+            for i in 0..size {
+                // A client's main class, and now and then another one.
+                let label = if i % 3 == 0 { stream.below(CLASSES as u32) } else { (client % CLASSES) as u32 };
+                let center = |feature: usize| if feature as u32 == label { 0.7 } else { 0.0 };
+                x.extend((0..FEATURES).map(|f| (center(f) + stream.normal()) as f32));
+                labels.push(label);
+            }
+        }
+        Self { x, labels, sizes: sizes.to_vec() }
+    }
+
+    /// The samples of a client.
+    fn samples(&self, client: usize) -> Vec<usize> {
+        let start: usize = self.sizes[..client].iter().sum();
+        (start..start + self.sizes[client]).collect()
+    }
+
+    /// ∇ mean cross-entropy of a linear softmax model: rows of the weight matrix, then biases, as the network lays them out.
+    fn gradient(&self, theta: &[f64], samples: &[usize]) -> Vec<f64> {
+        let mut grad = vec![0.0; theta.len()];
+        for &s in samples {
+            let x: Vec<f64> = self.x[s * FEATURES..(s + 1) * FEATURES].iter().map(|v| f64::from(*v)).collect();
+            let bias = &theta[CLASSES * FEATURES..];
+            let row = |c: usize| &theta[c * FEATURES..(c + 1) * FEATURES];
+            let exps: Vec<f64> = (0..CLASSES)
+                .map(|c| (bias[c] + row(c).iter().zip(&x).map(|(w, x)| w * x).sum::<f64>()).exp())
+                .collect();
+            let total: f64 = exps.iter().sum();
+            for (c, e) in exps.iter().enumerate() {
+                let error = e / total - f64::from(u8::from(self.labels[s] as usize == c));
+                for (f, x) in x.iter().enumerate() {
+                    grad[c * FEATURES + f] += error * x / samples.len() as f64;
+                }
+                grad[CLASSES * FEATURES + c] += error / samples.len() as f64;
+            }
+        }
+        grad
+    }
+
+    /// The gradient on all samples of a client.
+    fn full_gradient(&self, theta: &[f64], client: usize) -> Vec<f64> {
+        self.gradient(theta, &self.samples(client))
+    }
+
+    /// The mini-batches of a client's epoch, in the order of the run.
+    fn batches(&self, round: u32, client: usize, epoch: u32, batch: usize) -> Vec<Vec<usize>> {
+        let samples = self.samples(client);
+        let order = Stream::new(SEED, Purpose::BatchOrder, [round, client as u32, epoch]).permutation(samples.len());
+        order.chunks(batch).map(|chunk| chunk.iter().map(|&i| samples[i as usize]).collect()).collect()
+    }
+
+    /// n_k / n
+    fn shares(&self) -> Vec<f64> {
+        let total: usize = self.sizes.iter().sum();
+        self.sizes.iter().map(|&n| n as f64 / total as f64).collect()
+    }
+
+    fn simulation(&self, method: &str, overrides: &[&str]) -> Simulation {
+        let base = [
+            &format!("method.name={method}"),
+            &format!("seed={SEED}"),
+            "model.hidden=[]",
+            "federation.fraction=1.0",
+            "local.schedule.every=0.0",
+            &format!("local.optimizer={{kind='sgd', lr={LR}, weight_decay=0.0}}"),
+        ];
+        let all: Vec<String> = base.iter().chain(overrides).map(|s| (*s).to_owned()).collect();
+        let config = Config::from_layers(None, &all).unwrap();
+        let method = config.method.build().unwrap();
+        let names = (0..CLASSES).map(|c| c.to_string()).collect();
+        let shape = Shape::Vector { features: FEATURES };
+        let samples = Samples::F32(self.x.clone());
+        let data = Dataset::new("by hand", shape, samples, Some(self.labels.clone()), names).unwrap();
+        let lists = (0..self.sizes.len()).map(|k| self.samples(k).iter().map(|&s| s as u32).collect()).collect();
+        let partition = Partition::from_lists("by hand", lists, self.labels.len()).unwrap();
+        let experiment =
+            Experiment::with_partition(config, method.as_ref(), data.clone(), data, None, partition).unwrap();
+        Simulation::new(experiment, method, 2).unwrap()
+    }
+
+    /// Runs some rounds and compares the weights that go out after each with the reference's.
+    fn check(&self, method: &str, overrides: &[&str], mut reference: impl FnMut(u32, Vec<f64>) -> Vec<f64>) {
+        let mut simulation = self.simulation(method, overrides);
+        let mut expected = doubles(&simulation.state().weights);
+        for round in 0..3 {
+            simulation.round(&|_| ()).unwrap();
+            expected = reference(round, expected);
+            let found = doubles(&simulation.state().weights);
+            let error = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(error <= TOLERANCE, "{method}, round {round}: off by {error:e}\n{found:?}\n{expected:?}");
+        }
+    }
+}
+
+fn doubles(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|v| f64::from(*v)).collect()
+}
+
+/// a + s·b
+fn plus(a: &[f64], s: f64, b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a + s * b).collect()
+}
+
+fn minus(a: &[f64], b: &[f64]) -> Vec<f64> {
+    plus(a, -1.0, b)
+}
+
+/// Σ_k w_k v_k
+fn mix(weights: &[f64], vectors: &[Vec<f64>]) -> Vec<f64> {
+    let zero = vec![0.0; vectors[0].len()];
+    weights.iter().zip(vectors).fold(zero, |sum, (w, v)| plus(&sum, *w, v))
+}
+
+fn norm(v: &[f64]) -> f64 {
+    v.iter().map(|v| v * v).sum::<f64>().sqrt()
+}
+
+const FULL_BATCH: &str = "local.batch=100";
+
+#[test]
+fn scaffold_with_one_full_batch_step_is_gradient_descent_on_the_mean_objective() {
+    let problem = Problem::new(&[8, 14]);
+    problem.check("scaffold", &[FULL_BATCH, "local.epochs=1"], |_, theta| {
+        let gradients = [problem.full_gradient(&theta, 0), problem.full_gradient(&theta, 1)];
+        plus(&theta, -LR, &mix(&[0.5, 0.5], &gradients))
+    });
+}
+
+#[test]
+fn scaffold_with_three_steps_follows_its_algorithm() {
+    let problem = Problem::new(&[8, 14]);
+    let mut c = vec![0.0; CLASSES * (FEATURES + 1)];
+    let mut own = [c.clone(), c.clone()];
+    problem.check("scaffold", &[FULL_BATCH, "local.epochs=3", "method.scaffold.server_lr=0.8"], |_, theta| {
+        let mut models = Vec::new();
+        let mut change = vec![0.0; c.len()];
+        for (k, own) in own.iter_mut().enumerate() {
+            let mut w = theta.clone();
+            for _ in 0..3 {
+                let corrected = plus(&minus(&problem.full_gradient(&w, k), own), 1.0, &c);
+                w = plus(&w, -LR, &corrected);
+            }
+            let next = plus(&minus(own, &c), 1.0 / (3.0 * LR), &minus(&theta, &w));
+            change = plus(&change, 0.5, &minus(&next, own));
+            *own = next;
+            models.push(w);
+        }
+        c = plus(&c, 1.0, &change);
+        plus(&theta, 0.8, &minus(&mix(&[0.5, 0.5], &models), &theta))
+    });
+}
+
+#[test]
+fn fedprox_follows_its_algorithm() {
+    let problem = Problem::new(&[8, 14]);
+    let settings = [FULL_BATCH, "local.epochs=3", "method.fedprox.proximal_weight=0.5"];
+    problem.check("fedprox", &settings, |_, theta| {
+        let local = |k: usize| {
+            (0..3).fold(theta.clone(), |w, _| {
+                let pulled = plus(&problem.full_gradient(&w, k), 0.5, &minus(&w, &theta));
+                plus(&w, -LR, &pulled)
+            })
+        };
+        mix(&problem.shares(), &[local(0), local(1)])
+    });
+}
+
+#[test]
+fn fednova_normalises_unequal_steps() {
+    // Batches of 4: two steps an epoch for one client, five for the other.
+    let problem = Problem::new(&[8, 18]);
+    for (momentum, settings) in [(0.0, "local.optimizer.momentum=0.0"), (0.9, "local.optimizer.momentum=0.9")] {
+        problem.check("fednova", &["local.batch=4", "local.epochs=2", settings], |round, theta| {
+            let mut directions = Vec::new();
+            let mut normalisers = Vec::new();
+            for k in 0..2 {
+                let (mut w, mut m) = (theta.clone(), vec![0.0; theta.len()]);
+                let (mut c, mut a) = (0.0, 0.0);
+                for batch in (0..2).flat_map(|epoch| problem.batches(round, k, epoch, 4)) {
+                    m = plus(&problem.gradient(&w, &batch), momentum, &m);
+                    w = plus(&w, -LR, &m);
+                    c = momentum * c + 1.0;
+                    a += c;
+                }
+                directions.push(minus(&theta, &w).iter().map(|d| d / a).collect());
+                normalisers.push(a);
+            }
+            let p = problem.shares();
+            let tau_eff: f64 = p.iter().zip(&normalisers).map(|(p, a)| p * a).sum();
+            plus(&theta, -tau_eff, &mix(&p, &directions))
+        });
+    }
+}
+
+#[test]
+fn feddyn_adds_the_mean_of_all_corrections() {
+    let problem = Problem::new(&[8, 14, 9]);
+    let alpha = 0.3;
+    let mut h = [(); 3].map(|()| vec![0.0; CLASSES * (FEATURES + 1)]);
+    problem.check("feddyn", &[FULL_BATCH, "local.epochs=2", "method.feddyn.alpha=0.3"], |_, theta| {
+        let mut models = Vec::new();
+        for (k, h) in h.iter_mut().enumerate() {
+            let local = (0..2).fold(theta.clone(), |w, _| {
+                let pulled = plus(&problem.full_gradient(&w, k), alpha, &plus(&minus(&w, &theta), 1.0, h));
+                plus(&w, -LR, &pulled)
+            });
+            *h = plus(h, 1.0, &minus(&local, &theta));
+            models.push(local);
+        }
+        let third = [1.0 / 3.0; 3];
+        plus(&mix(&third, &models), 1.0, &mix(&third, &h))
+    });
+}
+
+/// FedAvg's average after one full-batch step a client.
+fn average(problem: &Problem, theta: &[f64]) -> Vec<f64> {
+    let models: Vec<Vec<f64>> = (0..2).map(|k| plus(theta, -LR, &problem.full_gradient(theta, k))).collect();
+    mix(&problem.shares(), &models)
+}
+
+#[test]
+fn fedavgm_keeps_momentum_on_the_server() {
+    let problem = Problem::new(&[8, 14]);
+    let mut m = vec![0.0; CLASSES * (FEATURES + 1)];
+    problem.check("fedavgm", &[FULL_BATCH, "local.epochs=1", "method.fedavgm.server_lr=0.7"], |_, theta| {
+        m = plus(&minus(&average(&problem, &theta), &theta), 0.9, &m);
+        plus(&theta, 0.7, &m)
+    });
+}
+
+#[test]
+fn fedadam_keeps_moments_on_the_server() {
+    let problem = Problem::new(&[8, 14]);
+    let (mut m, mut v) = (vec![0.0; CLASSES * (FEATURES + 1)], vec![1e-6; CLASSES * (FEATURES + 1)]);
+    problem.check("fedadam", &[FULL_BATCH, "local.epochs=1"], |_, theta| {
+        let delta = minus(&average(&problem, &theta), &theta);
+        for ((m, v), d) in m.iter_mut().zip(&mut v).zip(&delta) {
+            *m = 0.9 * *m + 0.1 * d;
+            *v = 0.99 * *v + 0.01 * d * d;
+        }
+        let step: Vec<f64> = m.iter().zip(&v).map(|(m, v)| m / (v.sqrt() + 1e-3)).collect();
+        plus(&theta, 0.01, &step)
+    });
+}
+
+/// ‖∇ Σ_k w_k F_k‖ at the weights that a method ends with.
+fn gradient_at_the_end(problem: &Problem, method: &str, overrides: &[&str], weights: &[f64]) -> f64 {
+    let settings = ["federation.evaluate_every=100000", "federation.rounds=600"];
+    let mut simulation = problem.simulation(method, &[&settings, overrides].concat());
+    while !simulation.is_done() {
+        simulation.round(&|_| ()).unwrap();
+    }
+    let theta = doubles(&simulation.state().weights);
+    let gradients: Vec<Vec<f64>> = (0..weights.len()).map(|k| problem.full_gradient(&theta, k)).collect();
+    norm(&mix(weights, &gradients))
+}
+
+#[test]
+fn scaffold_and_feddyn_end_where_the_mean_objective_is_flat_and_fedavg_does_not() {
+    // Clients of one size, so that all of them mean the same objective; ten local steps, so that clients drift.
+    let problem = Problem::new(&[12, 12]);
+    let settings = [FULL_BATCH, "local.epochs=10", "method.feddyn.alpha=0.3"];
+    let end = |method| gradient_at_the_end(&problem, method, &settings, &[0.5, 0.5]);
+    let fedavg = end("fedavg");
+    assert!(fedavg > 1e-2, "FedAvg's clients agree ({fedavg:e}): the problem tells nothing");
+    // Single precision holds the fixed point to about 1e-6 over the ten steps.
+    for method in ["scaffold", "feddyn"] {
+        assert!(end(method) < 1e-4, "{method} ends at a gradient of {:e}, FedAvg at {fedavg:e}", end(method));
+    }
+}
+
+#[test]
+fn fednova_ends_near_the_weighted_objective_and_fedavg_favours_clients_with_more_steps() {
+    // Two against eighteen steps a round, at a rate so small that a round's steps hardly see each other: what is left of
+    // FedNova's gradient is of the order of the rate, FedAvg's is of the order of the clients' disagreement.
+    let problem = Problem::new(&[8, 36]);
+    let settings = ["local.batch=4", "local.epochs=1", "local.optimizer.lr=0.05"];
+    let end = |method| gradient_at_the_end(&problem, method, &settings, &problem.shares());
+    let (fedavg, fednova) = (end("fedavg"), end("fednova"));
+    assert!(fednova < fedavg / 3.0, "FedNova ends at a gradient of {fednova:e}, FedAvg at {fedavg:e}");
+}

@@ -1,0 +1,243 @@
+//! What a method's settings do: at their neutral value a method is the simpler one bit for bit, at any other it is not.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+mod small;
+
+use fedproj_core::Method;
+use fedproj_core::methods::CATALOGUE;
+use fedproj_nn::models::Variant;
+use small::{SGD, config, hashes, run_all, settings_of, simulation, simulation_of};
+
+/// Both methods give the same bytes in every round, under Adam and under SGD with momentum, schedule and clipping.
+fn check_equal(a: (&str, &[&str]), b: (&str, &[&str]), both: &[&str]) {
+    let momentum = ["local.optimizer={kind='sgd', lr=0.1, momentum=0.9}", "local.clip=1.0"];
+    for optimizer in [&[][..], &momentum] {
+        let run =
+            |(method, own): (&str, &[&str])| hashes(simulation(config(method, &[both, own, optimizer].concat()), 2));
+        assert_eq!(run(a), run(b), "{a:?} and {b:?} with {both:?} {optimizer:?}");
+    }
+}
+
+const FEDAVG: (&str, &[&str]) = ("fedavg", &[]);
+
+#[test]
+fn fedprox_without_proximal_weight_is_fedavg() {
+    check_equal(("fedprox", &["method.fedprox.proximal_weight=0.0"]), FEDAVG, &[]);
+}
+
+#[test]
+fn fedproj_without_projection_and_distillation_is_fedavg() {
+    let off = ["method.fedproj.projection.mode=off", "method.fedproj.distill.epochs=0"];
+    check_equal(("fedproj", &off), FEDAVG, &[]);
+    check_equal(("fedproj", &off), FEDAVG, &["model.name=resnet8-thin", "federation.rounds=2"]);
+}
+
+#[test]
+fn fedrcl_without_weights_is_fedavg() {
+    let off = ["method.fedrcl.contrast_weight=0.0", "method.fedrcl.penalty_weight=0.0"];
+    check_equal(("fedrcl", &off), FEDAVG, &[]);
+}
+
+#[test]
+fn fednova_with_equal_steps_is_fedavg() {
+    check_equal(("fednova", &[]), FEDAVG, &["data.partition={kind='iid', clients=4}"]);
+    // Clients of unequal size that all take one step an epoch; several seeds, because rounding of the weights n_k / n
+    // decides whether a shortcut is exact.
+    for seed in 0..8 {
+        check_equal(("fednova", &[]), FEDAVG, &["local.batch=240", &format!("seed={seed}")]);
+    }
+}
+
+#[test]
+fn feddf_is_fedproj_without_projection() {
+    let distill = |method: &str| {
+        let keys = ["epochs=2", "alpha=0.1", "feature_weight=0.01", "weights=samples", "temperature=2.0"];
+        keys.map(|key| format!("method.{method}.distill.{key}"))
+    };
+    let (df, proj) = (distill("feddf"), distill("fedproj"));
+    let df: Vec<&str> = df.iter().map(String::as_str).collect();
+    let proj: Vec<&str> = proj.iter().map(String::as_str).chain(["method.fedproj.projection.mode=off"]).collect();
+    check_equal(("feddf", &df), ("fedproj", &proj), &[]);
+    check_equal(("feddf", &[]), ("fedproj", &["method.fedproj.projection.mode=off"]), &[]);
+}
+
+/// FedAvg on the network with MOON's projection head.
+#[derive(Debug)]
+struct FedAvgWithHead(usize);
+
+impl Method for FedAvgWithHead {
+    fn name(&self) -> &'static str {
+        "fedavg-with-head"
+    }
+
+    fn variant(&self, variant: Variant) -> Variant {
+        Variant { projection_head: Some(self.0), ..variant }
+    }
+}
+
+#[test]
+fn moon_without_contrast_is_fedavg_on_the_network_with_its_head() {
+    let own = ["method.moon.contrast_weight=0.0", "method.moon.head=8"];
+    let moon = hashes(simulation(config("moon", &own), 2));
+    let fedavg = hashes(simulation_of(config("fedavg", &[]), Box::new(FedAvgWithHead(8)), 2));
+    assert_eq!(moon, fedavg);
+    assert_ne!(moon, hashes(simulation(config("fedavg", &[]), 2)), "the head must be part of the network");
+}
+
+#[test]
+fn first_rounds_of_scaffold_and_fedavgm_are_averages() {
+    // Control variates and momentum are 0 at first: with clients of one size the first round is FedAvg's, up to the
+    // rounding of w + (average − w).
+    let same = ["data.partition={kind='iid', clients=4}", "federation.rounds=1", SGD];
+    let run = |method: &str| {
+        let mut simulation = simulation(config(method, &same), 2);
+        run_all(&mut simulation);
+        simulation.state().weights.clone()
+    };
+    let average = run("fedavg");
+    for method in ["scaffold", "fedavgm"] {
+        let error = run(method).iter().zip(&average).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(error <= 1e-6, "{method}: {error:e}");
+    }
+}
+
+/// How far the final weights of two configurations lie apart, relative to what the first has moved.
+fn distance(method: &str, base: &[&str], setting: &str) -> f64 {
+    let run = |overrides: &[&str]| {
+        let mut simulation = simulation(config(method, overrides), 2);
+        let start = simulation.state().weights.clone();
+        run_all(&mut simulation);
+        (start, simulation.state().weights.clone(), simulation.state().buffers.clone())
+    };
+    let norm = |a: &[f32], b: &[f32]| {
+        a.iter().zip(b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum::<f64>().sqrt()
+    };
+    let (start, plain, plain_buffers) = run(base);
+    let (_, changed, changed_buffers) = run(&[base, &[setting]].concat());
+    assert_eq!(plain.len(), changed.len(), "{method} {setting}");
+    let buffers = norm(&plain_buffers, &changed_buffers);
+    (norm(&plain, &changed) + buffers) / norm(&start, &plain)
+}
+
+/// Every setting of the table changes the trajectory by more than rounding could: single precision over some hundred
+/// steps stays below 1e-5 of the movement.
+fn check_live(method: &str, base: &[&str], settings: &[&str]) {
+    let base = [settings_of(method), base].concat();
+    for setting in settings {
+        let moved = distance(method, &base, &format!("method.{method}.{setting}"));
+        assert!(moved > 1e-5, "{method}: {setting} changes the final weights by {moved:e} of the movement only");
+    }
+}
+
+#[test]
+fn settings_of_client_side_methods_are_live() {
+    check_live("fedprox", &[], &["proximal_weight=0.0", "proximal_weight=1.0"]);
+    check_live("feddyn", &[], &["alpha=0.0", "alpha=0.5", "clip=0.1"]);
+    check_live("moon", &["method.moon.head=8"], &["contrast_weight=0.0", "contrast_weight=5.0", "temperature=0.1"]);
+    let settings =
+        ["temperature=0.5", "threshold=0.99", "contrast_weight=0.0", "contrast_weight=2.0", "penalty_weight=0.0"];
+    check_live("fedrcl", &[], &settings);
+}
+
+#[test]
+fn settings_of_server_side_methods_are_live() {
+    check_live("fednova", &["local.batch=8"], &["momentum_formula=0.9"]);
+    check_live("scaffold", &[], &["server_lr=0.5"]);
+    check_live("fedavgm", &[], &["momentum=0.0", "server_lr=0.5"]);
+    check_live("fedadam", &[], &["server_lr=0.1", "beta1=0.0", "beta2=0.5", "eps=0.1"]);
+    let settings = [
+        "diversity_weight=0.0",
+        "diversity_weight=1.0",
+        "epochs=2",
+        "batch=40",
+        "optimizer.lr=0.01",
+        "variant=authors-cv",
+    ];
+    check_live("fedet", &[], &settings);
+}
+
+#[test]
+fn settings_of_distillation_are_live() {
+    let settings = [
+        "epochs=0",
+        "epochs=2",
+        "batch=40",
+        "optimizer.lr=0.01",
+        "optimizer.momentum=0.9",
+        "optimizer.kind=adam",
+        "temperature=1.0",
+        "t2=false",
+        "direction=student_to_teacher",
+        "weights=samples",
+        "feature_weight=0.1",
+    ]
+    .map(|key| format!("distill.{key}"));
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    check_live("feddf", &[], &settings);
+    check_live("fedproj", &[], &settings);
+}
+
+#[test]
+fn weight_divergence_pulls_and_its_anchor_matters() {
+    // The published code compares the weights with themselves, so its α does nothing.
+    let alphas = ["distill.alpha=0.1", "distill.alpha=1.0"];
+    check_live("fedproj", &[], &alphas);
+    check_live("feddf", &[], &alphas);
+    check_live("fedproj", &["method.fedproj.distill.alpha=0.1"], &["distill.anchor=previous_global"]);
+}
+
+#[test]
+fn settings_of_the_memory_are_live() {
+    let settings = [
+        "memory.size=20",
+        "memory.batch=10",
+        "memory.resample=fixed",
+        "memory.target=global_model",
+        "memory.temperature=1.0",
+        "memory.feature_weight=0.1",
+        "memory.integer_cast=true",
+    ];
+    check_live("fedproj", &[], &settings);
+    check_live("fedproj", &["method.fedproj.projection.warmup=0"], &["memory.round0=global_model"]);
+}
+
+#[test]
+fn settings_of_the_projection_are_live() {
+    let settings = [
+        "projection.mode=always",
+        "projection.mode=soft",
+        "projection.mode=off",
+        "projection.reference=round_start",
+        "projection.space=update",
+        "projection.scope=layer",
+        "projection.warmup=2",
+        "projection.warmup=0.9",
+        "projection.stop_round=2",
+        "projection.dropout=0.5",
+        "projection.eps=0.1",
+        "projection.norm_guard=1.0",
+        "projection.coefficient_max=0.1",
+    ];
+    check_live("fedproj", &[], &settings);
+    check_live("fedproj", &["method.fedproj.projection.dropout=0.5"], &["projection.dropout_unit=step"]);
+    check_live("fedproj", &["method.fedproj.projection.mode=soft"], &["projection.soft_weight=0.1"]);
+}
+
+#[test]
+fn batch_norm_settings_are_live_on_a_network_with_batch_norm() {
+    let base = ["model.name=resnet8-thin", "federation.rounds=2", "local.epochs=1"];
+    let settings = ["memory.bn=update", "memory.bn=frozen", "distill.bn=frozen", "distill.bn=recalibrate"];
+    check_live("fedproj", &base, &settings);
+}
+
+#[test]
+fn settings_of_local_training_are_live_for_every_method() {
+    for (method, _) in CATALOGUE {
+        let base = settings_of(method);
+        for setting in ["local.epochs=1", "local.batch=8", "local.clip=0.1", "local.schedule.every=0.0"] {
+            let moved = distance(method, base, setting);
+            assert!(moved > 1e-5, "{method}: {setting} changes the final weights by {moved:e} of the movement only");
+        }
+    }
+}

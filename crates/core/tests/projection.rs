@@ -1,0 +1,153 @@
+//! FedProj's promise on random problems: a projected step does not unlearn the memory to first order, a plain one does.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+mod small;
+
+use fedproj_nn::models::{self, Variant};
+use fedproj_nn::{Cpu, Init, Loss, Mode, Options, Shape, Workspace, vector};
+use fedproj_rng::{Purpose, Stream};
+use small::{SGD, config, run_all, simulation};
+
+const BATCH: usize = 24;
+const FEATURES: usize = 6;
+const CLASSES: usize = 4;
+
+/// A random perceptron with a private batch and a memory batch.
+struct Case {
+    ws: Workspace,
+    theta: Vec<f32>,
+    x: Vec<f32>,
+    labels: Vec<u32>,
+    memory: Vec<f32>,
+    targets: Vec<f32>,
+}
+
+impl Case {
+    fn new(seed: u64) -> Self {
+        let graph = models::mlp(Shape::vector(FEATURES), &[16], CLASSES, Variant::default()).unwrap();
+        let mut stream = Stream::new(seed, Purpose::Synthetic, [1, 0, 0]);
+        let mut normals = |n: usize, scale: f64| (0..n).map(|_| (scale * stream.normal()) as f32).collect::<Vec<_>>();
+        let (x, memory, targets) =
+            (normals(BATCH * FEATURES, 1.0), normals(BATCH * FEATURES, 1.0), normals(BATCH * CLASSES, 2.0));
+        // One class, as on a skewed client: its gradient conflicts with a memory of all classes.
+        let labels = vec![(seed % CLASSES as u64) as u32; BATCH];
+        let theta = graph.init_params(seed, Init::Torch);
+        let ws = Workspace::new(&graph, &Options::training(BATCH), Cpu::new(1)).unwrap();
+        Self { ws, theta, x, labels, memory, targets }
+    }
+
+    fn gradients(&mut self) -> (Vec<f32>, Vec<f32>) {
+        let (mut g, mut r) = (vec![0.0; self.theta.len()], vec![0.0; self.theta.len()]);
+        let private = Loss::CrossEntropy { labels: &self.labels };
+        self.ws.loss_gradient(&self.theta, &mut [], &self.x, &private, Mode::EVAL, &mut g).unwrap();
+        let memory = Loss::kl(&self.targets, 1.0);
+        self.ws.loss_gradient(&self.theta, &mut [], &self.memory, &memory, Mode::EVAL, &mut r).unwrap();
+        (g, r)
+    }
+
+    /// L_mem(θ − η g)
+    fn memory_loss(&mut self, eta: f32, g: &[f32]) -> f64 {
+        let mut theta = self.theta.clone();
+        vector::axpy(&mut Cpu::new(1), -eta, g, &mut theta);
+        self.ws.forward(&theta, &mut [], &self.memory, Mode::EVAL).unwrap();
+        Loss::kl(&self.targets, 1.0).value(BATCH, self.ws.output()).unwrap()
+    }
+
+    /// (L_mem(θ − η g) − L_mem(θ)) / η for a step of this length.
+    fn rise(&mut self, length: f64, g: &[f32]) -> f64 {
+        let eta = length / vector::squared_norm(&Cpu::new(1), g).sqrt();
+        (self.memory_loss(eta as f32, g) - self.memory_loss(0.0, g)) / eta
+    }
+}
+
+#[test]
+fn memory_loss_does_not_rise_to_first_order_over_a_projected_step() {
+    let mut n_conflicts = 0;
+    for seed in 0..40 {
+        let mut case = Case::new(seed);
+        let (g, r) = case.gradients();
+        let mut projected = g.clone();
+        let found = vector::project(&mut Cpu::new(1), &mut projected, &r, 0.0);
+        let cosine = found.dot / (found.squared_norm * vector::squared_norm(&Cpu::new(1), &g)).sqrt();
+        if cosine > -0.2 {
+            continue;
+        }
+        n_conflicts += 1;
+        // rise(η) = first order + η · second order + …: two lengths tell the first order. Losses of order 1 are exact to
+        // 1e-7, so rises at lengths of 0.02 to 1e-5.
+        let first_order = |case: &mut Case, g: &[f32]| 2.0 * case.rise(0.02, g) - case.rise(0.04, g);
+        let plain = first_order(&mut case, &g);
+        assert!(
+            (plain + found.dot).abs() < 0.1 * -found.dot,
+            "seed {seed}: plain rise {plain}, −⟨g, r⟩ {}",
+            -found.dot
+        );
+        let kept = first_order(&mut case, &projected);
+        assert!(kept.abs() < 0.02 * plain, "seed {seed}: projected rise {kept}, plain {plain}");
+        // What is left is of second order: half the step, half the rise per length.
+        let (long, short) = (case.rise(0.08, &projected), case.rise(0.02, &projected));
+        assert!(short.abs() < 0.5 * long.abs() + 0.01 * plain, "seed {seed}: {long} at 0.08, {short} at 0.02");
+    }
+    assert!(n_conflicts >= 10, "only {n_conflicts} of 40 problems conflict");
+}
+
+/// One plain step a round, the whole public set as memory and its batch.
+const ONE_STEP: &[&str] = &[
+    "local.optimizer={kind='sgd', lr=0.02, weight_decay=0.0}",
+    "local.schedule.every=0.0",
+    "local.epochs=1",
+    "local.batch=240",
+    "federation.rounds=2",
+    "method.fedproj.memory={size=80, batch=80}",
+    "method.fedproj.distill.epochs=0",
+];
+
+#[test]
+fn a_clients_memory_loss_rises_without_projection_only() {
+    // With a guard that no gradient passes, everything is measured and nothing projected.
+    let rise = |setting: &str| {
+        // Twenty warm-up steps make clients that know different things, and an ensemble worth keeping.
+        let all = [ONE_STEP, &["federation.rounds=21", "method.fedproj.projection.warmup=20", setting]].concat();
+        let all = [&all[..], &["method.fedproj.memory.temperature=1.0"]].concat();
+        let record = run_all(&mut simulation(config("fedproj", &all), 2)).pop().unwrap();
+        let rise = record.memory_loss_after.unwrap() - record.memory_loss_before.unwrap();
+        (rise, record.projection_rate.unwrap())
+    };
+    let (plain, never) = rise("method.fedproj.projection.norm_guard=1e9");
+    let (projected, rate) = rise("method.fedproj.projection.norm_guard=0.0");
+    assert_eq!((never, rate), (0.0, 1.0), "every client conflicts with the ensemble");
+    assert!(plain > 0.0, "without projection the memory loss falls by {plain:e}");
+    assert!(projected < 0.2 * plain, "the memory loss rises by {projected:e}, without projection by {plain:e}");
+}
+
+#[test]
+fn nothing_is_projected_at_the_model_whose_own_logits_are_the_target() {
+    let own =
+        ["method.fedproj.projection.warmup=0", "method.fedproj.memory.round0=global_model", "federation.rounds=1"];
+    let mut one_step = simulation(config("fedproj", &[ONE_STEP, &own].concat()), 2);
+    let record = run_all(&mut one_step).pop().unwrap();
+    // The memory is compared with, its gradient is 0, and the round is FedAvg's.
+    assert_eq!((record.projection_rate, record.memory_loss_before), (Some(0.0), Some(0.0)));
+    let mut fedavg = simulation(config("fedavg", &[ONE_STEP, &own].concat()), 2);
+    assert_eq!(record.model_hash, run_all(&mut fedavg).pop().unwrap().model_hash);
+    // From the second step on the model has moved.
+    let two_steps = [ONE_STEP, &own, &["local.epochs=2"]].concat();
+    let record = run_all(&mut simulation(config("fedproj", &two_steps), 2)).pop().unwrap();
+    assert!(record.cosine.is_some_and(|c| c != 0.0));
+}
+
+#[test]
+fn projection_is_off_during_warm_up_after_the_stop_and_for_dropped_clients() {
+    let rates = |settings: &[&str]| {
+        let records =
+            run_all(&mut simulation(config("fedproj", &[&["federation.rounds=5", SGD], settings].concat()), 2));
+        records.into_iter().map(|r| r.projection_rate.is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(rates(&[]), [false, true, true, true, true]);
+    assert_eq!(rates(&["method.fedproj.projection.warmup=3"]), [false, false, false, true, true]);
+    assert_eq!(rates(&["method.fedproj.projection.warmup=0.5"]), [false, false, false, true, true]);
+    assert_eq!(rates(&["method.fedproj.projection.stop_round=3"]), [false, true, true, false, false]);
+    assert_eq!(rates(&["method.fedproj.projection.dropout=1.0"]), [false; 5]);
+    assert_eq!(rates(&["method.fedproj.projection.mode=off"]), [false; 5]);
+}
