@@ -83,14 +83,17 @@ fn main() -> ExitCode {
 
 /// 2 for what the user asked, 1 for what went wrong on the way.
 fn exit_code(error: &anyhow::Error) -> u8 {
+    use fedproj_core::Error as Core;
     use fedproj_data::Error as Data;
-    let asked = error.chain().any(|cause| {
-        matches!(cause.downcast_ref(), Some(fedproj_core::Error::Config(_)))
-            || matches!(cause.downcast_ref(), Some(fedproj_nn::Error::UnknownModel { .. }))
-            || matches!(
-                cause.downcast_ref(),
-                Some(Data::UnknownDataset { .. } | Data::BadOption { .. } | Data::ImpossiblePartition { .. })
-            )
-    });
+    let asked = match error.downcast_ref() {
+        Some(Core::Config(_) | Core::Network(fedproj_nn::Error::UnknownModel { .. })) => true,
+        Some(Core::Data(error)) => {
+            matches!(error, Data::UnknownDataset { .. } | Data::BadOption { .. } | Data::ImpossiblePartition { .. })
+        }
+        _ => {
+            matches!(error.downcast_ref(), Some(fedproj_nn::Error::UnknownModel { .. }))
+                || matches!(error.downcast_ref(), Some(Data::UnknownDataset { .. }))
+        }
+    };
     if asked { 2 } else { 1 }
 }

@@ -61,6 +61,8 @@ pub struct DataConfig {
     pub public_fraction: f64,
     /// Public samples that are used; 0 is all, of training and test part together.
     pub public_samples: usize,
+    /// Compatibility with the authors' code: pixels are cast to bytes once more after normalisation, which destroys them.
+    pub byte_cast: bool,
     /// How the private samples are dealt to clients.
     pub partition: PartitionConfig,
 }
@@ -74,6 +76,7 @@ impl Default for DataConfig {
             public: SourceConfig::named("split"),
             public_fraction: 0.5,
             public_samples: 0,
+            byte_cast: false,
             partition: PartitionConfig::Dirichlet { beta: 0.3, clients: 10, min_samples: 15 },
         }
     }

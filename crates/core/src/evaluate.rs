@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Samples in a chunk.
-const CHUNK: usize = 256;
+const CHUNK: usize = 64;
 
 /// Weights and buffers of a model.
 #[derive(Clone, Copy, Debug)]

@@ -147,6 +147,9 @@ fn load_data(
     let public = public
         .map(|p| subset(p.without_labels(), data.public_samples, config.seed, PUBLIC_SUBSET, "data.public_samples"))
         .transpose()?;
+    if data.byte_cast {
+        return Ok((private.with_byte_cast(), test.with_byte_cast(), public.map(Dataset::with_byte_cast)));
+    }
     Ok((private, test, public))
 }
 

@@ -25,40 +25,46 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
             format!("[method.fedproj]\nprojection = {{ warmup = 1 }}\ndistill = {{ alpha = {} }}\n", paper_alpha(given))
         }
         // A.2 of the specification. The weight-divergence term of the code is identically zero.
-        Preset::AuthorsCode => "
+        Preset::AuthorsCode => format!(
+            "
+            [data]
+            byte_cast = {}
             [model]
             init = 'authors'
             [method.fedproj]
-            projection = { warmup = 10, stop_round = 90, norm_guard = 1e-6, coefficient_max = 10.0 }
-            memory = { size = 12500, bn = 'update', integer_cast = true }
-            distill = { batch = 128, alpha = 0.0 }
+            projection = {{ warmup = 10, stop_round = 90, norm_guard = 1e-6, coefficient_max = 10.0 }}
+            memory = {{ size = 12500, bn = 'update', integer_cast = true }}
+            distill = {{ batch = 128, alpha = 0.0 }}
             [method.feddf]
-            distill = { batch = 128 }
+            distill = {{ batch = 128 }}
             [method.fedet]
             variant = 'authors-cv'
-            optimizer = { lr = 1e-5, weight_decay = 5e-5 }
+            optimizer = {{ lr = 1e-5, weight_decay = 5e-5 }}
             batch = 128
             [method.fedprox]
             proximal_weight = 0.0
             [method.fednova]
             momentum_formula = 0.9
-            "
-        .to_owned(),
+            ",
+            private_name(given) == "cinic10"
+        ),
     };
     toml::from_str(&text).map_err(|e| Error::config(format!("preset: {e}")))
 }
 
 /// The paper's best α: none at β = 0.3; at 0.5, 0.3 for CIFAR-10 and CINIC-10 and 0.5 for CIFAR-100.
 fn paper_alpha(given: &Table) -> f64 {
-    let data = given.get("data").and_then(|d| d.as_table());
-    let beta = data.and_then(|d| number(d.get("partition")?.get("beta")?)).unwrap_or(0.3);
-    let private = data.and_then(|d| d.get("private"));
-    let name = private.and_then(|p| p.as_str().or_else(|| p.get("name")?.as_str())).unwrap_or("");
-    match (beta >= 0.5, name) {
+    let beta = given.get("data").and_then(|d| number(d.get("partition")?.get("beta")?)).unwrap_or(0.3);
+    match (beta >= 0.5, private_name(given)) {
         (false, _) => 0.0,
         (true, "cifar100") => 0.5,
         (true, _) => 0.3,
     }
+}
+
+fn private_name(given: &Table) -> &str {
+    let private = given.get("data").and_then(|d| d.get("private"));
+    private.and_then(|p| p.as_str().or_else(|| p.get("name")?.as_str())).unwrap_or("")
 }
 
 /// A number, whether written 1 or 1.0.

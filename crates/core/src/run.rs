@@ -117,8 +117,8 @@ impl Run {
         }
         std::fs::create_dir_all(dir.join("checkpoints")).map_err(Error::io("create", dir))?;
         let lock = lock(dir)?;
-        let text = config.to_toml()?;
-        let config_hash = blake3::hash(text.as_bytes()).to_hex().to_string();
+        let text = if exists { config_text(dir)? } else { config.to_toml()? };
+        let config_hash = hash_of(&text);
         let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
         let newest = if exists { checkpoints(dir)?.pop() } else { None };
         let manifest = Manifest::of(&experiment, n_threads);
@@ -131,9 +131,10 @@ impl Run {
             None => (Simulation::new(experiment, method, n_threads)?, Vec::new()),
         };
         if !exists {
-            write_atomically(&dir.join("config.toml"), text.as_bytes())?;
+            // The configuration comes last: where it stands, the manifest stands too.
             let manifest = serde_json::to_string_pretty(&manifest).unwrap_or_default();
             write_atomically(&dir.join("manifest.json"), manifest.as_bytes())?;
+            write_atomically(&dir.join("config.toml"), text.as_bytes())?;
         }
         // Lines after the checkpoint, or half a line that a crash left, are dropped here.
         let lines: String = rounds.iter().map(|r| line_of(r) + "\n").collect();
@@ -305,9 +306,18 @@ fn read_summary(dir: &Path) -> Result<Summary> {
 }
 
 fn read_config(dir: &Path) -> Result<Config> {
+    toml::from_str(&config_text(dir)?)
+        .map_err(|e| Error::Corrupt { path: dir.join("config.toml"), problem: e.to_string() })
+}
+
+fn config_text(dir: &Path) -> Result<String> {
     let path = dir.join("config.toml");
-    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-    toml::from_str(&text).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
+    std::fs::read_to_string(&path).map_err(Error::io("read", &path))
+}
+
+/// What ties checkpoints to a configuration: the text on disk, so that a later version with more keys still reads them.
+fn hash_of(config_text: &str) -> String {
+    blake3::hash(config_text.as_bytes()).to_hex().to_string()
 }
 
 /// The rounds stored in a run directory; with `n_rounds`, exactly the first that many.
@@ -395,7 +405,7 @@ pub fn verify(
     let config = read_config(dir)?;
     let method = config.method.build()?;
     let recorded = read_metrics(dir, None)?;
-    let hash = blake3::hash(config.to_toml()?.as_bytes()).to_hex().to_string();
+    let hash = hash_of(&config_text(dir)?);
     let experiment = Experiment::load(config, method.as_ref(), data_dir)?;
     let oldest = if from_checkpoint { checkpoints(dir)?.into_iter().next() } else { None };
     let mut simulation = match oldest {

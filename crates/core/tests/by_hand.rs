@@ -222,6 +222,17 @@ fn fednova_normalises_unequal_steps() {
 }
 
 #[test]
+fn fednova_with_equal_steps_is_fedavg_for_any_client_sizes() {
+    // In single precision n_k / n of these sizes do not sum to 1: a shortcut over their sum would show.
+    let problem = Problem::new(&[53, 164, 89]);
+    let run = |method: &str| {
+        let mut simulation = problem.simulation(method, &["local.batch=200", "local.epochs=2"]);
+        (0..3).map(|_| simulation.round(&|_| ()).unwrap().model_hash).collect::<Vec<_>>()
+    };
+    assert_eq!(run("fednova"), run("fedavg"));
+}
+
+#[test]
 fn feddyn_adds_the_mean_of_all_corrections() {
     let problem = Problem::new(&[8, 14, 9]);
     let alpha = 0.3;

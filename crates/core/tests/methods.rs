@@ -208,7 +208,6 @@ fn settings_of_the_projection_are_live() {
         "projection.mode=always",
         "projection.mode=soft",
         "projection.mode=off",
-        "projection.reference=round_start",
         "projection.space=update",
         "projection.scope=layer",
         "projection.warmup=2",
@@ -220,6 +219,8 @@ fn settings_of_the_projection_are_live() {
         "projection.coefficient_max=0.1",
     ];
     check_live("fedproj", &[], &settings);
+    let long = ["local.epochs=6", "method.fedproj.distill.epochs=0"];
+    check_live("fedproj", &long, &["projection.reference=round_start"]);
     check_live("fedproj", &["method.fedproj.projection.dropout=0.5"], &["projection.dropout_unit=step"]);
     check_live("fedproj", &["method.fedproj.projection.mode=soft"], &["projection.soft_weight=0.1"]);
 }

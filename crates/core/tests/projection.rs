@@ -105,18 +105,25 @@ const ONE_STEP: &[&str] = &[
 
 #[test]
 fn a_clients_memory_loss_rises_without_projection_only() {
-    // With a guard that no gradient passes, everything is measured and nothing projected.
+    // Clients of one class each train for five plain steps; with a guard that no gradient passes, everything is measured
+    // and nothing projected.
     let rise = |setting: &str| {
-        // Twenty warm-up steps make clients that know different things, and an ensemble worth keeping.
-        let all = [ONE_STEP, &["federation.rounds=21", "method.fedproj.projection.warmup=20", setting]].concat();
-        let all = [&all[..], &["method.fedproj.memory.temperature=1.0"]].concat();
-        let record = run_all(&mut simulation(config("fedproj", &all), 2)).pop().unwrap();
+        let own = [
+            "federation.rounds=12",
+            "local.epochs=5",
+            "federation.fraction=1.0",
+            "data.partition={kind='one_class', clients=10}",
+            "method.fedproj.projection.warmup=11",
+            "method.fedproj.memory.temperature=1.0",
+            setting,
+        ];
+        let record = run_all(&mut simulation(config("fedproj", &[ONE_STEP, &own].concat()), 2)).pop().unwrap();
         let rise = record.memory_loss_after.unwrap() - record.memory_loss_before.unwrap();
         (rise, record.projection_rate.unwrap())
     };
     let (plain, never) = rise("method.fedproj.projection.norm_guard=1e9");
     let (projected, rate) = rise("method.fedproj.projection.norm_guard=0.0");
-    assert_eq!((never, rate), (0.0, 1.0), "every client conflicts with the ensemble");
+    assert!(never == 0.0 && rate > 0.5, "projected {never} and {rate} of the steps");
     assert!(plain > 0.0, "without projection the memory loss falls by {plain:e}");
     assert!(projected < 0.2 * plain, "the memory loss rises by {projected:e}, without projection by {plain:e}");
 }

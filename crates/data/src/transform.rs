@@ -4,6 +4,21 @@ use crate::dataset::{Dataset, Normalisation, Samples, Shape};
 use crate::error::{Error, Result};
 
 impl Dataset {
+    /// The same samples after a defect of the FedProj authors' CINIC-10 loader: normalised values are cast to bytes
+    /// (towards zero, wrapping below it) and then normalised again, which leaves little more than a mask of dark pixels.
+    /// Samples that are not bytes stay as they are.
+    #[must_use]
+    pub fn with_byte_cast(mut self) -> Self {
+        let Samples::U8(values) = &mut self.samples else { return self };
+        let Normalisation { unit, mean, std } = &self.normalisation;
+        for pixel in values.chunks_exact_mut(mean.len()) {
+            for ((value, mean), std) in pixel.iter_mut().zip(mean).zip(std) {
+                *value = ((f32::from(*value) * unit - mean) / std) as i32 as u8;
+            }
+        }
+        self
+    }
+
     /// The same images at another size, so that a public set fits the private one's model.
     ///
     /// Shrinking both sides by whole factors averages boxes of pixels; anything else is bilinear between pixel
@@ -231,5 +246,15 @@ mod tests {
         assert!(build(vec![], vec![]).contains("0 values"));
         assert!(build(vec![1.0; 4], vec![0]).contains("1 labels for 2 samples"));
         assert!(build(vec![1.0; 4], vec![0, 1]).contains("record 1: label 1 is out of range for 1 classes"));
+    }
+
+    #[test]
+    fn the_byte_cast_sends_small_values_to_0_and_negative_ones_to_255() {
+        let shape = Shape::Image { height: 1, width: 4, channels: 1 };
+        let pixels = Samples::U8(vec![0, 128, 230, 255]);
+        let data = Dataset::new("toy", shape, pixels, None, Vec::new()).unwrap();
+        let data = data.with_normalisation(Normalisation::bytes(&[0.5], &[0.25])).unwrap().with_byte_cast();
+        // (p/255 − 0.5)/0.25 = −2, 0.008, 1.6, 2, cut towards zero: −2, 0, 1, 2.
+        assert_eq!(data.samples, Samples::U8(vec![254, 0, 1, 2]));
     }
 }

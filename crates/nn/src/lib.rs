@@ -1,4 +1,36 @@
-//! Engine.
+//! Neural networks as static graphs over one flat parameter vector, trained on the CPU.
+//!
+//! A network is a [`Graph`]: nodes with known shapes, whose parameters are named spans of one vector θ (and whose running
+//! statistics are spans of a second one). A [`Workspace`] executes it: forward passes, losses at any node, backward passes
+//! into a gradient as long as θ. Everything federated is then arithmetic on such vectors ([`vector`]).
+//!
+//! ```
+//! use fedproj_nn::{Activation, Cpu, Graph, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
+//!
+//! let mut graph = Graph::new(Shape::vector(2));
+//! let hidden = graph.linear("fc1", graph.input(), 16, true)?;
+//! let hidden = graph.activation("tanh", hidden, Activation::Tanh)?;
+//! graph.linear("fc2", hidden, 2, true)?;
+//!
+//! let (x, labels) = ([0., 0., 0., 1., 1., 0., 1., 1.], [0, 1, 1, 0]); // exclusive or
+//! let mut theta = graph.init_params(0, Init::Torch);
+//! let mut grad = vec![0.0; theta.len()];
+//! let mut workspace = Workspace::new(&graph, &Options::training(4), Cpu::new(1))?;
+//! let mut adam = Optimizer::new(Rule::adam(0.05), theta.len())?;
+//! let mut loss = f64::INFINITY;
+//! for step in 0..200 {
+//!     let cross_entropy = Loss::CrossEntropy { labels: &labels };
+//!     loss = workspace.loss_gradient(&theta, &mut [], &x, &cross_entropy, Mode::train(step), &mut grad)?;
+//!     adam.step(workspace.cpu(), &mut theta, &grad, 1.0);
+//! }
+//! assert!(loss < 0.05);
+//! # Ok::<(), fedproj_nn::Error>(())
+//! ```
+//!
+//! What it promises: the same bytes for any number of threads; no allocation in a step after the workspace is made; errors
+//! that name the node or tensor. What it refuses: graphs that change while they run, and knowledge of federated learning or
+//! of files other than weights ([`weights`]). Start reading at [`Graph`], then `cpu/` (execution) and `kernels/`
+//! (arithmetic, the only place with `unsafe`).
 
 mod cpu;
 mod error;

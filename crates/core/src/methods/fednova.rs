@@ -42,6 +42,11 @@ impl Method for FedNova {
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
+        if round.results.windows(2).all(|w| w[0].n_steps == w[1].n_steps) {
+            // τ_eff p_k / a_k = p_k: FedAvg, bit for bit.
+            round.average();
+            return Ok(());
+        }
         let p: Vec<f64> = round.sample_weights().iter().map(|&w| f64::from(w)).collect();
         let a: Vec<f64> = round.results.iter().map(|r| self.normaliser(round.config(), r.n_steps)).collect();
         let tau_eff: f64 = p.iter().zip(&a).map(|(p, a)| p * a).sum();
@@ -49,11 +54,8 @@ impl Method for FedNova {
         let q: Vec<f32> = p.iter().zip(&a).map(|(p, a)| (tau_eff * p / a) as f32).collect();
         let mut next = round.weighted(&q);
         let rest = (1.0 - q.iter().map(|&q| f64::from(q)).sum::<f64>()) as f32;
-        let equal_steps = round.results.windows(2).all(|w| w[0].n_steps == w[1].n_steps);
-        if !equal_steps {
-            for (next, old) in next.iter_mut().zip(&round.state.weights) {
-                *next += rest * old;
-            }
+        for (next, old) in next.iter_mut().zip(&round.state.weights) {
+            *next += rest * old;
         }
         round.state.weights = next;
         round.average_buffers();

@@ -82,7 +82,7 @@ unsafe fn max_pool<S: Simd>(pool: &MaxPool, x: &[f32], y: &mut [f32], arg: &mut 
                 }
                 for i in 0..LANES {
                     // NaN wins, so that it is not lost here.
-                    let larger = values[i] > best[i] || values[i].is_nan();
+                    let larger = (values[i] > best[i]) | values[i].is_nan();
                     best[i] = if larger { values[i] } else { best[i] };
                     place[i] = if larger { k as u32 } else { place[i] };
                 }

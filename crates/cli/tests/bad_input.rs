@@ -1,0 +1,239 @@
+//! What goes wrong is said with its place (key, file, round, client), ends in the right exit code (2: what was asked, 1: what
+//! happened on the way), and costs no completed round.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+mod command;
+
+use command::{SMALL, failure, fedproj, rounds, run};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// `fedproj run` with these settings fails with this code, and its message holds all of these words.
+fn check(folder: &Path, settings: &[&str], code: i32, words: &[&str]) {
+    let (found, message) = failure(fedproj(folder, &[&["run", "--out", "a", "--quiet"], SMALL, settings].concat()));
+    assert_eq!(found, code, "{settings:?}: {message}");
+    for word in words {
+        assert!(message.contains(word), "{settings:?}: no `{word}` in\n{message}");
+    }
+}
+
+#[test]
+fn unknown_names_are_answered_with_the_nearest() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |setting: &str, words: &[&str]| check(folder.path(), &[setting], 2, words);
+    check("federation.round=3", &["unknown key `round`", "[federation]", "did you mean `rounds`?"]);
+    check("sede=3", &["unknown key `sede`", "did you mean `seed`?"]);
+    check("method.fedproj.memory.sise=3", &["`sise`", "[method.fedproj.memory]", "did you mean `size`?"]);
+    check("method.name=fedporj", &["unknown method `fedporj`", "did you mean `fedproj`?"]);
+    check("model.name=resnet-8", &["unknown model `resnet-8`", "did you mean `resnet8`?"]);
+    check("data.private=digts", &["unknown data set `digts`", "digits"]);
+    check("data.partition={kind='fair', clients=3}", &["fair", "dirichlet"]);
+    check("preset=papre", &["papre", "paper"]);
+    assert!(!folder.path().join("a/config.toml").exists(), "nothing was begun");
+}
+
+#[test]
+fn values_that_cannot_be_are_named_with_their_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |setting: &str, words: &[&str]| check(folder.path(), &[setting], 2, words);
+    check("federation.rounds=0", &["federation.rounds = 0"]);
+    check("federation.rounds=many", &["rounds", "many"]);
+    check("federation.fraction=1.5", &["federation.fraction = 1.5"]);
+    check("local.batch=0", &["local.batch"]);
+    check("local.optimizer.lr=-1.0", &["local.optimizer", "learning rate = -1"]);
+    check("local.optimizer.kind=sdg", &["sdg", "sgd"]);
+    check("method.fedproj.memory.temperature=0.0", &["method.fedproj", "temperature"]);
+    check("method.name=scaffold", &["scaffold needs plain SGD", "hint", "local.optimizer"]);
+    check("data.private_samples=100000", &["data.private_samples = 100000", "digits"]);
+    check("data.public=none", &["fedproj", "needs a public set", "data.public"]);
+    check("seeds=[]", &["seeds"]);
+}
+
+#[test]
+fn configuration_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("bad.toml"), "[federation]\nrounds = = 3\n").unwrap();
+    check(folder.path(), &["bad.toml"], 2, &["bad.toml", "line 2"]);
+    std::fs::write(folder.path().join("odd.toml"), "[federation]\nrunds = 3\n").unwrap();
+    check(folder.path(), &["odd.toml"], 2, &["unknown key `runds`", "did you mean `rounds`?"]);
+    let (code, message) = failure(fedproj(folder.path(), &["run", "missing.toml"]));
+    assert!(code > 0 && message.contains("missing.toml"), "{message}");
+}
+
+#[test]
+fn data_that_do_not_fit_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let clients = "data.partition={kind='dirichlet', beta=0.3, clients=1000, min_samples=15}";
+    check(folder.path(), &[clients], 2, &["dirichlet partition is impossible", "1000 clients", "15000"]);
+    check(folder.path(), &["data.public=iris"], 2, &["public set `iris`", "shape 4", "8×8×1"]);
+    check(folder.path(), &["data.private=cifar10"], 1, &["cifar10", "data_batch_1.bin", "hint"]);
+    std::fs::write(folder.path().join("table.csv"), "a,b,label\n1.0,2.0,x\n1.0,two,y\n").unwrap();
+    let csv = "data.private={name='csv', path='table.csv'}";
+    check(folder.path(), &[csv], 1, &["table.csv", "line 3", "two"]);
+}
+
+/// A CIFAR-10 directory of black aeroplanes; sparse files, so it costs no disk.
+fn fake_cifar10(data: &Path) -> std::path::PathBuf {
+    let folder = data.join("cifar-10-batches-bin");
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"] {
+        let file = std::fs::File::create(folder.join(format!("{name}.bin"))).unwrap();
+        file.set_len(30_730_000).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn damaged_cifar_files_are_named_with_the_record() {
+    use std::io::{Seek, SeekFrom, Write};
+    let folder = tempfile::tempdir().unwrap();
+    let cifar10 = fake_cifar10(folder.path());
+    let settings = ["--data-dir", ".", "data.private=cifar10", "data.public=split"];
+    let open = |name: &str| std::fs::OpenOptions::new().write(true).open(cifar10.join(name)).unwrap();
+    let mut second = open("data_batch_2.bin");
+    second.seek(SeekFrom::Start(3 * 3073)).unwrap();
+    second.write_all(&[77]).unwrap();
+    check(folder.path(), &settings, 1, &["data_batch_2.bin", "record 3", "label 77", "10 classes"]);
+    open("data_batch_1.bin").set_len(30_729_999).unwrap();
+    check(folder.path(), &settings, 1, &["data_batch_1.bin", "record 9999", "truncated"]);
+}
+
+#[test]
+fn a_loss_that_leaves_the_numbers_names_its_step_and_keeps_completed_rounds() {
+    let folder = tempfile::tempdir().unwrap();
+    let huge = ["method.name=fedavg", "local.optimizer={kind='sgd', lr=1e30}"];
+    check(folder.path(), &huge, 1, &["round 0, client", "step 1", "loss is NaN", "hint: lower local.optimizer.lr"]);
+    // A decay that doubles the weights at every step overflows after some rounds.
+    let growing =
+        ["method.name=fedavg", "federation.rounds=40", "local.optimizer={kind='sgd', lr=0.1, weight_decay=30.0}"];
+    let args = [&["run", "--out", "b", "--quiet"], SMALL, &growing].concat();
+    let (code, message) = failure(fedproj(folder.path(), &args));
+    let done = rounds(&folder.path().join("b")).len();
+    assert!(code == 1 && done > 0, "{done} rounds: {message}");
+    assert!(message.contains(&format!("round {done}")), "after {done} rounds: {message}");
+    assert!(message.contains("the rounds before are on disk"), "{message}");
+    assert!(folder.path().join(format!("b/checkpoints/round-{done:06}.ckpt")).exists());
+}
+
+#[test]
+fn a_server_that_leaves_the_numbers_names_its_round() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["method.name=fedadam", "method.fedadam.server_lr=1e38", "method.fedadam.eps=1e-30"];
+    let (code, message) =
+        failure(fedproj(folder.path(), &[&["run", "--out", "a", "--quiet"], SMALL, &settings].concat()));
+    assert!(code == 1 && message.contains("round 0") && message.contains("not finite"), "{message}");
+}
+
+/// `fedproj` where no file may grow beyond `n_blocks` of 512 or 1024 bytes, as the shell counts: a full disk for each file.
+fn on_a_full_disk(folder: &Path, n_blocks: u32, args: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    let script = format!("trap '' XFSZ; ulimit -f {n_blocks}; exec \"$0\" \"$@\"");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_fedproj")]).args(args);
+    command.current_dir(folder).env_remove("FEDPROJ_DATA").stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn a_full_disk_keeps_completed_rounds_and_the_run_goes_on_when_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    // Checkpoints of 3 KB fit, `metrics.jsonl` grows until it does not.
+    let settings = ["method.name=fedavg", "model.hidden=[8]", "federation.rounds=60"];
+    let reference = run(folder.path(), "reference", &settings);
+    let args = [&["run", "--out", "full", "--quiet"], SMALL, &settings].concat();
+    let (code, message) = failure(on_a_full_disk(folder.path(), 16, &args));
+    assert!(code == 1 && message.contains("metrics.jsonl") && message.contains("cannot append"), "{message}");
+    // The last line is torn; all before it are whole, and those of the undisturbed run.
+    let text = std::fs::read_to_string(folder.path().join("full/metrics.jsonl")).unwrap();
+    let expected = rounds(&folder.path().join("reference"));
+    let whole: Vec<&str> = text.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect();
+    assert!(whole.len() >= 3 && whole.len() < 60, "{} rounds", whole.len());
+    for (line, expected) in whole.iter().zip(&expected) {
+        let record: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!(record["model_hash"], expected["model_hash"]);
+    }
+    assert_eq!(run(folder.path(), "full", &settings)["model_hash"], reference["model_hash"]);
+    assert_eq!(rounds(&folder.path().join("full")), expected);
+}
+
+#[test]
+fn a_checkpoint_that_does_not_fit_on_the_disk_leaves_no_half_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = [&["run", "--out", "full", "--quiet"], SMALL, &["model.hidden=[100]"]].concat();
+    let (code, message) = failure(on_a_full_disk(folder.path(), 16, &args));
+    assert!(code == 1 && message.contains("round-000001.ckpt") && message.contains("cannot write"), "{message}");
+    assert_eq!(rounds(&folder.path().join("full")).len(), 1);
+    assert_eq!(std::fs::read_dir(folder.path().join("full/checkpoints")).unwrap().count(), 0);
+    let reference = run(folder.path(), "reference", &["model.hidden=[100]"]);
+    assert_eq!(run(folder.path(), "full", &["model.hidden=[100]"])["model_hash"], reference["model_hash"]);
+}
+
+#[test]
+fn a_second_process_in_a_run_directory_is_turned_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = [&["run", "--out", "a", "--quiet", "--resume"], SMALL, &["federation.rounds=1000000"]].concat();
+    let mut first = fedproj(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let metrics = folder.path().join("a/metrics.jsonl");
+    let patience = Instant::now() + Duration::from_mins(1);
+    while std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) == 0 {
+        assert!(Instant::now() < patience && first.try_wait().unwrap().is_none(), "the first process does not run");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let second = fedproj(folder.path(), &args).output().unwrap();
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let message = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(1), "{message}");
+    assert!(message.contains("`a` is in use by another process") && message.contains("--out"), "{message}");
+}
+
+/// Three of five rounds, as a killed process leaves them.
+fn unfinished(folder: &Path) -> Vec<&'static str> {
+    let settings = [SMALL, &["federation.rounds=5"]].concat();
+    let owned: Vec<String> = settings.iter().map(|s| (*s).to_owned()).collect();
+    let config = fedproj_core::Config::from_layers(None, &owned).unwrap();
+    let mut run = fedproj_core::Run::open(&folder.join("a"), &config, None, 1, false).unwrap();
+    for _ in 0..3 {
+        run.round(&|_| ()).unwrap();
+    }
+    settings
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_without_it_the_run_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = unfinished(folder.path());
+    let newest = folder.path().join("a/checkpoints/round-000003.ckpt");
+    let mut bytes = std::fs::read(&newest).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&newest, bytes).unwrap();
+    let resume = [&["run", "--resume", "--out", "a", "--quiet"], &settings[..]].concat();
+    let (code, message) = failure(fedproj(folder.path(), &resume));
+    assert_eq!(code, 1, "{message}");
+    assert!(
+        message.contains("round-000003.ckpt") && message.contains("checksum") && message.contains("hint"),
+        "{message}"
+    );
+    std::fs::remove_file(&newest).unwrap();
+    let outcome = run(folder.path(), "a", &["federation.rounds=5"]);
+    assert_eq!(outcome["model_hash"], run(folder.path(), "reference", &["federation.rounds=5"])["model_hash"]);
+    assert_eq!(rounds(&folder.path().join("a")), rounds(&folder.path().join("reference")));
+}
+
+#[test]
+fn another_configuration_in_an_existing_directory_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = unfinished(folder.path());
+    let before = std::fs::read(folder.path().join("a/metrics.jsonl")).unwrap();
+    let other = [&["run", "--resume", "--out", "a", "--quiet"], &settings[..], &["seed=1"]].concat();
+    let (code, message) = failure(fedproj(folder.path(), &other));
+    assert!(code == 2 && message.contains("another configuration") && message.contains("--out"), "{message}");
+    let (code, message) = failure(fedproj(folder.path(), &[&["run", "--out", "a"], &settings[..]].concat()));
+    assert!(code == 2 && message.contains("unfinished run") && message.contains("--resume"), "{message}");
+    assert_eq!(std::fs::read(folder.path().join("a/metrics.jsonl")).unwrap(), before);
+    run(folder.path(), "a", &["federation.rounds=5"]);
+    let (code, message) = failure(fedproj(folder.path(), &other));
+    assert!(code == 2 && message.contains("another configuration"), "{message}");
+}

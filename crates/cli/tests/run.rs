@@ -1,0 +1,152 @@
+//! `fedproj run`, `compare` and `verify` as a user sees them: what is printed, what lies on disk, what is not done twice.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+mod command;
+
+use command::{SMALL, failure, fedproj, json, output, rounds, run, stdout};
+use serde_json::Value;
+use std::path::Path;
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn keys(object: &Value) -> Vec<&str> {
+    object.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn a_run_without_a_configuration_leaves_a_complete_directory() {
+    let folder = folder();
+    let outcome = json(folder.path(), &["run", "federation.rounds=2", "local.epochs=1"]);
+    for key in ["run", "method", "headline", "last", "best", "model_hash", "seconds"] {
+        assert!(keys(&outcome).contains(&key), "{outcome}");
+    }
+    assert_eq!(outcome["method"], "fedproj");
+    let dir = folder.path().join(outcome["run"].as_str().unwrap());
+    assert!(dir.starts_with(folder.path().join("runs")), "{}", dir.display());
+    let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap();
+
+    let config: toml::Table = toml::from_str(&read("config.toml")).unwrap();
+    assert_eq!(config["federation"]["rounds"].as_integer(), Some(2));
+    let manifest: Value = serde_json::from_str(&read("manifest.json")).unwrap();
+    assert_eq!((&manifest["sizes"]["clients"], &manifest["sizes"]["cohort"]), (&10.into(), &5.into()));
+    assert_eq!(keys(&manifest["hashes"]), ["initial_model", "partition", "private", "public", "test"]);
+    let records = rounds(&dir);
+    assert_eq!(records.len(), 2);
+    assert_eq!(records[1]["model_hash"], outcome["model_hash"]);
+    let csv: Vec<usize> = read("metrics.csv").lines().map(|line| line.split(',').count()).collect();
+    assert_eq!((csv.len(), csv[0]), (3, csv[2]));
+    let summary: Value = serde_json::from_str(&read("summary.json")).unwrap();
+    assert_eq!(summary["model_hash"], outcome["model_hash"]);
+    assert!(dir.join("checkpoints/round-000002.ckpt").exists());
+    // A safetensors file: the length of a JSON header, then the header.
+    let model = std::fs::read(dir.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(model[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&model[8..8 + length]).unwrap();
+    assert_eq!(header["fc1.weight"]["shape"], serde_json::json!([100, 64]));
+}
+
+#[test]
+fn the_configuration_of_a_run_gives_the_same_run_again() {
+    let folder = folder();
+    let first = run(folder.path(), "first", &["method.name=feddf", "seed=3"]);
+    let again = json(folder.path(), &["run", "first/config.toml", "--out", "again"]);
+    assert_eq!(first["model_hash"], again["model_hash"]);
+    let other = json(folder.path(), &["run", "first/config.toml", "seed=4", "--out", "other"]);
+    assert_ne!(first["model_hash"], other["model_hash"]);
+}
+
+#[test]
+fn quiet_says_nothing_and_json_prints_one_line() {
+    let folder = folder();
+    let quiet = output(fedproj(folder.path(), &[&["run", "--quiet", "--out", "quiet"], SMALL].concat()));
+    assert!(quiet.status.success() && quiet.stdout.is_empty() && quiet.stderr.is_empty(), "{quiet:?}");
+    assert!(folder.path().join("quiet/summary.json").exists());
+    let text = stdout(folder.path(), &[&["run", "--json", "--quiet", "--out", "json"], SMALL].concat());
+    assert_eq!(text.lines().count(), 1);
+    let text = stdout(folder.path(), &[&["run", "--out", "plain"], SMALL].concat());
+    assert!(text.contains("accuracy") && text.contains("plain"), "{text}");
+}
+
+#[test]
+fn overrides_reach_the_run() {
+    let folder = folder();
+    let outcome = run(folder.path(), "a", &["method.name=fedprox", "method.fedprox.proximal_weight=0.5", "seed=9"]);
+    assert_eq!((&outcome["method"], &outcome["seed"]), (&"fedprox".into(), &9.into()));
+    let config = std::fs::read_to_string(folder.path().join("a/config.toml")).unwrap();
+    assert!(config.contains("proximal_weight = 0.5"), "{config}");
+    let other = run(folder.path(), "b", &["method.name=fedprox", "method.fedprox.proximal_weight=0.0", "seed=9"]);
+    assert_ne!(outcome["model_hash"], other["model_hash"]);
+}
+
+#[test]
+fn a_finished_run_is_not_run_again() {
+    let folder = folder();
+    let first = run(folder.path(), "a", &[]);
+    let files = |dir: &Path| {
+        let mut all: Vec<_> = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| {
+                let entry = entry.unwrap();
+                (entry.file_name(), entry.metadata().unwrap().modified().unwrap())
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    let before = files(&folder.path().join("a"));
+    let args = [&["run", "--out", "a"], SMALL].concat();
+    let again = output(fedproj(folder.path(), &args));
+    assert!(again.status.success() && String::from_utf8_lossy(&again.stderr).contains("done already"), "{again:?}");
+    assert_eq!(json(folder.path(), &args), first);
+    assert_eq!(files(&folder.path().join("a")), before);
+}
+
+#[test]
+fn seeds_and_sweeps_run_every_combination_once_and_are_compared() {
+    let folder = folder();
+    let settings = ["seeds=[0,1]", "sweep.method.name=[fedavg,feddf]"];
+    let outcome = run(folder.path(), "many", &settings);
+    let names: Vec<&str> = outcome["runs"].as_array().unwrap().iter().map(|r| r["run"].as_str().unwrap()).collect();
+    assert_eq!(names, ["many/fedavg-seed0", "many/fedavg-seed1", "many/feddf-seed0", "many/feddf-seed1"]);
+    assert!(names.iter().all(|name| folder.path().join(name).join("summary.json").exists()));
+    // One is lost: only that one is made again, and comes out the same.
+    std::fs::remove_dir_all(folder.path().join("many/feddf-seed1")).unwrap();
+    let again = run(folder.path(), "many", &settings);
+    for at in 0..4 {
+        assert_eq!(outcome["runs"][at]["model_hash"], again["runs"][at]["model_hash"]);
+        assert_eq!(outcome["runs"][at]["seconds"] == again["runs"][at]["seconds"], at != 3, "run {at}");
+    }
+
+    let table = json(folder.path(), &["compare", "many"]);
+    assert_eq!(table["baseline"], "fedavg");
+    let [fedavg, feddf] = &table["rows"].as_array().unwrap()[..] else { panic!("{table}") };
+    assert_eq!((&feddf["name"], &feddf["seeds"]), (&"feddf".into(), &serde_json::json!([0, 1])));
+    assert!(fedavg["difference"].is_null() && fedavg["std"].is_f64(), "{table}");
+    let headline = |at: usize| outcome["runs"][at]["headline"].as_f64().unwrap();
+    let expected = (headline(2) - headline(0) + headline(3) - headline(1)) / 2.0;
+    assert!((feddf["difference"]["mean"].as_f64().unwrap() - expected).abs() < 1e-12, "{table}");
+    assert_eq!(feddf["difference"]["n"], 2);
+    let text = stdout(folder.path(), &["compare", "many", "--baseline", "feddf"]);
+    assert!(text.contains("fedavg") && text.contains("±") && text.contains("Differences to `feddf`"), "{text}");
+}
+
+#[test]
+fn verify_passes_a_true_run_and_names_the_round_of_a_false_one() {
+    let folder = folder();
+    run(folder.path(), "a", &[]);
+    let verified = json(folder.path(), &["verify", "a", "--threads", "1"]);
+    assert_eq!(verified, serde_json::json!({ "from": 0, "n_rounds": 3 }));
+    assert_eq!(json(folder.path(), &["verify", "a", "--from-checkpoint"])["n_rounds"], 1);
+
+    let path = folder.path().join("a/metrics.jsonl");
+    let hash = rounds(&folder.path().join("a"))[1]["model_hash"].as_str().unwrap().to_owned();
+    let other = if hash.starts_with('0') { "1" } else { "0" }.to_owned() + &hash[1..];
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace(&hash, &other)).unwrap();
+    let (code, message) = failure(fedproj(folder.path(), &["verify", "a"]));
+    assert_eq!(code, 1);
+    assert!(message.contains("round 1") && message.contains(&other) && message.contains(&hash), "{message}");
+}
