@@ -35,6 +35,8 @@ pub struct Simulation {
     state: ServerState,
     /// The last evaluation of the global model, if it is of the current state.
     last_score: Option<Score>,
+    /// What the clients of the last round sent.
+    last_results: Vec<ClientResult>,
 }
 
 /// What a progress bar can show while a round runs.
@@ -80,7 +82,16 @@ impl Simulation {
         let trainer = |_| Trainer::new(&experiment, method.as_ref()).map(Mutex::new);
         let trainers = (0..n_threads.min(cohort)).map(trainer).collect::<Result<_>>()?;
         let evaluator = Evaluator::new(&experiment.graph, n_threads)?;
-        Ok(Self { experiment, method, n_threads, trainers, evaluator, state, last_score: None })
+        Ok(Self {
+            experiment,
+            method,
+            n_threads,
+            trainers,
+            evaluator,
+            state,
+            last_score: None,
+            last_results: Vec::new(),
+        })
     }
 
     /// What the server keeps.
@@ -98,6 +109,11 @@ impl Simulation {
         self.method.as_ref()
     }
 
+    /// What the clients of the last round sent, in the order of their ids: their models after local training.
+    pub fn last_results(&self) -> &[ClientResult] {
+        &self.last_results
+    }
+
     /// Whether all rounds are done.
     pub fn is_done(&self) -> bool {
         self.state.n_rounds_done >= self.experiment.config.federation.rounds
@@ -112,6 +128,7 @@ impl Simulation {
         let federation = &experiment.config.federation;
         let round = self.state.n_rounds_done;
         let cohort = experiment.cohort(round);
+        self.last_results.clear();
         let start = Instant::now();
         if round == 0 {
             let targets = {
@@ -166,6 +183,7 @@ impl Simulation {
         self.last_score = score.filter(|_| evaluated.is_none());
         record.accuracy_before_distillation = before_distillation.map(|s| s.accuracy);
         record.distill_loss = distill_loss;
+        self.last_results = results;
         record.seconds = Seconds { local, fusion: fusion_seconds, evaluation: start.elapsed().as_secs_f64() };
         Ok(record)
     }

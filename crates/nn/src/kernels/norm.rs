@@ -32,6 +32,16 @@ impl Rows {
         Self { channels, period, chunk, n_chunks: len.div_ceil(chunk) }
     }
 
+    /// Repeats the first C entries of each vector over its period.
+    fn spread<const N: usize>(&self, vectors: [&mut [f32]; N]) {
+        for vector in vectors {
+            let (first, rest) = vector.split_at_mut(self.channels);
+            for copy in rest.chunks_exact_mut(self.channels) {
+                copy.copy_from_slice(first);
+            }
+        }
+    }
+
     fn repeat(&self, values: &[f32], out: &mut [f32]) {
         for copy in out[..self.period].chunks_exact_mut(self.channels) {
             copy.copy_from_slice(values);
@@ -137,12 +147,7 @@ impl BatchNorm<'_> {
             scale[ch] = self.weight[ch] * inv_std[ch];
             shift[ch] = self.bias[ch] - mean[ch] * scale[ch];
         }
-        for vector in [&mut *scale, &mut *shift] {
-            let (first, rest) = vector.split_at_mut(c);
-            for copy in rest.chunks_exact_mut(c) {
-                copy.copy_from_slice(first);
-            }
-        }
+        rows.spread([&mut *scale, &mut *shift]);
         let (scale, shift, isa, len) = (&*scale, &*shift, cpu.isa, x.len());
         let z = Shards::new(z);
         cpu.team.run(rows.n_chunks, &|unit, _| {
@@ -199,12 +204,7 @@ impl BatchNorm<'_> {
             };
             (ca[ch], cb[ch], cc[ch]) = (a as f32, b as f32, constant as f32);
         }
-        for vector in [&mut *ca, &mut *cb, &mut *cc] {
-            let (first, rest) = vector.split_at_mut(c);
-            for copy in rest.chunks_exact_mut(c) {
-                copy.copy_from_slice(first);
-            }
-        }
+        rows.spread([&mut *ca, &mut *cb, &mut *cc]);
         let (ca, cb, cc, len) = (&*ca, &*cb, &*cc, x.len());
         let dz = Shards::new(dz);
         let residual = fused.residual.map(Sum::shards);
