@@ -75,10 +75,21 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", message(&error));
             ExitCode::from(exit_code(&error))
         }
     }
+}
+
+/// The error with its causes, each told once: some of ours name their cause themselves.
+fn message(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// 2 for what the user asked, 1 for what went wrong on the way.
@@ -88,7 +99,13 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     let asked = match error.downcast_ref() {
         Some(Core::Config(_) | Core::Network(fedproj_nn::Error::UnknownModel { .. })) => true,
         Some(Core::Data(error)) => {
-            matches!(error, Data::UnknownDataset { .. } | Data::BadOption { .. } | Data::ImpossiblePartition { .. })
+            matches!(
+                error,
+                Data::UnknownDataset { .. }
+                    | Data::BadOption { .. }
+                    | Data::ImpossiblePartition { .. }
+                    | Data::ImpossibleSplit { .. }
+            )
         }
         _ => {
             matches!(error.downcast_ref(), Some(fedproj_nn::Error::UnknownModel { .. }))

@@ -258,6 +258,14 @@ impl OptimizerConfig {
         Self { lr, weight_decay: 0.0, ..Self::default() }
     }
 
+    /// Whether all constants lie in their ranges; `key` is where the optimiser stands in the configuration.
+    ///
+    /// # Errors
+    /// Names the constant that does not.
+    pub fn check(&self, key: &str) -> Result<()> {
+        self.rule().check().map_err(|e| Error::config(format!("{key}: {e}")))
+    }
+
     /// The engine's word for it.
     pub fn rule(&self) -> Rule {
         let Self { kind, lr, weight_decay, momentum, nesterov, beta1, beta2, eps } = *self;
@@ -332,29 +340,24 @@ impl Config {
     }
 
     fn check(&self) -> Result<()> {
-        let f = &self.federation;
-        let wrong = |key: &str, value: String, expected: &str| {
-            Err(Error::config(format!("{key} = {value}: must be {expected}")))
-        };
-        if f.rounds == 0 {
-            return wrong("federation.rounds", "0".into(), "at least 1");
-        }
-        if !(f.fraction > 0.0 && f.fraction <= 1.0) {
-            return wrong("federation.fraction", f.fraction.to_string(), "above 0 and at most 1");
-        }
-        if f.evaluate_every == 0 || f.checkpoint_every == 0 {
-            return wrong("federation.evaluate_every and checkpoint_every", "0".into(), "at least 1");
-        }
-        if self.local.epochs == 0 || self.local.batch == 0 {
-            return wrong("local.epochs and local.batch", "0".into(), "at least 1");
-        }
-        if !(0.0..=1.0).contains(&self.local.schedule.every) {
-            return wrong("local.schedule.every", self.local.schedule.every.to_string(), "a share of the epochs");
-        }
-        if !(0.0..1.0).contains(&self.data.test_fraction) || !(0.0..1.0).contains(&self.data.public_fraction) {
-            return wrong("data.test_fraction and public_fraction", "outside [0, 1)".into(), "in [0, 1)");
-        }
-        self.local.optimizer.rule().check().map_err(|e| Error::config(format!("local.optimizer: {e}")))?;
+        let (f, l, d) = (&self.federation, &self.local, &self.data);
+        let share = "in [0, 1)";
+        Error::require(f.rounds > 0, "federation.rounds", f.rounds, "at least 1")?;
+        let fraction = f.fraction > 0.0 && f.fraction <= 1.0;
+        Error::require(fraction, "federation.fraction", f.fraction, "above 0 and at most 1")?;
+        Error::require(f.evaluate_every > 0, "federation.evaluate_every", f.evaluate_every, "at least 1")?;
+        Error::require(f.checkpoint_every > 0, "federation.checkpoint_every", f.checkpoint_every, "at least 1")?;
+        Error::require(l.epochs > 0, "local.epochs", l.epochs, "at least 1")?;
+        Error::require(l.batch > 0, "local.batch", l.batch, "at least 1")?;
+        Error::require(l.clip >= 0.0, "local.clip", l.clip, "0 (no limit) or positive")?;
+        let every = (0.0..=1.0).contains(&l.schedule.every);
+        Error::require(every, "local.schedule.every", l.schedule.every, "a share of the epochs")?;
+        Error::require(l.schedule.factor > 0.0, "local.schedule.factor", l.schedule.factor, "positive")?;
+        Error::require((0.0..1.0).contains(&d.test_fraction), "data.test_fraction", d.test_fraction, share)?;
+        Error::require((0.0..1.0).contains(&d.public_fraction), "data.public_fraction", d.public_fraction, share)?;
+        let hidden = format!("{:?}", self.model.hidden);
+        Error::require(!self.model.hidden.contains(&0), "model.hidden", hidden, "a list of positive widths")?;
+        l.optimizer.check("local.optimizer")?;
         self.method.build()?.check(self)
     }
 }
@@ -451,4 +454,54 @@ fn check_keys(given: &Table, known: &Table, path: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(overrides: &[&str]) -> String {
+        let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
+        Config::from_layers(None, &overrides).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn settings_out_of_range_are_named_before_anything_runs() {
+        for (method, setting) in [
+            ("fedprox", "proximal_weight=-1.0"),
+            ("fednova", "momentum_formula=2.0"),
+            ("feddyn", "clip=0.0"),
+            ("moon", "head=0"),
+            ("moon", "temperature=0.0"),
+            ("fedrcl", "temperature=0.0"),
+            ("feddf", "distill.batch=0"),
+            ("feddf", "distill.temperature=0.0"),
+            ("fedet", "batch=0"),
+            ("fedproj", "memory.batch=0"),
+            ("fedproj", "projection.dropout=1.5"),
+            ("fedproj", "distill.alpha=-0.1"),
+            ("fedavgm", "momentum=1.0"),
+            ("fedadam", "eps=0.0"),
+        ] {
+            let message = error(&[&format!("method.name={method}"), &format!("method.{method}.{setting}")]);
+            let key = format!("method.{method}.{}", setting.split('=').next().unwrap());
+            assert!(message.contains(&key), "{setting}: {message}");
+        }
+        let message = error(&["method.name=feddf", "method.feddf.distill.optimizer.lr=-1.0"]);
+        assert!(message.contains("method.feddf.distill.optimizer: learning rate = -1"), "{message}");
+        assert!(error(&["model.hidden=[0]"]).contains("model.hidden"));
+        assert!(error(&["local.schedule.factor=0.0"]).contains("local.schedule.factor"));
+    }
+
+    #[test]
+    fn layers_override_one_another_key_by_key() {
+        let file: Table =
+            toml::from_str("preset = 'paper'\n[data]\npartition = { kind = 'iid', clients = 4 }").unwrap();
+        let config = Config::from_layers(Some(&file), &["local.optimizer.lr=0.5".into()]).unwrap();
+        assert!((config.method.fedproj.projection.warmup - 1.0).abs() < 1e-12, "the preset is below the file");
+        assert_eq!(config.data.partition, PartitionConfig::Iid { clients: 4 });
+        assert!((config.local.optimizer.lr - 0.5).abs() < 1e-6);
+        let back: Config = toml::from_str(&config.to_toml().unwrap()).unwrap();
+        assert_eq!(back, config, "what is written is read back");
+    }
 }

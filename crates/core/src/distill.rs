@@ -119,6 +119,17 @@ pub enum DistillTargets<'a> {
 }
 
 impl Distill {
+    /// Whether all settings lie in their ranges; `key` is where they stand in the configuration.
+    pub(crate) fn check(&self, key: &str) -> Result<()> {
+        let require =
+            |ok, name: &str, value: f32, expected| Error::require(ok, &format!("{key}.{name}"), value, expected);
+        require(self.batch > 0, "batch", 0.0, "at least 1")?;
+        require(self.temperature > 0.0, "temperature", self.temperature, "positive")?;
+        require(self.alpha >= 0.0, "alpha", self.alpha, "0 or positive")?;
+        require(self.feature_weight >= 0.0, "feature_weight", self.feature_weight, "0 or positive")?;
+        self.optimizer.check(&format!("{key}.optimizer"))
+    }
+
     /// Trains `state.weights` and returns the mean loss of the last epoch.
     pub(crate) fn run(
         &self,

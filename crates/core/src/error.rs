@@ -92,6 +92,14 @@ impl Error {
         move |source| Self::Io { action, path, source }
     }
 
+    /// Refuses a setting unless `ok`: `key = value: must be …`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] unless `ok`.
+    pub fn require(ok: bool, key: &str, value: impl std::fmt::Display, expected: &str) -> Result<()> {
+        if ok { Ok(()) } else { Err(Self::Config(format!("{key} = {value}: must be {expected}"))) }
+    }
+
     /// A setting that cannot be used.
     pub fn config(message: impl Into<String>) -> Self {
         Self::Config(message.into())

@@ -1,5 +1,5 @@
-//! Methods against a page of double-precision arithmetic: a linear softmax model, two or three clients, gradients written out. Then the
-//! fixed points that theory promises on a convex problem.
+//! Methods against a page of double-precision arithmetic: a linear softmax model, two or three clients, gradients written
+//! out, three rounds.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
@@ -140,10 +140,6 @@ fn mix(weights: &[f64], vectors: &[Vec<f64>]) -> Vec<f64> {
     weights.iter().zip(vectors).fold(zero, |sum, (w, v)| plus(&sum, *w, v))
 }
 
-fn norm(v: &[f64]) -> f64 {
-    v.iter().map(|v| v * v).sum::<f64>().sqrt()
-}
-
 const FULL_BATCH: &str = "local.batch=100";
 
 #[test]
@@ -281,41 +277,4 @@ fn fedadam_keeps_moments_on_the_server() {
         let step: Vec<f64> = m.iter().zip(&v).map(|(m, v)| m / (v.sqrt() + 1e-3)).collect();
         plus(&theta, 0.01, &step)
     });
-}
-
-/// ‖∇ Σ_k w_k F_k‖ at the weights that a method ends with.
-fn gradient_at_the_end(problem: &Problem, method: &str, overrides: &[&str], weights: &[f64]) -> f64 {
-    let settings = ["federation.evaluate_every=100000", "federation.rounds=600"];
-    let mut simulation = problem.simulation(method, &[&settings, overrides].concat());
-    while !simulation.is_done() {
-        simulation.round(&|_| ()).unwrap();
-    }
-    let theta = doubles(&simulation.state().weights);
-    let gradients: Vec<Vec<f64>> = (0..weights.len()).map(|k| problem.full_gradient(&theta, k)).collect();
-    norm(&mix(weights, &gradients))
-}
-
-#[test]
-fn scaffold_and_feddyn_end_where_the_mean_objective_is_flat_and_fedavg_does_not() {
-    // Clients of one size, so that all of them mean the same objective; ten local steps, so that clients drift.
-    let problem = Problem::new(&[12, 12]);
-    let settings = [FULL_BATCH, "local.epochs=10", "method.feddyn.alpha=0.3"];
-    let end = |method| gradient_at_the_end(&problem, method, &settings, &[0.5, 0.5]);
-    let fedavg = end("fedavg");
-    assert!(fedavg > 1e-2, "FedAvg's clients agree ({fedavg:e}): the problem tells nothing");
-    // Single precision holds the fixed point to about 1e-6 over the ten steps.
-    for method in ["scaffold", "feddyn"] {
-        assert!(end(method) < 1e-4, "{method} ends at a gradient of {:e}, FedAvg at {fedavg:e}", end(method));
-    }
-}
-
-#[test]
-fn fednova_ends_near_the_weighted_objective_and_fedavg_favours_clients_with_more_steps() {
-    // Two against eighteen steps a round, at a rate so small that a round's steps hardly see each other: what is left of
-    // FedNova's gradient is of the order of the rate, FedAvg's is of the order of the clients' disagreement.
-    let problem = Problem::new(&[8, 36]);
-    let settings = ["local.batch=4", "local.epochs=1", "local.optimizer.lr=0.05"];
-    let end = |method| gradient_at_the_end(&problem, method, &settings, &problem.shares());
-    let (fedavg, fednova) = (end("fedavg"), end("fednova"));
-    assert!(fednova < fedavg / 3.0, "FedNova ends at a gradient of {fednova:e}, FedAvg at {fedavg:e}");
 }

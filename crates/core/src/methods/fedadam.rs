@@ -5,7 +5,8 @@
 //! State kept by a client: none.   Sent beyond FedAvg: nothing.
 //! Departures from the paper: none; v starts at ε², no bias correction, as in its Alg. 2.
 
-use crate::error::Result;
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,13 @@ impl Default for FedAdam {
 impl Method for FedAdam {
     fn name(&self) -> &'static str {
         "fedadam"
+    }
+
+    fn check(&self, _: &Config) -> Result<()> {
+        let betas = (0.0..1.0).contains(&self.beta1) && (0.0..1.0).contains(&self.beta2);
+        Error::require(betas, "method.fedadam.beta1, beta2", format!("{}, {}", self.beta1, self.beta2), "in [0, 1)")?;
+        Error::require(self.eps > 0.0, "method.fedadam.eps", self.eps, "positive")?;
+        Error::require(self.server_lr > 0.0, "method.fedadam.server_lr", self.server_lr, "positive")
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

@@ -5,7 +5,8 @@
 //! Server  Δ = Σ_k (n_k / n) w_k − wᵗ,   m ← β m + Δ,   wᵗ⁺¹ ← wᵗ + η_g m
 //! State kept by a client: none.   Sent beyond FedAvg: nothing.   Departures from the paper: none.
 
-use crate::error::Result;
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,12 @@ impl Default for FedAvgM {
 impl Method for FedAvgM {
     fn name(&self) -> &'static str {
         "fedavgm"
+    }
+
+    fn check(&self, _: &Config) -> Result<()> {
+        let beta = self.momentum;
+        Error::require((0.0..1.0).contains(&beta), "method.fedavgm.momentum", beta, "in [0, 1)")?;
+        Error::require(self.server_lr > 0.0, "method.fedavgm.server_lr", self.server_lr, "positive")
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

@@ -8,6 +8,7 @@
 //! projection off, and shares its code.
 
 use crate::distill::{Distill, DistillTargets};
+use crate::config::Config;
 use crate::error::Result;
 use crate::fusion::Fusion;
 use crate::method::Method;
@@ -24,6 +25,10 @@ pub struct FedDf {
 impl Method for FedDf {
     fn name(&self) -> &'static str {
         "feddf"
+    }
+
+    fn check(&self, _: &Config) -> Result<()> {
+        self.distill.check("method.feddf.distill")
     }
 
     fn needs_public(&self) -> bool {

@@ -5,7 +5,8 @@
 //! State kept by a client: h_k.   Sent beyond FedAvg: nothing (the server knows w_k − wᵗ).
 //! Departures from the paper: the plain mean of the w_k is evaluated, as the official code does; gradients are clipped.
 
-use crate::error::Result;
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
 use crate::step::{Batch, Finish, Step, Term};
@@ -30,6 +31,11 @@ impl Default for FedDyn {
 impl Method for FedDyn {
     fn name(&self) -> &'static str {
         "feddyn"
+    }
+
+    fn check(&self, _: &Config) -> Result<()> {
+        Error::require(self.alpha >= 0.0, "method.feddyn.alpha", self.alpha, "0 or positive")?;
+        Error::require(self.clip > 0.0, "method.feddyn.clip", self.clip, "positive")
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {

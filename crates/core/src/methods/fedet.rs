@@ -9,9 +9,9 @@
 //! Departures from the paper: one architecture, so the student is the average. Variant `authors-cv` is what FedProj's code
 //! calls FedET: per-class variances over samples, weights that do not sum to 1, plain T²·KL (A.4.6).
 
-use crate::config::OptimizerConfig;
+use crate::config::{Config, OptimizerConfig};
 use crate::distill::{Distill, DistillTargets};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evaluate::argmax;
 use crate::fusion::Fusion;
 use crate::memory::Targets;
@@ -54,6 +54,13 @@ impl Default for FedEt {
 impl Method for FedEt {
     fn name(&self) -> &'static str {
         "fedet"
+    }
+
+    fn check(&self, _: &Config) -> Result<()> {
+        Error::require(self.batch > 0, "method.fedet.batch", self.batch, "at least 1")?;
+        let weight = self.diversity_weight;
+        Error::require(weight >= 0.0, "method.fedet.diversity_weight", weight, "0 or positive")?;
+        self.optimizer.check("method.fedet.optimizer")
     }
 
     fn needs_public(&self) -> bool {

@@ -8,7 +8,7 @@
 //! Departures from the paper: its theory covers SGD-like methods; for Adam a_k = τ_k. Buffers take the weighted mean.
 
 use crate::config::{Config, OptimizerKind};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,11 @@ impl FedNova {
 impl Method for FedNova {
     fn name(&self) -> &'static str {
         "fednova"
+    }
+
+    fn check(&self, _: &Config) -> Result<()> {
+        let rho = self.momentum_formula;
+        Error::require((0.0..1.0).contains(&rho), "method.fednova.momentum_formula", rho, "in [0, 1)")
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

@@ -161,14 +161,19 @@ impl Method for FedProj {
     }
 
     fn check(&self, _: &Config) -> Result<()> {
-        let m = &self.memory;
-        if m.batch == 0 || m.size == 0 || !(m.temperature > 0.0 && self.distill.temperature > 0.0) {
-            return Err(Error::config("method.fedproj: memory.size, memory.batch and temperatures must be positive"));
-        }
-        if self.distill.batch == 0 || !(0.0..=1.0).contains(&self.projection.dropout) {
-            return Err(Error::config("method.fedproj: distill.batch must be positive, projection.dropout in [0, 1]"));
-        }
-        Ok(())
+        let (p, m) = (&self.projection, &self.memory);
+        let require = |ok, name: &str, value: f64, expected| {
+            Error::require(ok, &format!("method.fedproj.{name}"), value, expected)
+        };
+        require(m.size > 0, "memory.size", 0.0, "at least 1")?;
+        require(m.batch > 0, "memory.batch", 0.0, "at least 1")?;
+        require(m.temperature > 0.0, "memory.temperature", m.temperature.into(), "positive")?;
+        require(m.feature_weight >= 0.0, "memory.feature_weight", m.feature_weight.into(), "0 or positive")?;
+        require(p.warmup >= 0.0, "projection.warmup", p.warmup, "rounds, or below 1 a share of them")?;
+        require((0.0..=1.0).contains(&p.dropout), "projection.dropout", p.dropout, "in [0, 1]")?;
+        require(p.eps >= 0.0, "projection.eps", p.eps, "0 or positive")?;
+        require(p.soft_weight >= 0.0, "projection.soft_weight", p.soft_weight.into(), "0 or positive")?;
+        self.distill.check("method.fedproj.distill")
     }
 
     fn taps(&self, graph: &Graph) -> Vec<NodeId> {

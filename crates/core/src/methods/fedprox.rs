@@ -4,7 +4,8 @@
 //! Server  wᵗ⁺¹ ← Σ_k (n_k / n) w_k                as FedAvg
 //! State kept by a client: none.   Sent beyond FedAvg: nothing.   Departures from the paper: none.
 
-use crate::error::Result;
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::method::Method;
 use crate::step::{Batch, Step, Term};
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,11 @@ impl Default for FedProx {
 impl Method for FedProx {
     fn name(&self) -> &'static str {
         "fedprox"
+    }
+
+    fn check(&self, _: &Config) -> Result<()> {
+        let mu = self.proximal_weight;
+        Error::require(mu >= 0.0, "method.fedprox.proximal_weight", mu, "0 or positive")
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {

@@ -5,7 +5,8 @@
 //! State kept by a client: none.   Sent beyond FedAvg: nothing.
 //! Departures from the paper: levels are the stem and every stage the network has (of an MLP every hidden layer).
 
-use crate::error::Result;
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::method::Method;
 use crate::step::{Batch, Step, Term};
 use crate::terms::RelaxedContrast;
@@ -35,6 +36,12 @@ impl Default for FedRcl {
 impl Method for FedRcl {
     fn name(&self) -> &'static str {
         "fedrcl"
+    }
+
+    fn check(&self, _: &Config) -> Result<()> {
+        let weights = self.contrast_weight.min(self.penalty_weight);
+        Error::require(self.temperature > 0.0, "method.fedrcl.temperature", self.temperature, "positive")?;
+        Error::require(weights >= 0.0, "method.fedrcl weights", weights, "0 or positive")
     }
 
     fn taps(&self, graph: &Graph) -> Vec<NodeId> {

@@ -7,7 +7,8 @@
 //! Departures from the paper: before a client's first round z_prev is z_glob (no contrast; the official code takes the
 //! common initial model). The network has a two-layer head of its own: compare FedAvg on the same network.
 
-use crate::error::Result;
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::method::Method;
 use crate::step::{Batch, Finish, Step, Term};
 use fedproj_nn::models::Variant;
@@ -39,6 +40,13 @@ fn head(graph: &Graph) -> Option<NodeId> {
 impl Method for Moon {
     fn name(&self) -> &'static str {
         "moon"
+    }
+
+    fn check(&self, _: &Config) -> Result<()> {
+        let (mu, tau) = (self.contrast_weight, self.temperature);
+        Error::require(self.head > 0, "method.moon.head", self.head, "at least 1")?;
+        Error::require(mu >= 0.0, "method.moon.contrast_weight", mu, "0 or positive")?;
+        Error::require(tau > 0.0, "method.moon.temperature", tau, "positive")
     }
 
     fn variant(&self, variant: Variant) -> Variant {

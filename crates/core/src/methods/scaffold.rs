@@ -34,6 +34,7 @@ impl Method for Scaffold {
 
     fn check(&self, config: &Config) -> Result<()> {
         let optimizer = &config.local.optimizer;
+        Error::require(optimizer.lr > 0.0, "local.optimizer.lr", optimizer.lr, "positive for scaffold")?;
         if optimizer.kind == OptimizerKind::Sgd && optimizer.momentum == 0.0 {
             return Ok(());
         }

@@ -137,10 +137,19 @@ impl Trainer {
         };
         let mut buffers = buffers.clone();
         self.ws.forward(params, &mut buffers, &self.x, Mode { norm, dropout: None })?;
-        Ok(Loss::kl(&self.target_logits, config.temperature).value(self.indices.len(), self.ws.output())?)
+        let mut loss = Loss::kl(&self.target_logits, config.temperature).value(self.indices.len(), self.ws.output())?;
+        if let Some(node) = self.ws.graph().features().filter(|_| config.feature_weight > 0.0) {
+            let (dim, features) = (self.ws.graph().shape(node).len(), self.ws.value(node)?);
+            let mut unused = vec![0.0; features.len()];
+            let squares = terms::masked_squares(dim, features, &self.target_features, 0.0, &mut unused);
+            loss += f64::from(config.feature_weight) * squares;
+        }
+        Ok(loss)
     }
 
     pub fn embed(&mut self, weights: VectorId, node: NodeId) -> Result<usize> {
+        // Weights that move within the round must not be remembered.
+        self.embeddings.retain(|(id, _, _)| *id != VectorId::Weights);
         let cached = self.embeddings.iter().position(|(id, n, _)| (*id, *n) == (weights, node));
         let at = if let Some(at) = cached {
             at

@@ -99,7 +99,7 @@ impl Trainer {
         let r = std::mem::take(&mut self.gradients[ri]);
         let projected = self.project_slice(&mut g, &r, rule);
         (self.gradients[gi], self.gradients[ri]) = (g, r);
-        projected
+        projected.map(drop)
     }
 
     pub fn update_projected(&mut self, g: VectorId, r: VectorId, rule: &ProjectionRule) -> Result<()> {
@@ -112,12 +112,15 @@ impl Trainer {
         let r = std::mem::take(&mut self.gradients[ri]);
         let projected = self.project_slice(&mut u, &r, rule);
         self.gradients[ri] = r;
-        self.theta.copy_from_slice(&before);
-        vector::axpy(self.ws.cpu(), -1.0, &u, &mut self.theta);
-        projected
+        if projected? {
+            self.theta.copy_from_slice(&before);
+            vector::axpy(self.ws.cpu(), -1.0, &u, &mut self.theta);
+        }
+        Ok(())
     }
 
-    fn project_slice(&mut self, g: &mut [f32], r: &[f32], rule: &ProjectionRule) -> Result<()> {
+    /// Projects g against r by the rule; whether it did.
+    fn project_slice(&mut self, g: &mut [f32], r: &[f32], rule: &ProjectionRule) -> Result<bool> {
         let cpu = self.ws.cpu();
         let whole = Inner::of(cpu, g, r);
         self.stats.n_compared += 1;
@@ -126,7 +129,7 @@ impl Trainer {
             && let Some(config) = self.memory_config.clone()
             && self.memory_loss < self.loss_of_gathered(VectorId::RoundStart, &config)?
         {
-            return Ok(());
+            return Ok(false);
         }
         let cpu = self.ws.cpu();
         let active = match rule.scope {
@@ -141,7 +144,7 @@ impl Trainer {
             }
         };
         self.stats.n_projected += u32::from(active);
-        Ok(())
+        Ok(active)
     }
 }
 
