@@ -162,7 +162,7 @@ impl Workspace {
                 let layer = Linear { inputs: graph.shape(node.inputs[0]).len(), outputs: node.shape.c };
                 layer.backward_weights(cpu, x, dy, layout.slice_mut(*weight, grad));
                 if let Some(dx) = dx {
-                    layer.backward_input(cpu, layout.slice(*weight, params), dy, dx);
+                    layer.backward_input(cpu, layout.slice(*weight, params), dy, dx, &mut scratch.shared);
                 }
             }
             (Op::Activation(f), Some(dx)) => f.backward(cpu, x, y, dy, dx),

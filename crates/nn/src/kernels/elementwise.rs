@@ -15,14 +15,18 @@ pub(super) fn for_each_chunk(team: &mut Team, len: usize, f: &(dyn Fn(Range<usiz
 
 /// out = Σ slices, in order; `slices` holds a whole number of vectors as long as `out`.
 pub(super) fn sum_slices(cpu: &mut Cpu, slices: &[f32], out: &mut [f32]) {
-    let (isa, len) = (cpu.isa, out.len());
-    let out = Shards::new(out);
+    add_slices(cpu, slices, Sum { values: out, fresh: true });
+}
+
+/// sum += Σ slices, in order.
+pub(super) fn add_slices(cpu: &mut Cpu, slices: &[f32], sum: Sum<'_>) {
+    let (isa, len) = (cpu.isa, sum.values.len());
+    let sum = sum.shards();
     for_each_chunk(&mut cpu.team, len, &|range| {
         // SAFETY: each chunk is one unit's.
-        let out = unsafe { out.part(range.clone()) };
-        out.copy_from_slice(&slices[range.clone()]);
-        for slice in slices.chunks_exact(len).skip(1) {
-            add_chunk(isa, out, &slice[range.clone()]);
+        let sum = unsafe { sum.part(range.clone()) };
+        for slice in slices.chunks_exact(len) {
+            add_chunk(isa, sum, &slice[range.clone()]);
         }
     });
 }

@@ -1,10 +1,12 @@
 //! Fully connected layers: y = x·Wᵀ + b with W stored (out, in).
 
 use super::conv::Epilogue;
+use super::elementwise::add_slices;
 use super::gemm::{Dims, Order, PANEL, gemm, gemm_at, pack_panels};
 use super::simd::{Isa, Simd};
 use super::team::{Shards, nth_range};
 use super::{Cpu, Sum};
+use std::ops::Range;
 
 /// The sizes of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +21,10 @@ const UNIT: usize = 30;
 /// its rows, a few at a time, because a column of W has every element on another page.
 const ROWS: usize = 6;
 const DEPTH: usize = 16;
+/// Inputs from which on a layer is long: its W does not fit the caches beside its x and y.
+const LONG: usize = 2048;
+/// Partial sums of the gradient of a long input.
+const SLICES: usize = 4;
 /// Floats of x that stay in the second-level cache.
 const BLOCK_FLOATS: usize = 64 * 1024;
 
@@ -26,7 +32,7 @@ impl Linear {
     /// Whether to compute dot products along `inputs` rather than to transpose W first: right when W is used for few
     /// rows, or is so long that the sums at the end of each dot product do not matter.
     fn by_dots(&self, n: usize) -> bool {
-        n < 32 || self.inputs >= 2048
+        n < 32 || self.inputs >= LONG
     }
 
     /// y (N, out) = x (N, in)·Wᵀ, then the epilogue.
@@ -59,22 +65,36 @@ impl Linear {
         end.apply(isa, n_out, y);
     }
 
-    /// dx += dy·W, where it is wanted.
-    pub fn backward_input(&self, cpu: &mut Cpu, w: &[f32], dy: &[f32], dx: Sum<'_>) {
+    /// dx += dy·W. `scratch` is as long as W.
+    pub fn backward_input(&self, cpu: &mut Cpu, w: &[f32], dy: &[f32], dx: Sum<'_>, scratch: &mut [f32]) {
         let (k, n_out, isa) = (self.inputs, self.outputs, cpu.isa);
         let n = dy.len() / n_out;
-        let dx = dx.shards();
-        // Columns are shared, not rows: every thread then reads its own part of W once.
-        let parts = k.div_ceil(8 * PANEL);
-        cpu.team.run(parts, &|part, _| {
-            let columns = part * 8 * PANEL..((part + 1) * 8 * PANEL).min(k);
-            for first in (0..n_out).step_by(DEPTH) {
-                let depth = DEPTH.min(n_out - first);
-                let d = Dims { m: n, n: columns.len(), k: depth, lda: n_out, ldb: k, ldc: k };
+        let product = |rows: Range<usize>, columns: Range<usize>, c: &Shards<'_, f32>, at: usize, add: bool| {
+            for first in rows.clone().step_by(DEPTH) {
+                let d = Dims { m: n, n: columns.len(), k: DEPTH.min(rows.end - first), lda: n_out, ldb: k, ldc: k };
                 let (a, b) = (&dy[first..], &w[first * k + columns.start..]);
-                // SAFETY: each unit has its own columns.
-                unsafe { gemm_at(isa, Order::Rows, d, a, b, &dx.shards, columns.start, first > 0 || !dx.fresh) };
+                // SAFETY: each unit has its own block.
+                unsafe { gemm_at(isa, Order::Rows, d, a, b, c, at + columns.start, add || first > rows.start) };
             }
+        };
+        if k >= LONG && SLICES * n <= n_out {
+            // W is much larger than dx: each thread keeps to the rows of W that it reads and writes elsewhere too, and the
+            // partial sums are added afterwards.
+            let partial = &mut scratch[..SLICES * n * k];
+            let shards = Shards::new(partial);
+            cpu.team.run(SLICES, &|slice, _| {
+                let rows = nth_range(n_out, SLICES, slice);
+                for start in (0..k).step_by(8 * PANEL) {
+                    product(rows.clone(), start..(start + 8 * PANEL).min(k), &shards, slice * n * k, false);
+                }
+            });
+            return add_slices(cpu, partial, dx);
+        }
+        // Columns are shared, not rows: every thread then reads its own part of W once.
+        let dx = dx.shards();
+        cpu.team.run(k.div_ceil(8 * PANEL), &|part, _| {
+            let columns = part * 8 * PANEL..((part + 1) * 8 * PANEL).min(k);
+            product(0..n_out, columns, &dx.shards, 0, !dx.fresh);
         });
     }
 
