@@ -7,6 +7,7 @@ mod methods;
 mod models;
 mod new;
 mod partition;
+mod reproduce;
 mod run;
 mod settings;
 mod verify;
@@ -26,6 +27,9 @@ struct Cli {
 enum Command {
     /// Runs an experiment; without arguments FedProj on the embedded digits set
     Run(run::RunArgs),
+    /// Repeats a study of the paper, with tables and pictures
+    #[command(subcommand)]
+    Reproduce(reproduce::Reproduce),
     /// Compares finished runs: mean ± deviation over seeds, paired differences
     Compare(compare::CompareArgs),
     /// Runs a recorded run again and compares it bit for bit
@@ -63,6 +67,7 @@ fn print_line(text: std::fmt::Arguments<'_>) {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => args.run(),
+        Command::Reproduce(study) => study.run(),
         Command::Compare(args) => args.run(),
         Command::Verify(args) => args.run(),
         Command::New(args) => args.run(),

@@ -1,0 +1,161 @@
+//! The study's figures.
+
+use super::plane::Plane;
+use super::results::{Results, runs};
+use super::study::{METHODS, Outcome, ROUNDS, SHOWN, Setting, extent};
+use fedproj_core::RoundRecord;
+use fedproj_report::{Chart, Charts, Panel, Point, RegionGrid, Sketch, Spread};
+
+/// A figure: the name of its files, the SVG and what it shows.
+pub struct Figure {
+    /// Without extension.
+    pub name: String,
+    /// The picture.
+    pub svg: String,
+    /// What it shows.
+    pub caption: String,
+    /// The setting it belongs to; none for the sketch.
+    pub setting: Option<Setting>,
+}
+
+/// All figures, in the order of the page.
+pub fn figures(plane: &Plane, results: &Results, outcomes: &[Outcome]) -> Vec<Figure> {
+    let mut figures = vec![sketch(results, outcomes)];
+    for setting in Setting::ALL {
+        let shown: &[u32] = if setting == Setting::Skewed { &SHOWN } else { &[1, ROUNDS] };
+        figures.extend(shown.iter().map(|&round| regions(plane, outcomes, setting, round)));
+        figures.push(curves(outcomes, setting));
+    }
+    figures
+}
+
+/// The sketch at the angle that was measured.
+fn sketch(results: &Results, outcomes: &[Outcome]) -> Figure {
+    let runs = runs(outcomes, Setting::Skewed, METHODS.len() - 1);
+    let cosines: Vec<f64> = runs.iter().flat_map(|run| run.rounds.iter().filter_map(|r| r.cosine)).collect();
+    let cosine = cosines.iter().sum::<f64>() / cosines.len().max(1) as f64;
+    let rate = results.get(Setting::Skewed, "fedproj").projection_rate.as_ref().map_or(0.0, |r| r.mean);
+    let subtitle = format!(
+        "drawn at the mean angle of the skewed study: cosine of g and r −{:.2}; {:.0} % of all steps were projected",
+        -cosine,
+        100.0 * rate
+    );
+    Figure {
+        name: "projection".into(),
+        svg: Sketch { cosine, subtitle }.draw(),
+        caption: "A step along −g would raise the memory loss where g and r point apart by more than a right angle; \
+                  the projected gradient is the nearest one that does not, to first order."
+            .into(),
+        setting: None,
+    }
+}
+
+fn regions(plane: &Plane, outcomes: &[Outcome], setting: Setting, round: u32) -> Figure {
+    let with_pictures = || outcomes.iter().filter(|o| o.setting == setting && !o.snapshots.is_empty());
+    let held = with_pictures().next().map(|o| o.held.clone()).unwrap_or_default();
+    let owner = |i: usize| held.iter().position(|samples| samples.contains(&(i as u32)));
+    let point = |(i, (x, y, class)): (usize, (f64, f64, usize))| Point { x, y, class, owner: owner(i) };
+    let rows = with_pictures().filter_map(|o| {
+        let snapshot = o.snapshots.iter().find(|s| s.round == round)?;
+        let n = snapshot.models.len();
+        let panel = |(i, model): (usize, &super::study::Pictured)| Panel {
+            title: format!("accuracy {:.1} %", 100.0 * model.accuracy),
+            owner: (i > 0 && i + 1 < n).then(|| i - 1),
+            mesh: model.mesh.clone(),
+        };
+        Some((METHODS[o.method].1.to_owned(), snapshot.models.iter().enumerate().map(panel).collect()))
+    });
+    let names = plane.data.class_names();
+    let client = |(k, samples): (usize, &Vec<u32>)| {
+        (format!("client {}", ["A", "B", "C"][k]), format!("after training on {} {}", samples.len(), names[k]))
+    };
+    let mut columns = vec![("global before".to_owned(), format!("start of round {round}"))];
+    columns.extend(held.iter().enumerate().map(client));
+    columns.push(("global after".to_owned(), format!("end of round {round}")));
+    let seed = with_pictures().next().map_or(0, |o| o.seed);
+    let grid = RegionGrid {
+        id: format!("{}{round}", setting.key()),
+        title: format!("Decision regions in round {round} of {ROUNDS}: clients {}", setting.title()),
+        subtitle: format!("Iris on its two principal components; accuracy on all 150 flowers; seed {seed}"),
+        extent: extent(plane),
+        classes: names.to_vec(),
+        points: plane.points().into_iter().enumerate().map(point).collect(),
+        columns,
+        rows: rows.collect(),
+    };
+    Figure {
+        name: format!("regions-{}-round-{round:02}", setting.key()),
+        svg: grid.draw(),
+        caption: format!(
+            "Round {round}: what the global model knew, what each client made of it, and what came of that."
+        ),
+        setting: Some(setting),
+    }
+}
+
+fn curves(outcomes: &[Outcome], setting: Setting) -> Figure {
+    let line = |method: usize, of: &dyn Fn(&RoundRecord) -> Option<f64>, start: bool| -> Vec<Spread> {
+        let runs = runs(outcomes, setting, method);
+        let spread = |x: u32, values: Vec<f64>| {
+            (!values.is_empty()).then(|| {
+                let s = super::results::Spread::of(values);
+                Spread { x: f64::from(x), mean: s.mean, min: s.min, max: s.max }
+            })
+        };
+        let first = start.then(|| spread(0, runs.iter().map(|run| 100.0 * run.start).collect())).flatten();
+        let at =
+            |round: u32| spread(round + 1, runs.iter().filter_map(|run| of(&run.rounds[round as usize])).collect());
+        first.into_iter().chain((0..ROUNDS).filter_map(at)).collect()
+    };
+    let chart = |title: &str, y, start, of: &dyn Fn(&RoundRecord) -> Option<f64>| Chart {
+        title: title.to_owned(),
+        y,
+        x: (0.0, f64::from(ROUNDS), vec![0.0, 5.0, 10.0, 15.0, 20.0]),
+        x_label: "rounds done".into(),
+        lines: (0..METHODS.len()).map(|method| line(method, of, start)).collect(),
+    };
+    let percent = |v: Option<f64>| v.map(|v| 100.0 * v);
+    let losses: Vec<f64> = outcomes
+        .iter()
+        .filter(|o| o.setting == setting)
+        .flat_map(|o| o.rounds.iter().filter_map(|r| r.memory_loss_after))
+        .collect();
+    let loss_step = tick(losses.iter().copied().fold(0.0, f64::max));
+    let charts = vec![
+        chart("global accuracy, %", (0.0, 100.0, 20.0), true, &|r| percent(r.accuracy)),
+        chart("clients' accuracy, %", (0.0, 100.0, 20.0), false, &|r| percent(r.client_accuracy)),
+        chart("forgetting, %", (0.0, 100.0, 20.0), false, &|r| percent(r.forgetting)),
+        chart("steps projected, %", (0.0, 100.0, 20.0), false, &|r| percent(r.projection_rate)),
+        chart("memory loss after local training", (0.0, 5.0 * loss_step, loss_step), false, &|r| r.memory_loss_after),
+    ];
+    let n_seeds = runs(outcomes, setting, 0).len();
+    let notes = vec![
+        String::new(),
+        format!("line: mean over {n_seeds} seeds"),
+        "band: least to greatest".into(),
+        "clients: after local training".into(),
+        "forgetting: mean over clients of the greatest".into(),
+        "loss of accuracy on a class in local training".into(),
+        "memory loss: KL to last round's ensemble".into(),
+    ];
+    let all = Charts {
+        title: format!("Round by round: clients {}", setting.title()),
+        subtitle: "accuracy on all 150 flowers".into(),
+        series: METHODS.map(|(_, name)| name.to_owned()).to_vec(),
+        notes,
+        charts,
+    };
+    Figure {
+        name: format!("curves-{}", setting.key()),
+        svg: all.draw(),
+        caption: "Accuracy, forgetting and projection over the rounds.".into(),
+        setting: Some(setting),
+    }
+}
+
+/// A round number for a fifth of an axis that reaches `most`.
+fn tick(most: f64) -> f64 {
+    let fifth = (most / 5.0).max(1e-3);
+    let power = 10f64.powf(fifth.log10().floor());
+    [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|m| m * power).find(|t| *t >= fifth).unwrap_or(fifth)
+}

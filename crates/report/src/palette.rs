@@ -1,0 +1,56 @@
+//! Colours that people with any kind of colour vision tell apart (Okabe and Ito 2008), each with a mark of its own, so
+//! that nothing depends on colour alone.
+
+/// How a series of a chart looks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Look {
+    /// Its colour.
+    pub colour: &'static str,
+    /// Lengths of dashes and gaps; empty for an unbroken line.
+    pub dashes: &'static str,
+    /// Width of the line.
+    pub width: f64,
+    /// The mark at its points.
+    pub mark: Mark,
+}
+
+/// A small shape around a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// A disc.
+    Circle,
+    /// A triangle.
+    Triangle,
+    /// A square.
+    Square,
+}
+
+impl Mark {
+    /// A path of the mark around a point; `r` is about its half width.
+    pub(crate) fn path(self, x: f64, y: f64, r: f64) -> String {
+        use crate::svg::number as n;
+        let (left, top, two) = (n(x - r), n(y - r), n(2.0 * r));
+        match self {
+            Self::Circle => {
+                let (r, back) = (n(r), n(-2.0 * r));
+                format!("M{left} {}a{r} {r} 0 1 0 {two} 0a{r} {r} 0 1 0 {back} 0z", n(y))
+            }
+            Self::Square => format!("M{left} {top}h{two}v{two}h-{two}z"),
+            Self::Triangle => {
+                let (side, height) = (1.15 * r, 2.1 * r);
+                format!("M{} {}l{} {}h{}z", n(x), n(y - 1.25 * r), n(side), n(height), n(-2.0 * side))
+            }
+        }
+    }
+}
+
+/// Looks of the series of a chart, in order: unbroken blue, dashed orange over it, thick green.
+pub const SERIES: [Look; 3] = [
+    Look { colour: "#0072B2", dashes: "", width: 2.6, mark: Mark::Circle },
+    Look { colour: "#E69F00", dashes: "6 6", width: 2.6, mark: Mark::Square },
+    Look { colour: "#009E73", dashes: "", width: 2.8, mark: Mark::Triangle },
+];
+
+/// Colours and marks of classes: red, yellow and blue as in the paper.
+pub const CLASSES: [(&str, Mark); 3] =
+    [("#D55E00", Mark::Circle), ("#F0E442", Mark::Triangle), ("#0072B2", Mark::Square)];

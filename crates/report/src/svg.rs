@@ -1,0 +1,220 @@
+//! A tiny writer of SVG: it escapes what it writes, closes what it opens, and keeps numbers short.
+
+use std::fmt::Write;
+
+/// Fonts with DejaVu's widths first; PNG figures are set in DejaVu itself.
+const FONTS: &str = "'DejaVu Sans', Verdana, 'Segoe UI', sans-serif";
+
+/// A picture in the making. Colours of text, paper and rules carry a class (`ink`, `soft`, `paper`, `rule`), by which a
+/// page can recolour them for the dark.
+///
+/// ```
+/// use fedproj_report::Svg;
+///
+/// let mut svg = Svg::new(100.0, 40.0, "a < b");
+/// svg.tag("rect").number("width", 10.0).number("height", 1.0 / 3.0).set("class", "ink").end();
+/// let text = svg.finish();
+/// assert!(text.contains("<title>a &lt; b</title>") && text.contains(r#"height="0.33""#));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Svg {
+    out: String,
+    open: Vec<&'static str>,
+}
+
+/// Where a line of text is anchored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Anchor {
+    /// At its start.
+    #[default]
+    Start,
+    /// In its middle.
+    Middle,
+    /// At its end.
+    End,
+}
+
+/// How a line of text looks.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Style {
+    /// Height in pixels.
+    pub size: f64,
+    /// Anchor.
+    pub anchor: Anchor,
+    /// Bold.
+    pub bold: bool,
+    /// Secondary text, in grey.
+    pub soft: bool,
+}
+
+impl Style {
+    /// Plain text of a size.
+    pub fn new(size: f64) -> Self {
+        Self { size, anchor: Anchor::Start, bold: false, soft: false }
+    }
+
+    /// Anchored elsewhere.
+    pub fn anchor(self, anchor: Anchor) -> Self {
+        Self { anchor, ..self }
+    }
+
+    /// In bold.
+    pub fn bold(self) -> Self {
+        Self { bold: true, ..self }
+    }
+
+    /// In grey.
+    pub fn soft(self) -> Self {
+        Self { soft: true, ..self }
+    }
+}
+
+impl Svg {
+    /// An empty picture on white; the title is for those who cannot see it.
+    pub fn new(width: f64, height: f64, title: &str) -> Self {
+        let (w, h) = (number(width), number(height));
+        let mut out = String::new();
+        let _ = write!(
+            out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" role=\"img\" \
+             font-family=\"{FONTS}\">\n<title>{}</title>\n",
+            escape(title)
+        );
+        let mut svg = Self { out, open: Vec::new() };
+        svg.tag("rect").set("width", "100%").set("height", "100%").set("fill", "#ffffff").set("class", "paper").end();
+        svg
+    }
+
+    /// Begins an element, to be ended by [`Tag::end`] or [`Tag::open`].
+    pub fn tag(&mut self, name: &'static str) -> Tag<'_> {
+        let _ = write!(self.out, "<{name}");
+        Tag { svg: self, name }
+    }
+
+    /// Closes the last element that is open.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn close(&mut self) {
+        let name = self.open.pop().expect("an element is open");
+        let _ = writeln!(self.out, "</{name}>");
+    }
+
+    /// A line of text whose base line starts, ends or has its middle at (x, y).
+    pub fn text(&mut self, x: f64, y: f64, text: &str, style: Style) {
+        self.rotated_text(x, y, 0.0, text, style);
+    }
+
+    /// The same, turned by degrees around (x, y).
+    pub fn rotated_text(&mut self, x: f64, y: f64, degrees: f64, text: &str, style: Style) {
+        let mut tag = self.tag("text").number("x", x).number("y", y).number("font-size", style.size);
+        tag = match style.anchor {
+            Anchor::Start => tag,
+            Anchor::Middle => tag.set("text-anchor", "middle"),
+            Anchor::End => tag.set("text-anchor", "end"),
+        };
+        if style.bold {
+            tag = tag.set("font-weight", "bold");
+        }
+        if degrees != 0.0 {
+            tag = tag.set("transform", &format!("rotate({} {} {})", number(degrees), number(x), number(y)));
+        }
+        let (fill, class) = if style.soft { ("#555555", "soft") } else { ("#1a1a1a", "ink") };
+        tag.set("fill", fill).set("class", class).open();
+        self.out.push_str(&escape(text));
+        self.close();
+    }
+
+    /// A thin grey line.
+    pub fn rule(&mut self, from: (f64, f64), to: (f64, f64)) {
+        self.line(from, to).set("stroke", "#d9d9d9").set("class", "rule").end();
+    }
+
+    /// A straight line, whose colour is still to be set.
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64)) -> Tag<'_> {
+        self.tag("line").number("x1", from.0).number("y1", from.1).number("x2", to.0).number("y2", to.1)
+    }
+
+    /// The whole picture.
+    ///
+    /// # Panics
+    /// If an element is still open.
+    pub fn finish(mut self) -> String {
+        assert!(self.open.is_empty(), "{:?} are open", self.open);
+        self.out.push_str("</svg>\n");
+        self.out
+    }
+}
+
+/// An element whose attributes are being written.
+#[derive(Debug)]
+#[must_use = "an element is ended by end() or open()"]
+pub struct Tag<'a> {
+    svg: &'a mut Svg,
+    name: &'static str,
+}
+
+impl Tag<'_> {
+    /// An attribute.
+    pub fn set(self, name: &str, value: &str) -> Self {
+        let _ = write!(self.svg.out, " {name}=\"{}\"", escape(value));
+        self
+    }
+
+    /// A number, to two decimals.
+    pub fn number(self, name: &str, value: f64) -> Self {
+        let value = number(value);
+        self.set(name, &value)
+    }
+
+    /// Ends an element without content.
+    pub fn end(self) {
+        self.svg.out.push_str("/>\n");
+    }
+
+    /// What follows is inside this element, until [`Svg::close`].
+    pub fn open(self) {
+        self.svg.out.push('>');
+        self.svg.open.push(self.name);
+    }
+}
+
+/// A number to two decimals, without zeros at the end.
+pub(crate) fn number(value: f64) -> String {
+    let text = format!("{value:.2}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    if text == "-0" { "0".into() } else { text.into() }
+}
+
+/// Text that XML and HTML read as text.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_text_stays_text() {
+        let mut svg = Svg::new(10.0, 10.0, "</title><script>");
+        svg.text(0.0, 0.0, "a & b < \"c\"", Style::new(9.0).bold().soft().anchor(Anchor::End));
+        svg.tag("g").set("class", "\"><x").open();
+        svg.close();
+        let text = svg.finish();
+        let read = roxmltree::Document::parse(&text).unwrap();
+        let inner = |name| read.descendants().find(|n| n.has_tag_name(name)).unwrap();
+        assert_eq!(inner("title").text(), Some("</title><script>"));
+        assert_eq!(inner("text").text(), Some("a & b < \"c\""));
+        assert_eq!(inner("g").attribute("class"), Some("\"><x"));
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let cases = [(1.0, "1"), (-0.001, "0"), (0.125, "0.12"), (10.0, "10"), (-2.5, "-2.5"), (100.0, "100")];
+        for (value, text) in cases {
+            assert_eq!(number(value), text);
+        }
+    }
+}
