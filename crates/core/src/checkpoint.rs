@@ -109,7 +109,7 @@ pub(crate) fn load(path: &Path, config_hash: &str) -> Result<ServerState> {
     }
     let mut payload = &body[header_end..];
     let mut state = ServerState { n_rounds_done: header.n_rounds_done, ..ServerState::default() };
-    let mut targets = Targets::default();
+    let (mut targets, mut has_targets) = (Targets::default(), false);
     for (name, len) in header.sections {
         let n_bytes = len.checked_mul(4).filter(|&n| n <= payload.len());
         let n_bytes = n_bytes.ok_or_else(|| corrupt(&format!("section `{name}` is cut short")))?;
@@ -120,7 +120,7 @@ pub(crate) fn load(path: &Path, config_hash: &str) -> Result<ServerState> {
         match name.split(':').collect::<Vec<_>>()[..] {
             ["weights"] => state.weights = values,
             ["buffers"] => state.buffers = values,
-            ["targets.logits"] => targets.logits = values,
+            ["targets.logits"] => (targets.logits, has_targets) = (values, true),
             ["targets.features"] => targets.features = values,
             ["vector", name] => drop(state.vectors.insert(name.to_owned(), values)),
             ["client", id, name] => {
@@ -130,7 +130,7 @@ pub(crate) fn load(path: &Path, config_hash: &str) -> Result<ServerState> {
             _ => return Err(corrupt(&format!("unknown section `{name}`"))),
         }
     }
-    if !targets.logits.is_empty() {
+    if has_targets {
         state.targets = Some(Arc::new(targets));
     }
     Ok(state)
@@ -158,6 +158,10 @@ mod tests {
         let back = load(&path, "h").unwrap();
         assert_eq!(back, state());
         assert!(back.weights[1].is_sign_negative());
+        // Empty targets are not the same as none: with labels as the target there are no logits, but a memory.
+        let empty = ServerState { targets: Some(Arc::default()), ..state() };
+        save(&path, &empty, "h").unwrap();
+        assert_eq!(load(&path, "h").unwrap(), empty);
         assert!(load(&path, "other").unwrap_err().to_string().contains("another configuration"));
     }
 

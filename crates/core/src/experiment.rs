@@ -39,7 +39,7 @@ impl Experiment {
     /// # Errors
     /// If data are missing or do not fit together.
     pub fn load(config: Config, method: &dyn Method, data_dir: Option<&Path>) -> Result<Self> {
-        let (private, test, public) = load_data(&config, method.needs_public(), data_dir)?;
+        let (private, test, public) = load_data(&config, method, data_dir)?;
         Self::new(config, method, private, test, public)
     }
 
@@ -85,6 +85,17 @@ impl Experiment {
                     private.shape()
                 )));
             }
+            if method.needs_public_labels()
+                && (public.labels().is_none() || public.class_names() != private.class_names())
+            {
+                return Err(Error::config(format!(
+                    "method `{}` is set to use public labels, but `{}` has no labels of the classes of `{}`\n\
+                     hint: memory.target = \"ensemble\" needs none",
+                    method.name(),
+                    public.name(),
+                    private.name()
+                )));
+            }
         } else if method.needs_public() {
             return Err(Error::config(format!(
                 "method `{}` needs a public set; set data.public to a data set or to \"split\"",
@@ -118,7 +129,7 @@ impl Experiment {
 
 fn load_data(
     config: &Config,
-    needs_public: bool,
+    method: &dyn Method,
     data_dir: Option<&Path>,
 ) -> Result<(Dataset, Dataset, Option<Dataset>)> {
     let data = &config.data;
@@ -140,12 +151,13 @@ fn load_data(
             Some(public)
         }
         // A split changes the private set, so it is done for every method; a set of its own is only read where it is used.
-        _ if !needs_public => None,
+        _ if !method.needs_public() => None,
         _ => Some(fedproj_data::load(&data.public, data_dir)?.concatenated()?),
     };
     private = subset(private, data.private_samples, config.seed, PRIVATE_SUBSET, "data.private_samples")?;
     let public = public
-        .map(|p| subset(p.without_labels(), data.public_samples, config.seed, PUBLIC_SUBSET, "data.public_samples"))
+        .map(|p| if method.needs_public_labels() { p } else { p.without_labels() })
+        .map(|p| subset(p, data.public_samples, config.seed, PUBLIC_SUBSET, "data.public_samples"))
         .transpose()?;
     if data.byte_cast {
         return Ok((private.with_byte_cast(), test.with_byte_cast(), public.map(Dataset::with_byte_cast)));

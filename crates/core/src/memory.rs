@@ -62,6 +62,8 @@ pub enum Target {
     Ensemble,
     /// Logits of the global model after fusion.
     GlobalModel,
+    /// The public samples' own labels, as the paper's algorithm box has it; only where they are of the same classes.
+    Labels,
 }
 
 /// What projection does in the first round, when no ensemble has spoken yet.

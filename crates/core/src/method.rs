@@ -42,6 +42,11 @@ pub trait Method: Send + Sync + Debug {
         false
     }
 
+    /// Whether it also needs the public samples' labels, of the same classes as the private ones.
+    fn needs_public_labels(&self) -> bool {
+        false
+    }
+
     /// The memory of public samples that clients hold, if the method has one.
     fn memory(&self) -> Option<&MemoryConfig> {
         None

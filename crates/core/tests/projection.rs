@@ -4,6 +4,7 @@
 
 mod small;
 
+use fedproj_core::{Config, Experiment, Simulation};
 use fedproj_nn::models::{self, Variant};
 use fedproj_nn::{Cpu, Init, Loss, Mode, Options, Shape, Workspace, vector};
 use fedproj_rng::{Purpose, Stream};
@@ -170,4 +171,24 @@ fn projection_is_off_during_warm_up_after_the_stop_and_for_dropped_clients() {
     assert_eq!(rates(&["method.fedproj.projection.stop_round=3"]), [false, true, true, false, false]);
     assert_eq!(rates(&["method.fedproj.projection.dropout=1.0"]), [false; 5]);
     assert_eq!(rates(&["method.fedproj.projection.mode=off"]), [false; 5]);
+}
+
+/// The algorithm box's target: cross-entropy with public labels, where they are of the private classes.
+#[test]
+fn labels_are_a_target_where_the_classes_match_and_are_refused_elsewhere() {
+    let settings = ["method.fedproj.memory.target=labels", "method.fedproj.projection.warmup=0", "federation.rounds=2"];
+    let config = Config::from_layers(None, &settings.map(str::to_owned)).unwrap();
+    let method = config.method.build().unwrap();
+    let experiment = Experiment::load(config.clone(), method.as_ref(), None).unwrap();
+    let (private, test) = (experiment.private.clone(), experiment.test.clone());
+    let public = experiment.public.clone().unwrap();
+    let mut simulation = Simulation::new(experiment, method, 1).unwrap();
+    let first = simulation.round(&|_| ()).unwrap();
+    assert!(first.projection_rate.is_some(), "labels are there from the first round on");
+    // Against the truth, not against an ensemble: training lowers the memory loss from that of guessing, log 10.
+    assert!((first.memory_loss_before.unwrap() - 10f64.ln()).abs() < 0.3, "{first:?}");
+
+    let method = config.method.build().unwrap();
+    let error = Experiment::new(config, method.as_ref(), private, test, Some(public.without_labels())).unwrap_err();
+    assert!(error.to_string().contains("public labels"), "{error}");
 }

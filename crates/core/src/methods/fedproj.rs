@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::distill::{Distill, DistillTargets};
 use crate::error::{Error, Result};
 use crate::fusion::Fusion;
-use crate::memory::{MemoryConfig, Round0, Target};
+use crate::memory::{MemoryConfig, Round0, Target, Targets};
 use crate::method::Method;
 use crate::step::{Batch, ProjectionRule, Scope, Step, Term};
 use fedproj_nn::{Graph, NodeId};
@@ -173,6 +173,8 @@ impl Method for FedProj {
         require((0.0..=1.0).contains(&p.dropout), "projection.dropout", p.dropout, "in [0, 1]")?;
         require(p.eps >= 0.0, "projection.eps", p.eps, "0 or positive")?;
         require(p.soft_weight >= 0.0, "projection.soft_weight", p.soft_weight.into(), "0 or positive")?;
+        let features = m.target == Target::Labels && m.feature_weight > 0.0;
+        require(!features, "memory.feature_weight", m.feature_weight.into(), "0 where labels are the target")?;
         self.distill.check("method.fedproj.distill")
     }
 
@@ -182,6 +184,10 @@ impl Method for FedProj {
 
     fn needs_public(&self) -> bool {
         self.projection.mode != ProjectionMode::Off || self.distill.epochs > 0
+    }
+
+    fn needs_public_labels(&self) -> bool {
+        self.memory.target == Target::Labels
     }
 
     fn memory(&self) -> Option<&MemoryConfig> {
@@ -195,7 +201,11 @@ impl Method for FedProj {
             return Ok(());
         }
         let (temperature, weight) = (self.memory.temperature, self.memory.feature_weight);
-        let memory_loss = [Term::MemoryKl { temperature }, Term::MemoryFeatures { weight }];
+        let target = match self.memory.target {
+            Target::Labels => Term::CrossEntropy,
+            Target::Ensemble | Target::GlobalModel => Term::MemoryKl { temperature },
+        };
+        let memory_loss = [target, Term::MemoryFeatures { weight }];
         let r = step.gradient(Batch::Memory, if weight > 0.0 { &memory_loss } else { &memory_loss[..1] })?;
         match (self.projection.mode, self.projection.space) {
             (ProjectionMode::Soft, _) => {
@@ -222,15 +232,18 @@ impl Method for FedProj {
             let targets = match self.memory.target {
                 Target::Ensemble => teacher,
                 Target::GlobalModel => Arc::new(round.global_outputs(self.has_features())?),
+                Target::Labels => Arc::default(),
             };
             round.state.targets = Some(targets);
         }
         Ok(())
     }
 
-    fn first_targets(&self, round: &Fusion<'_>) -> Result<Option<crate::memory::Targets>> {
-        match (self.memory(), self.memory.round0) {
-            (Some(_), Round0::GlobalModel) => round.global_outputs(self.has_features()).map(Some),
+    fn first_targets(&self, round: &Fusion<'_>) -> Result<Option<Targets>> {
+        match (self.memory(), self.memory.round0, self.memory.target) {
+            // Labels need no ensemble: they are there from the start.
+            (Some(_), _, Target::Labels) => Ok(Some(Targets::default())),
+            (Some(_), Round0::GlobalModel, _) => round.global_outputs(self.has_features()).map(Some),
             _ => Ok(None),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{Trainer, VectorId, buffers_name};
 use crate::error::{Error, Result};
-use crate::memory::{Cursor, MemoryConfig};
+use crate::memory::{Cursor, MemoryConfig, Target};
 use crate::step::{Batch, Place, Term};
 use crate::terms;
 use fedproj_nn::{Buffer, Cpu, Loss, Mode, NodeId, NormMode, Options, Workspace};
@@ -71,6 +71,10 @@ impl Trainer {
         cursor.next(memory, &mut self.indices);
         self.x.resize(self.indices.len() * public.sample_len(), 0.0);
         public.gather(&self.indices, &mut self.x);
+        if let Some(labels) = public.labels() {
+            self.labels.clear();
+            self.labels.extend(self.indices.iter().map(|&i| labels[i as usize]));
+        }
         gather_rows(&targets.logits, public.n_samples(), &self.indices, &mut self.target_logits);
         gather_rows(&targets.features, public.n_samples(), &self.indices, &mut self.target_features);
         if self.memory_config.as_ref().is_some_and(|m| m.integer_cast) {
@@ -137,7 +141,11 @@ impl Trainer {
         };
         let mut buffers = buffers.clone();
         self.ws.forward(params, &mut buffers, &self.x, Mode { norm, dropout: None })?;
-        let mut loss = Loss::kl(&self.target_logits, config.temperature).value(self.indices.len(), self.ws.output())?;
+        let target = match config.target {
+            Target::Labels => Loss::CrossEntropy { labels: &self.labels },
+            Target::Ensemble | Target::GlobalModel => Loss::kl(&self.target_logits, config.temperature),
+        };
+        let mut loss = target.value(self.indices.len(), self.ws.output())?;
         if let Some(node) = self.ws.graph().features().filter(|_| config.feature_weight > 0.0) {
             let (dim, features) = (self.ws.graph().shape(node).len(), self.ws.value(node)?);
             let mut unused = vec![0.0; features.len()];

@@ -85,7 +85,7 @@ fn eigen(mut a: Matrix) -> ([f64; FEATURES], Matrix) {
     (std::array::from_fn(|k| a[k][k]), v)
 }
 
-/// The rotation in the plane of axes p and q that makes a[p][q] vanish; `v` collects the rotations.
+/// The rotation in the plane of axes p and q that makes `a[p][q]` vanish; `v` collects the rotations.
 fn rotate(a: &mut Matrix, v: &mut Matrix, p: usize, q: usize) {
     if a[p][q].abs() < 1e-300 {
         return;
