@@ -71,10 +71,7 @@ impl Fusion<'_> {
 
     /// Σ_k w_k of any vector of the results.
     pub fn sum<'r>(&'r self, weights: &[f32], of: impl Fn(&'r ClientResult) -> &'r Vec<f32>) -> Vec<f32> {
-        let rows: Vec<&[f32]> = self.results.iter().map(|r| &of(r)[..]).collect();
-        let mut out = vec![0.0; rows.first().map_or(0, |row| row.len())];
-        vector::weighted_sum(&mut Cpu::new(1), &rows, weights, &mut out);
-        out
+        weighted_rows(self.results.iter().map(|r| &of(r)[..]), weights)
     }
 
     /// FedAvg: weights and buffers become the n_k-weighted means.
@@ -138,13 +135,9 @@ impl Fusion<'_> {
             EnsembleWeights::Uniform => self.uniform_weights(),
             EnsembleWeights::Samples => self.sample_weights(),
         };
-        let mean = |of: fn(&Outputs) -> &Vec<f32>| {
-            let rows: Vec<&[f32]> = outputs.iter().map(|o| &of(o)[..]).collect();
-            let mut out = vec![0.0; rows.first().map_or(0, |row| row.len())];
-            vector::weighted_sum(&mut Cpu::new(1), &rows, &w, &mut out);
-            out
-        };
-        Ok(Targets { logits: mean(|o| &o.logits), features: mean(|o| &o.features) })
+        let logits = weighted_rows(outputs.iter().map(|o| &o.logits[..]), &w);
+        let features = weighted_rows(outputs.iter().map(|o| &o.features[..]), &w);
+        Ok(Targets { logits, features })
     }
 
     /// Outputs of the state's weights on the public set.
@@ -173,4 +166,12 @@ impl Fusion<'_> {
         let model = Model { weights: &self.state.weights, buffers: &self.state.buffers };
         Ok(self.evaluator.scores(&[model], &self.experiment.test)?.pop().unwrap_or_default())
     }
+}
+
+/// Σ w_k·row_k; empty if there is no row.
+fn weighted_rows<'a>(rows: impl Iterator<Item = &'a [f32]>, weights: &[f32]) -> Vec<f32> {
+    let rows: Vec<&[f32]> = rows.collect();
+    let mut out = vec![0.0; rows.first().map_or(0, |row| row.len())];
+    vector::weighted_sum(&mut Cpu::new(1), &rows, weights, &mut out);
+    out
 }

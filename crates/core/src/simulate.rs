@@ -131,11 +131,8 @@ impl Simulation {
         self.last_results.clear();
         let start = Instant::now();
         if round == 0 {
-            let targets = {
-                let mut state = self.state.clone();
-                let fusion = fusion(&experiment, &self.evaluator, self.n_threads, round, &[], &mut state);
-                self.method.first_targets(&fusion)?
-            };
+            let server = fusion(&experiment, &self.evaluator, self.n_threads, round, &[], &mut self.state);
+            let targets = self.method.first_targets(&server)?;
             self.state.targets = targets.map(Arc::new);
         }
         let global_before = match (federation.evaluate_clients, self.last_score.take()) {

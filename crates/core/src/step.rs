@@ -6,6 +6,7 @@
 use crate::error::Result;
 use crate::terms;
 use crate::trainer::{Trainer, VectorId};
+use fedproj_nn::vector::Bounds;
 use fedproj_nn::{Graph, NodeId};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
@@ -62,14 +63,8 @@ pub enum Term {
 /// How a gradient is projected against a reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProjectionRule {
-    /// Also when the two do not conflict.
-    pub always: bool,
-    /// ε in the denominator.
-    pub eps: f64,
-    /// No projection where ‖r‖² is not above this.
-    pub norm_guard: f64,
-    /// Bound of the coefficient's size.
-    pub coefficient_max: f64,
+    /// Whether and how far.
+    pub bounds: Bounds,
     /// Whole vector, or tensor by tensor.
     pub scope: Scope,
     /// Only while the memory loss is not below that of the round's first model.

@@ -144,11 +144,6 @@ impl Optimizer {
         self.mean_square.fill(0.0);
     }
 
-    /// Steps since the start.
-    pub fn n_steps(&self) -> u32 {
-        self.n_steps
-    }
-
     /// One step along `grad`, with the learning rate times `lr_factor`.
     ///
     /// # Panics

@@ -64,12 +64,55 @@ pub struct Projection {
 /// assert_eq!(g, [1.0, 0.0]);
 /// ```
 pub fn project(cpu: &mut Cpu, g: &mut [f32], r: &[f32], eps: f64) -> Projection {
-    let (dot, squared_norm) = (dot(cpu, g, r), squared_norm(cpu, r));
-    let factor = (-dot / (squared_norm + eps)) as f32;
-    // A reference so small that its square is 0 has no direction to speak of.
-    let active = dot < 0.0 && factor.is_finite();
-    if active {
-        axpy(cpu, factor, r, g);
+    let conflict = Conflict::between(cpu, g, r);
+    let active = conflict.resolve(cpu, g, r, &Bounds { eps, ..Bounds::default() });
+    Projection { dot: conflict.dot, squared_norm: conflict.squared_norm, active }
+}
+
+/// How far [`Conflict::resolve`] goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Also where g does not point against r.
+    pub always: bool,
+    /// ε in the denominator.
+    pub eps: f64,
+    /// No projection where ‖r‖² is not above this.
+    pub norm_guard: f64,
+    /// Bound of the coefficient's size.
+    pub coefficient_max: f64,
+}
+
+impl Default for Bounds {
+    /// The plain projection.
+    fn default() -> Self {
+        Self { always: false, eps: 0.0, norm_guard: f64::NEG_INFINITY, coefficient_max: f64::INFINITY }
     }
-    Projection { dot, squared_norm, active }
+}
+
+/// How a vector g stands to a reference r; [`project`] in two steps, for those who look before they project.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Conflict {
+    /// ⟨g, r⟩
+    pub dot: f64,
+    /// ‖r‖²
+    pub squared_norm: f64,
+}
+
+impl Conflict {
+    /// Measures g against r.
+    pub fn between(cpu: &Cpu, g: &[f32], r: &[f32]) -> Self {
+        Self { dot: dot(cpu, g, r), squared_norm: squared_norm(cpu, r) }
+    }
+
+    /// Projects g, from which this was measured, within the bounds; whether it did.
+    pub fn resolve(&self, cpu: &mut Cpu, g: &mut [f32], r: &[f32], bounds: &Bounds) -> bool {
+        let coefficient = self.dot / (self.squared_norm + bounds.eps);
+        let factor = -coefficient.clamp(-bounds.coefficient_max, bounds.coefficient_max) as f32;
+        // A reference so small that its square is 0 has no direction to speak of.
+        let active = (self.dot < 0.0 || bounds.always) && self.squared_norm > bounds.norm_guard && factor.is_finite();
+        if active {
+            axpy(cpu, factor, r, g);
+        }
+        active
+    }
 }

@@ -15,6 +15,7 @@ use crate::fusion::Fusion;
 use crate::memory::{MemoryConfig, Round0, Target, Targets};
 use crate::method::Method;
 use crate::step::{Batch, ProjectionRule, Scope, Step, Term};
+use fedproj_nn::vector::Bounds;
 use fedproj_nn::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -144,11 +145,14 @@ impl FedProj {
 
     fn rule(&self) -> ProjectionRule {
         let p = &self.projection;
-        ProjectionRule {
+        let bounds = Bounds {
             always: p.mode == ProjectionMode::Always,
             eps: p.eps,
             norm_guard: p.norm_guard,
             coefficient_max: if p.coefficient_max > 0.0 { p.coefficient_max } else { f64::INFINITY },
+        };
+        ProjectionRule {
+            bounds,
             scope: p.scope,
             from_round_start: p.reference == Reference::RoundStart,
         }

@@ -3,7 +3,8 @@
 use super::{Trainer, VectorId, buffers_name};
 use crate::error::Result;
 use crate::step::{ProjectionRule, Scope};
-use fedproj_nn::{Buffer, Cpu, clip_norm, vector};
+use fedproj_nn::vector::{self, Conflict};
+use fedproj_nn::{Buffer, Cpu, clip_norm};
 
 impl Trainer {
     pub fn broadcast_id(&mut self, name: &str) -> VectorId {
@@ -122,9 +123,10 @@ impl Trainer {
     /// Projects g against r by the rule; whether it did.
     fn project_slice(&mut self, g: &mut [f32], r: &[f32], rule: &ProjectionRule) -> Result<bool> {
         let cpu = self.ws.cpu();
-        let whole = Inner::of(cpu, g, r);
+        let whole = Conflict::between(cpu, g, r);
+        let norms = (whole.squared_norm * vector::squared_norm(cpu, g)).sqrt();
         self.stats.n_compared += 1;
-        self.cosine_total += whole.cosine(vector::squared_norm(cpu, g));
+        self.cosine_total += if norms > 0.0 { whole.dot / norms } else { 0.0 };
         if rule.from_round_start
             && let Some(config) = self.memory_config.clone()
             && self.memory_loss < self.loss_of_gathered(VectorId::RoundStart, &config)?
@@ -133,45 +135,18 @@ impl Trainer {
         }
         let cpu = self.ws.cpu();
         let active = match rule.scope {
-            Scope::Global => whole.project(cpu, g, r, rule),
+            Scope::Global => whole.resolve(cpu, g, r, &rule.bounds),
             Scope::Layer => {
                 let mut active = false;
                 for span in self.experiment.graph.params().spans() {
                     let (g, r) = (&mut g[span.range()], &r[span.range()]);
-                    active |= Inner::of(cpu, g, r).project(cpu, g, r, rule);
+                    active |= Conflict::between(cpu, g, r).resolve(cpu, g, r, &rule.bounds);
                 }
                 active
             }
         };
         self.stats.n_projected += u32::from(active);
         Ok(active)
-    }
-}
-
-/// ⟨g, r⟩ and ‖r‖².
-struct Inner {
-    dot: f64,
-    rr: f64,
-}
-
-impl Inner {
-    fn of(cpu: &Cpu, g: &[f32], r: &[f32]) -> Self {
-        Self { dot: vector::dot(cpu, g, r), rr: vector::squared_norm(cpu, r) }
-    }
-
-    fn cosine(&self, gg: f64) -> f64 {
-        if self.rr > 0.0 && gg > 0.0 { self.dot / (self.rr * gg).sqrt() } else { 0.0 }
-    }
-
-    /// Projects by the rule; whether it did.
-    fn project(&self, cpu: &mut Cpu, g: &mut [f32], r: &[f32], rule: &ProjectionRule) -> bool {
-        let active = (self.dot < 0.0 || rule.always) && self.rr > rule.norm_guard;
-        if active {
-            let bound = rule.coefficient_max;
-            let coefficient = (self.dot / (self.rr + rule.eps)).clamp(-bound, bound);
-            vector::axpy(cpu, -coefficient as f32, r, g);
-        }
-        active
     }
 }
 

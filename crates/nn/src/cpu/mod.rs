@@ -159,11 +159,6 @@ impl Workspace {
         &mut self.cpu
     }
 
-    /// Samples of the last forward pass.
-    pub fn batch(&self) -> usize {
-        self.batch
-    }
-
     /// Bytes of all memory held.
     pub fn memory_bytes(&self) -> usize {
         let floats = |all: &[Buffer]| all.iter().map(|b| b.len()).sum::<usize>();

@@ -100,6 +100,15 @@ impl Plan {
         (planes(v, conv.ci), planes(m, conv.co))
     }
 
+    /// How threads share the images of a block: the number of parts, and each part's first tile and images.
+    fn cut(&self, images: Range<usize>) -> (usize, impl Fn(usize) -> (usize, Range<usize>) + Sync) {
+        let (parts, tiles_per_image) = (images.len().min(16), self.tiles_per_image);
+        (parts, move |i| {
+            let part = nth_range(images.len(), parts, i);
+            (part.start * tiles_per_image, images.start + part.start..images.start + part.end)
+        })
+    }
+
     /// Distance between the positions of transformed weights; off from powers of two for the same reason.
     fn weight_stride(conv: &Conv) -> usize {
         (conv.ci * conv.co).next_multiple_of(16) + 16
@@ -141,11 +150,7 @@ pub(super) fn forward(
     let (image_in, image_out) = (conv.h * conv.w * ci, conv.ho * conv.wo * co);
     let y = Shards::new(y);
     let block = |team: &mut Team, images: Range<usize>, v: Planes<'_>, m: Planes<'_>| {
-        let parts = images.len().min(16);
-        let part = |i: usize| {
-            let part = nth_range(images.len(), parts, i);
-            (part.start * plan.tiles_per_image, images.start + part.start..images.start + part.end)
-        };
+        let (parts, part) = plan.cut(images.clone());
         team.run(parts, &|i, _| {
             let (first, images) = part(i);
             tiles::input(isa, tile, conv, &x[images.start * image_in..images.end * image_in], first, v);
@@ -202,11 +207,7 @@ pub(super) fn backward(
     let (image_in, image_out) = (conv.h * conv.w * ci, conv.ho * conv.wo * co);
     let dx = dx.map(Sum::shards);
     let block = |team: &mut Team, images: Range<usize>, v: Planes<'_>, m: Planes<'_>, du: &mut [f32], add: bool| {
-        let parts = images.len().min(16);
-        let part = |i: usize| {
-            let part = nth_range(images.len(), parts, i);
-            (part.start * plan.tiles_per_image, images.start + part.start..images.start + part.end)
-        };
+        let (parts, part) = plan.cut(images.clone());
         team.run(parts, &|i, _| {
             let (first, images) = part(i);
             tiles::output_adjoint(isa, tile, conv, &dy[images.start * image_out..images.end * image_out], first, m);
