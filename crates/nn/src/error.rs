@@ -6,6 +6,22 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A GPU could not be used, or refused a request.
+    #[error("GPU: {what}: {problem}")]
+    Gpu {
+        /// What was tried.
+        what: String,
+        /// What stood in the way.
+        problem: String,
+    },
+    /// A GPU has too little memory.
+    #[error("GPU: out of memory: {needed} bytes more were needed, {free} are free")]
+    GpuMemory {
+        /// Bytes that were asked for.
+        needed: usize,
+        /// Bytes that were free.
+        free: usize,
+    },
     /// A layer cannot take the shape it was given.
     #[error("node `{node}`: {problem}")]
     Shape {

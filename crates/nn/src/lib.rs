@@ -33,6 +33,8 @@
 //! (arithmetic, the only place with `unsafe`).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod graph;
 mod kernels;
@@ -40,6 +42,7 @@ mod layout;
 mod loss;
 pub mod models;
 mod optim;
+mod plan;
 pub mod vector;
 pub mod weights;
 

@@ -2,14 +2,13 @@
 
 mod backward;
 mod forward;
-mod plan;
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Op};
 use crate::kernels::norm;
 use crate::kernels::{Buffer, Cpu, Isa, NormMode};
 use crate::loss::Loss;
-use plan::Plan;
+use crate::plan::Plan;
 
 /// What a workspace is made for.
 #[derive(Clone, Debug)]

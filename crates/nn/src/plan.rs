@@ -5,7 +5,7 @@ use crate::kernels::Activation;
 
 /// One step of execution: a node, with the nodes that were fused into it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Step {
+pub(crate) struct Step {
     /// The node whose operation is run.
     pub node: usize,
     /// A residual that is added to a normalisation's result.
@@ -18,7 +18,7 @@ pub(super) struct Step {
 
 /// Steps in order of execution, and memory slots of values and gradients.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     pub steps: Vec<Step>,
     /// The slot of each node's value; none for nodes inside a fused step.
     pub value_slot: Vec<Option<usize>>,
@@ -50,7 +50,7 @@ impl Plan {
 }
 
 /// The nodes a step reads.
-pub(super) fn inputs<'a>(graph: &'a Graph, step: &'a Step) -> impl Iterator<Item = usize> + 'a {
+pub(crate) fn inputs<'a>(graph: &'a Graph, step: &'a Step) -> impl Iterator<Item = usize> + 'a {
     graph.nodes[step.node].inputs.iter().map(|id| id.0).chain(step.residual)
 }
 

@@ -1,0 +1,771 @@
+//! The memory of a cohort: values and gradients of every lane, batches, tables, and recorded steps.
+
+use super::conv;
+use super::gpu::{Captured, Gpu, Memory, Parameter, failed_lane, parameters};
+use crate::cpu::check_len;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, NodeId, Op};
+use crate::kernels::NormMode;
+use crate::plan::Plan;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Arrays on the GPU, one a lane, or one that all lanes share.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    pub(super) at: u64,
+    pub(super) stride: i64,
+}
+parameters!(Rows);
+
+impl Rows {
+    /// No array.
+    pub(super) const NONE: Self = Self { at: 0, stride: 0 };
+
+    /// The same arrays from the float `offset` on.
+    pub(super) fn from(self, offset: usize) -> Self {
+        Self { at: self.at + 4 * offset as u64, ..self }
+    }
+}
+
+/// Flat vectors on the GPU, one a lane.
+#[derive(Debug)]
+pub struct Vectors {
+    pub(super) memory: Memory<f32>,
+    pub(super) stride: usize,
+    pub(super) len: usize,
+}
+
+impl Vectors {
+    /// Where they lie.
+    pub fn rows(&self) -> Rows {
+        Rows { at: self.memory.at(), stride: self.stride as i64 }
+    }
+}
+
+/// A data set on the GPU.
+#[derive(Debug)]
+pub struct Data {
+    pub(super) samples: Memory<f32>,
+    pub(super) sample_len: usize,
+    pub(super) labels: Option<Memory<u32>>,
+}
+
+impl Data {
+    /// Uploads samples of `sample_len` floats, a part at a time as `parts` gives them.
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn upload(
+        gpu: &Gpu,
+        n_samples: usize,
+        sample_len: usize,
+        labels: Option<&[u32]>,
+        mut part: impl FnMut(std::ops::Range<usize>, &mut [f32]),
+    ) -> Result<Self> {
+        const PART: usize = 4096;
+        let mut samples = gpu.zeros(n_samples * sample_len)?;
+        let mut buffer = vec![0.0; PART.min(n_samples) * sample_len];
+        for start in (0..n_samples).step_by(PART) {
+            let end = (start + PART).min(n_samples);
+            let buffer = &mut buffer[..(end - start) * sample_len];
+            part(start..end, buffer);
+            gpu.write(&mut samples, start * sample_len, buffer)?;
+        }
+        let labels = labels.map(|labels| gpu.upload(labels)).transpose()?;
+        Ok(Self { samples, sample_len, labels })
+    }
+
+    /// A matrix whose rows are gathered like samples.
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn matrix(gpu: &Gpu, values: &[f32], row_len: usize) -> Result<Self> {
+        Ok(Self { samples: gpu.upload(values)?, sample_len: row_len, labels: None })
+    }
+
+    /// Replaces the values, which must be as many.
+    ///
+    /// # Errors
+    /// If they are not, or the driver refuses.
+    pub fn replace(&mut self, gpu: &Gpu, values: &[f32]) -> Result<()> {
+        check_len("the matrix", self.samples.len(), values.len())?;
+        gpu.write(&mut self.samples, 0, values)
+    }
+
+    /// Gives the samples labels.
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn set_labels(&mut self, gpu: &Gpu, labels: &[u32]) -> Result<()> {
+        self.labels = Some(gpu.upload(labels)?);
+        Ok(())
+    }
+}
+
+/// Per-step tables of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Batches {
+    /// Samples of the private batches.
+    Private,
+    /// Their places among the lane's own samples.
+    Positions,
+    /// Samples of the memory batches.
+    Memory,
+    /// Factors of the learning rate, as bits.
+    LrFactors,
+    /// Keys of dropout, two words each.
+    DropoutKeys,
+}
+
+/// A table as kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    at: u64,
+    stride: i64,
+    width: i32,
+}
+parameters!(Table);
+
+/// Dropout masks are drawn with the lane's key of the current step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// Nothing is dropped.
+    None,
+    /// The key of the lane's private step.
+    OfStep,
+}
+
+/// How a forward pass treats batch-norm and dropout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// The statistics of batch-norm.
+    pub norm: NormMode,
+    /// Dropout.
+    pub dropout: Keys,
+}
+
+impl Pass {
+    /// Evaluation: running statistics, no dropout.
+    pub const EVAL: Self = Self { norm: NormMode::Frozen, dropout: Keys::None };
+}
+
+/// What a cohort is made for.
+#[derive(Clone, Debug)]
+pub struct CohortOptions<'a> {
+    /// Networks that are trained side by side.
+    pub lanes: usize,
+    /// The largest batch.
+    pub batch: usize,
+    /// Nodes whose values are read or whose gradients are added to, besides the output.
+    pub taps: &'a [NodeId],
+    /// Whether there will be backward passes.
+    pub training: bool,
+}
+
+/// What a lane has measured since [`Cohort::reset_lanes`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Sum of the losses of private batches.
+    pub loss_total: f64,
+    /// Loss of the first memory batch.
+    pub memory_loss_first: Option<f64>,
+    /// Loss of the last memory batch.
+    pub memory_loss: f64,
+    /// Sum of cosines between gradients.
+    pub cosine_total: f64,
+    /// Comparisons of gradients.
+    pub n_compared: u32,
+    /// Projections.
+    pub n_projected: u32,
+    /// The first step whose loss was not finite, and that loss.
+    pub not_finite: Option<(u32, f64)>,
+}
+
+/// Places in the statistics of a lane: those of `loss.cu`.
+const STATS: usize = 16;
+const BAD_STEP: usize = 7;
+
+/// Gathered targets of a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Slot {
+    Logits,
+    Features,
+    Embedding(usize),
+    Unit,
+    Norms,
+    Similarities,
+    Slopes,
+}
+
+/// Networks of one graph that a GPU trains side by side.
+#[derive(Debug)]
+pub struct Cohort {
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) graph: Graph,
+    pub(super) plan: Plan,
+    pub(super) n_lanes: usize,
+    pub(super) batch_max: usize,
+    pub(super) batch: usize,
+    pub(super) pass: Pass,
+    /// Floats between the pixels of the input.
+    pub(super) input_pitch: usize,
+    is_tap: Vec<bool>,
+    values: Vec<Vectors>,
+    grads: Vec<Vectors>,
+    pub(super) has_grad: Vec<bool>,
+    pub(super) saved: Vec<Option<Vectors>>,
+    pub(super) saved_bytes: Vec<Option<(Memory<u8>, usize)>>,
+    pub(super) partial: Vectors,
+    pub(super) coefficients: Vectors,
+    pub(super) parts: Memory<f32>,
+    /// The lanes of the next launches.
+    pub(super) lanes: Memory<i32>,
+    active: Vec<u32>,
+    pub(super) valid: Memory<i32>,
+    pub(super) labels: Memory<i32>,
+    pub(super) has_target: Memory<i32>,
+    pub(super) losses: Memory<f64>,
+    pub(super) stats: Memory<f64>,
+    pub(super) factors: Memory<f32>,
+    pub(super) scalars: Memory<f32>,
+    pub(super) n_updates: Memory<i32>,
+    pub(super) sums: Memory<f64>,
+    pub(super) cursors: [Memory<i32>; 2],
+    tables: HashMap<Batches, (Memory<u32>, usize, usize)>,
+    pub(super) slots: HashMap<Slot, Vectors>,
+    recorded: HashMap<(u64, usize), Option<Captured>>,
+}
+
+impl Cohort {
+    /// Memory for a cohort.
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn new(gpu: &Arc<Gpu>, graph: &Graph, options: &CohortOptions<'_>) -> Result<Self> {
+        let (k, n) = (options.lanes.max(1), options.batch.max(1));
+        let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
+        let plan = Plan::new(graph, &observed, options.training);
+        let input_pitch = input_pitch(graph, &observed);
+        let vectors = |len: usize| vectors(gpu, k, len);
+        let mut value_len = plan.value_len.clone();
+        if let Some(slot) = plan.value_slot[0] {
+            value_len[slot] = value_len[slot].max(graph.nodes[0].shape.pixels() * input_pitch);
+        }
+        let values = value_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
+        let grads = plan.grad_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
+        let (mut saved, mut saved_bytes) = (Vec::new(), Vec::new());
+        let (mut partial, mut channels_max) = (1, 1);
+        for step in &plan.steps {
+            let node = &graph.nodes[step.node];
+            let (c, len) = (node.shape.c, n * node.shape.len());
+            channels_max = channels_max.max(c);
+            partial = partial.max(2 * c * n.max(CHUNKS_MAX));
+            saved.push(match node.op {
+                Op::BatchNorm { .. } => Some(vectors(4 * c)?),
+                Op::GroupNorm { groups, .. } => Some(vectors(2 * n * groups)?),
+                _ => None,
+            });
+            saved_bytes.push(match node.op {
+                Op::MaxPool(_) | Op::Dropout { .. } => Some((gpu.zeros(k * len)?, len)),
+                _ => None,
+            });
+        }
+        let mut is_tap = vec![false; graph.nodes.len()];
+        observed.iter().for_each(|node| is_tap[node.0] = true);
+        let chunks = graph.params().len().div_ceil(DOT_CHUNK) + graph.params().spans().len();
+        let mut cohort = Self {
+            values,
+            grads,
+            has_grad: vec![false; graph.nodes.len()],
+            saved,
+            saved_bytes,
+            partial: vectors(partial)?,
+            coefficients: vectors(3 * channels_max)?,
+            parts: gpu.zeros(k * conv::PARTS_LEN)?,
+            lanes: gpu.zeros(k)?,
+            active: Vec::new(),
+            valid: gpu.zeros(k)?,
+            labels: gpu.zeros(k * n)?,
+            has_target: gpu.zeros(k * n)?,
+            losses: gpu.zeros(k * n)?,
+            stats: gpu.zeros(k * STATS)?,
+            factors: gpu.zeros(k)?,
+            scalars: gpu.zeros(4 * k)?,
+            n_updates: gpu.zeros(k)?,
+            sums: gpu.zeros(k * 3 * chunks)?,
+            cursors: [gpu.zeros(k)?, gpu.zeros(k)?],
+            tables: HashMap::new(),
+            slots: HashMap::new(),
+            recorded: HashMap::new(),
+            is_tap,
+            input_pitch,
+            plan,
+            n_lanes: k,
+            batch_max: n,
+            batch: 0,
+            pass: Pass::EVAL,
+            graph: graph.clone(),
+            gpu: Arc::clone(gpu),
+        };
+        let all: Vec<u32> = (0..k as u32).collect();
+        cohort.set_lanes(&all)?;
+        cohort.reset_lanes()?;
+        Ok(cohort)
+    }
+
+    /// About the bytes that one lane takes: how many lanes fit is decided by this.
+    pub fn lane_bytes(graph: &Graph, options: &CohortOptions<'_>) -> usize {
+        let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
+        let plan = Plan::new(graph, &observed, options.training);
+        let floats: usize = plan.value_len.iter().chain(&plan.grad_len).sum();
+        4 * (options.batch * floats + conv::PARTS_LEN)
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Lanes there are.
+    pub fn n_lanes(&self) -> usize {
+        self.n_lanes
+    }
+
+    /// Zeroed vectors of `len` floats, one a lane.
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn vectors(&self, len: usize) -> Result<Vectors> {
+        vectors(&self.gpu, self.n_lanes, len)
+    }
+
+    /// One vector that all lanes share.
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn shared_vector(&self, values: &[f32]) -> Result<Vectors> {
+        let mut vector = Vectors { memory: self.gpu.zeros(padded(values.len()))?, stride: 0, len: values.len() };
+        self.gpu.write(&mut vector.memory, 0, values)?;
+        vector.stride = 0;
+        Ok(vector)
+    }
+
+    /// Writes a lane's vector.
+    ///
+    /// # Errors
+    /// If the length or the lane is wrong.
+    pub fn write(&self, vectors: &mut Vectors, lane: usize, values: &[f32]) -> Result<()> {
+        check_len("the vector", vectors.len, values.len())?;
+        self.check_lane(lane)?;
+        self.gpu.write(&mut vectors.memory, lane * vectors.stride, values)
+    }
+
+    /// Reads a lane's vector.
+    ///
+    /// # Errors
+    /// If the lane is wrong, or the driver refuses.
+    pub fn read(&self, vectors: &Vectors, lane: usize) -> Result<Vec<f32>> {
+        self.check_lane(lane)?;
+        let mut out = vec![0.0; vectors.len];
+        self.gpu.read(&vectors.memory, lane * vectors.stride, &mut out)?;
+        Ok(out)
+    }
+
+    /// Copies a shared vector to the lanes, or a lane's vector to the same lane of another.
+    ///
+    /// # Errors
+    /// If the lengths differ.
+    pub fn copy(&self, from: &Vectors, to: &mut Vectors, lanes: &[u32]) -> Result<()> {
+        check_len("the vector", to.len, from.len)?;
+        for &lane in lanes {
+            let lane = lane as usize;
+            self.gpu.copy(&from.memory, lane * from.stride, from.len, &mut to.memory, lane * to.stride)?;
+        }
+        Ok(())
+    }
+
+    /// Sets a lane's vector to zeros.
+    ///
+    /// # Errors
+    /// If the lane is wrong.
+    pub fn zero(&self, vectors: &mut Vectors, lane: usize) -> Result<()> {
+        let zeros = vec![0.0; vectors.len];
+        self.write(vectors, lane, &zeros)
+    }
+
+    fn check_lane(&self, lane: usize) -> Result<()> {
+        if lane < self.n_lanes { Ok(()) } else { Err(failed_lane(lane, self.n_lanes)) }
+    }
+
+    /// The lanes that take part in what follows.
+    ///
+    /// # Errors
+    /// If there is no such lane.
+    pub fn set_lanes(&mut self, lanes: &[u32]) -> Result<()> {
+        if self.active == lanes {
+            return Ok(());
+        }
+        lanes.iter().try_for_each(|lane| self.check_lane(*lane as usize))?;
+        let list: Vec<i32> = lanes.iter().map(|lane| *lane as i32).collect();
+        self.gpu.write(&mut self.lanes, 0, &list)?;
+        self.active = lanes.to_vec();
+        Ok(())
+    }
+
+    /// Lanes that take part.
+    pub fn n_active(&self) -> usize {
+        self.active.len()
+    }
+
+    /// Forgets all lanes' statistics, cursors and optimiser steps.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn reset_lanes(&mut self) -> Result<()> {
+        let mut stats = vec![0.0; self.n_lanes * STATS];
+        (0..self.n_lanes).for_each(|lane| stats[lane * STATS + BAD_STEP] = -1.0);
+        self.gpu.write(&mut self.stats, 0, &stats)?;
+        let zeros = vec![0; self.n_lanes];
+        self.gpu.write(&mut self.n_updates, 0, &zeros)?;
+        let [private, memory] = &mut self.cursors;
+        self.gpu.write(private, 0, &zeros)?;
+        self.gpu.write(memory, 0, &zeros)
+    }
+
+    /// What each lane has measured.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn stats(&self) -> Result<Vec<Stats>> {
+        let mut all = vec![0.0; self.n_lanes * STATS];
+        self.gpu.read(&self.stats, 0, &mut all)?;
+        let stats = |s: &[f64]| Stats {
+            loss_total: s[0],
+            memory_loss: s[1],
+            memory_loss_first: (s[3] > 0.0).then_some(s[2]),
+            cosine_total: s[4],
+            n_compared: s[5] as u32,
+            n_projected: s[6] as u32,
+            not_finite: (s[BAD_STEP] >= 0.0).then_some((s[BAD_STEP] as u32, s[8])),
+        };
+        Ok(all.chunks_exact(STATS).map(stats).collect())
+    }
+
+    /// Puts each lane back to the first step of its tables.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn rewind(&mut self) -> Result<()> {
+        let zeros = vec![0; self.n_lanes];
+        let [private, memory] = &mut self.cursors;
+        self.gpu.write(private, 0, &zeros)?;
+        self.gpu.write(memory, 0, &zeros)
+    }
+
+    /// Sets a table: for every lane its steps one after another, `width` entries each.
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn set_table(&mut self, which: Batches, lanes: &[Vec<u32>], width: usize) -> Result<()> {
+        let stride = lanes.iter().map(Vec::len).max().unwrap_or(0).max(width);
+        let needed = stride * self.n_lanes;
+        let fits = self.tables.get(&which).is_some_and(|(memory, old_stride, old_width)| {
+            memory.len() >= needed && *old_stride >= stride && *old_width == width
+        });
+        if !fits {
+            // Recorded steps hold the old address.
+            self.recorded.clear();
+            let roomy = (stride + stride / 4).next_multiple_of(width.max(1));
+            self.tables.insert(which, (self.gpu.zeros(roomy * self.n_lanes)?, roomy, width));
+        }
+        let Some((memory, stride, _)) = self.tables.get_mut(&which) else { return Ok(()) };
+        let mut all = vec![NOBODY; *stride * self.n_lanes];
+        for (to, from) in all.chunks_exact_mut(*stride).zip(lanes) {
+            to[..from.len()].copy_from_slice(from);
+        }
+        self.gpu.write(memory, 0, &all)
+    }
+
+    pub(super) fn table(&self, which: Batches) -> Result<Table> {
+        let Some((memory, stride, width)) = self.tables.get(&which) else {
+            return Err(Error::Gpu { what: format!("{which:?}"), problem: "the table was not set".into() });
+        };
+        Ok(Table { at: memory.at(), stride: *stride as i64, width: *width as i32 })
+    }
+
+    pub(super) fn cursor(&self, which: Batches) -> u64 {
+        self.cursors[usize::from(which == Batches::Memory)].at()
+    }
+
+    /// A gathered target, made on first use.
+    pub(super) fn slot(&mut self, slot: Slot, len: usize) -> Result<Rows> {
+        if self.slots.get(&slot).is_none_or(|v| v.len < len) {
+            self.recorded.clear();
+            let vectors = self.vectors(len)?;
+            self.slots.insert(slot, vectors);
+        }
+        Ok(self.slots[&slot].rows())
+    }
+
+    /// Runs `work` on the active lanes. What it launches is recorded under `key` when it is run for the second time and
+    /// replayed from then on, so `work` must do the same for the same key, whichever lanes take part.
+    ///
+    /// # Errors
+    /// If `work` or a launch fails.
+    pub fn run(&mut self, key: u64, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        let key = (key, self.active.len());
+        match self.recorded.get(&key) {
+            Some(Some(recording)) => recording.replay(),
+            // The first run takes whatever memory is still needed; a recording must not.
+            None => {
+                self.recorded.insert(key, None);
+                work(self)
+            }
+            Some(None) => {
+                let gpu = Arc::clone(&self.gpu);
+                let recording = gpu.capture(|| work(self))?;
+                recording.replay()?;
+                self.recorded.insert(key, Some(recording));
+                Ok(())
+            }
+        }
+    }
+
+    /// Forgets recorded steps: their keys may then mean something else.
+    pub fn forget_recorded(&mut self) {
+        self.recorded.clear();
+    }
+
+    pub(super) fn launch(
+        &self,
+        kernel: &str,
+        grid: [usize; 2],
+        block: [u32; 2],
+        shared: u32,
+        parameters: &[&dyn Parameter],
+    ) -> Result<()> {
+        self.gpu.launch(kernel, [grid[0], grid[1], self.active.len()], block, shared, parameters)
+    }
+
+    /// One thread an element (or four).
+    pub(super) fn each(&self, kernel: &str, len: usize, parameters: &[&dyn Parameter]) -> Result<()> {
+        self.launch(kernel, [len.div_ceil(256), 1], [256, 1], 0, parameters)
+    }
+
+    pub(super) fn value(&self, node: usize) -> Rows {
+        self.plan.value_slot[node].map_or(Rows::NONE, |slot| self.values[slot].rows())
+    }
+
+    pub(super) fn grad(&self, slot: usize) -> Rows {
+        self.grads[slot].rows()
+    }
+
+    /// The node whose memory a node uses: a flattened image is the image itself.
+    pub(super) fn owner(&self, mut node: usize) -> usize {
+        while self.graph.nodes[node].op == Op::Flatten {
+            node = self.graph.nodes[node].inputs[0].0;
+        }
+        node
+    }
+
+    pub(super) fn check_tap(&self, node: NodeId) -> Result<()> {
+        if self.is_tap.get(node.0).copied().unwrap_or(false) {
+            return Ok(());
+        }
+        Err(Error::NotATap { node: self.graph.nodes.get(node.0).map_or_else(String::new, |n| n.name.clone()) })
+    }
+
+    /// The gradient of the output or a tap, and whether nothing has been added to it yet.
+    pub(super) fn inject(&mut self, node: NodeId) -> Result<(Rows, bool)> {
+        self.check_tap(node)?;
+        let Some(slot) = self.plan.grad_slot[node.0] else {
+            return Err(Error::NotATap { node: self.graph.nodes[node.0].name.clone() });
+        };
+        let owner = self.owner(node.0);
+        let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
+        Ok((self.grad(slot), fresh))
+    }
+
+    /// A lane's value of the output or a tap, for the first `samples` of the batch.
+    ///
+    /// # Errors
+    /// If the node is neither.
+    pub fn read_value(&self, node: NodeId, lane: usize, samples: usize) -> Result<Vec<f32>> {
+        self.check_tap(node)?;
+        self.check_lane(lane)?;
+        let mut out = vec![0.0; samples * self.graph.shape(node).len()];
+        if let Some(slot) = self.plan.value_slot[node.0] {
+            self.gpu.read(&self.values[slot].memory, lane * self.values[slot].stride, &mut out)?;
+        }
+        Ok(out)
+    }
+
+    pub(super) fn read_grad_slot(&self, slot: usize, lane: usize, len: usize) -> Result<Vec<f32>> {
+        self.check_lane(lane)?;
+        let mut out = vec![0.0; len];
+        self.gpu.read(&self.grads[slot].memory, lane * self.grads[slot].stride, &mut out)?;
+        Ok(out)
+    }
+
+    /// Gathers the batch of a table's current entry (`offset` entries on) as the network's input, with its labels.
+    ///
+    /// # Errors
+    /// If the samples do not fit the network.
+    pub fn gather(&mut self, data: &Data, which: Batches, offset: usize, truncate: bool) -> Result<()> {
+        let table = self.table(which)?;
+        let batch = table.width as usize;
+        let (image, to) = self.input(data, batch)?;
+        let (cursor, offset) = (self.cursor(which), offset as i32);
+        let block = [256, 1];
+        let p: [&dyn Parameter; 9] = [
+            &self.lanes.at(),
+            &table,
+            &cursor,
+            &offset,
+            &data.samples.at(),
+            &image,
+            &to,
+            &self.valid.at(),
+            &i32::from(truncate),
+        ];
+        self.launch("gather", [batch, 1], block, 0, &p)?;
+        if let Some(labels) = &data.labels {
+            let p: [&dyn Parameter; 7] =
+                [&self.lanes.at(), &table, &cursor, &offset, &labels.at(), &self.labels.at(), &(self.batch_max as i32)];
+            self.launch("gather_labels", [1, 1], block, 0, &p)?;
+        }
+        self.batch = batch;
+        Ok(())
+    }
+
+    /// Gathers samples `first..first + count` for every lane, padded to `batch`.
+    ///
+    /// # Errors
+    /// If the samples do not fit the network.
+    pub fn gather_range(&mut self, data: &Data, first: usize, count: usize, batch: usize) -> Result<()> {
+        let (image, to) = self.input(data, batch)?;
+        let p: [&dyn Parameter; 7] =
+            [&self.lanes.at(), &data.samples.at(), &(first as i32), &(count as i32), &image, &to, &self.valid.at()];
+        self.launch("gather_range", [batch, 1], [256, 1], 0, &p)?;
+        self.batch = batch;
+        Ok(())
+    }
+
+    fn input(&self, data: &Data, batch: usize) -> Result<(Image, Rows)> {
+        let shape = self.graph.shape(self.graph.input());
+        check_len("a sample", shape.len(), data.sample_len)?;
+        if batch == 0 || batch > self.batch_max {
+            return Err(Error::Batch { found: batch, max: self.batch_max });
+        }
+        let image = Image { len: shape.len() as i32, channels: shape.c as i32, pitch: self.input_pitch as i32 };
+        Ok((image, self.value(0)))
+    }
+
+    /// Gathers rows of a matrix that belong to a table's current entry, as targets of a loss.
+    pub(super) fn gather_rows(
+        &mut self,
+        matrix: &Data,
+        which: Batches,
+        offset: usize,
+        slot: Slot,
+        truncate: bool,
+    ) -> Result<()> {
+        let (table, len) = (self.table(which)?, matrix.sample_len as i32);
+        let to = self.slot(slot, self.batch_max * matrix.sample_len)?;
+        let image = Image { len, channels: len, pitch: len };
+        let p: [&dyn Parameter; 9] = [
+            &self.lanes.at(),
+            &table,
+            &self.cursor(which),
+            &(offset as i32),
+            &matrix.samples.at(),
+            &image,
+            &to,
+            &0u64,
+            &i32::from(truncate),
+        ];
+        self.launch("gather", [table.width as usize, 1], [64, 1], 0, &p)
+    }
+
+    /// Gathers rows that each lane has for itself, such as embeddings of its samples.
+    ///
+    /// # Errors
+    /// If the table was not set.
+    pub fn gather_embedding(&mut self, all: &Vectors, row_len: usize, index: usize) -> Result<()> {
+        let table = self.table(Batches::Positions)?;
+        let to = self.slot(Slot::Embedding(index), self.batch_max * row_len)?;
+        let p: [&dyn Parameter; 7] =
+            [&self.lanes.at(), &table, &self.cursor(Batches::Private), &0i32, &all.rows(), &(row_len as i32), &to];
+        self.launch("gather_own", [table.width as usize, 1], [64, 1], 0, &p)
+    }
+
+    /// Copies a node's values of `batch` samples to rows `first…` of each active lane's matrix.
+    ///
+    /// # Errors
+    /// If the node is no tap.
+    pub fn keep_value(&self, node: NodeId, first: usize, to: &mut Vectors) -> Result<()> {
+        self.check_tap(node)?;
+        let row = self.graph.shape(node).len();
+        let len = (self.batch * row).min(to.len.saturating_sub(first * row));
+        let p: [&dyn Parameter; 5] =
+            [&self.lanes.at(), &(len as i32), &self.value(node.0), &to.rows().from(first * row), &1i32];
+        self.each("accumulate", len, &p)
+    }
+
+    /// Ends a step: moves on in the tables.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn advance(&self, private: usize, memory: usize) -> Result<()> {
+        let [first, second] = &self.cursors;
+        let p: [&dyn Parameter; 5] = [&self.lanes.at(), &first.at(), &(private as i32), &second.at(), &(memory as i32)];
+        self.launch("advance", [1, 1], [1, 1], 0, &p)
+    }
+}
+
+/// An input image, see `layers.cu`.
+#[repr(C)]
+struct Image {
+    len: i32,
+    channels: i32,
+    pitch: i32,
+}
+parameters!(Image);
+
+/// Padding of a short batch.
+pub const NOBODY: u32 = u32::MAX;
+/// Most chunks of rows that a sum is cut into.
+pub(super) const CHUNKS_MAX: usize = 128;
+/// Elements of a chunk of an inner product: that of `vector.cu`.
+pub(super) const DOT_CHUNK: usize = 8192;
+
+/// Rows start at multiples of 32 floats, so that kernels may read four at a time.
+pub(super) fn padded(len: usize) -> usize {
+    len.next_multiple_of(32).max(32)
+}
+
+fn vectors(gpu: &Gpu, lanes: usize, len: usize) -> Result<Vectors> {
+    let stride = padded(len);
+    Ok(Vectors { memory: gpu.zeros(lanes * stride)?, stride, len })
+}
+
+/// Images of three channels are padded to four where only convolutions read them: whole vectors of four can then be copied.
+fn input_pitch(graph: &Graph, observed: &[NodeId]) -> usize {
+    let input = graph.input();
+    let shape = graph.shape(input);
+    let readers = |op: fn(&Op) -> bool| graph.nodes.iter().filter(|n| n.inputs.contains(&input)).all(|n| op(&n.op));
+    let only_convolutions = readers(|op| matches!(op, Op::Conv { .. }));
+    if shape.pixels() > 1 && only_convolutions && !observed.contains(&input) {
+        shape.c.next_multiple_of(4)
+    } else {
+        shape.c
+    }
+}

@@ -1,0 +1,164 @@
+//! Convolutions on the GPU: which kernel computes a pass, and how its sum is cut.
+
+use super::gpu::{Pass, parameters};
+use crate::kernels::conv::Conv;
+
+/// Tiles in flight, floats of a tile along the sum: those of `conv.cu`.
+pub(super) const STAGES: usize = 4;
+const DEPTH: usize = 16;
+
+/// The kernels of each pass: floats that are copied at a time of either operand, warps and their width.
+pub(super) const KERNELS: &[&str] = &["conv_11_2x2x4", "conv_41_2x2x4", "conv_44_2x2x4", "conv_44_2x2x8", "sum_splits"];
+
+/// n / d by multiplication.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Div {
+    multiplier: u32,
+    shift: u32,
+}
+
+impl Div {
+    pub fn by(d: usize) -> Self {
+        let shift = d.max(1).next_power_of_two().trailing_zeros();
+        let multiplier = ((1u64 << 32) * ((1u64 << shift) - d.max(1) as u64) / d.max(1) as u64 + 1) as u32;
+        Self { multiplier, shift }
+    }
+}
+
+/// A convolution as `conv.cu` takes it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    h: i32,
+    w: i32,
+    ci: i32,
+    ho: i32,
+    wo: i32,
+    co: i32,
+    kernel: i32,
+    stride: i32,
+    pad: i32,
+    xc: i32,
+    batch: i32,
+    by_out_pixels: Div,
+    by_wo: Div,
+    by_xc: Div,
+    by_kernel: Div,
+}
+parameters!(Geometry);
+
+impl Geometry {
+    /// `pitch`: floats between the pixels of X.
+    pub fn new(c: &Conv, pitch: usize, batch: usize) -> Self {
+        let int = |v: usize| v as i32;
+        Self {
+            h: int(c.h),
+            w: int(c.w),
+            ci: int(c.ci),
+            ho: int(c.ho),
+            wo: int(c.wo),
+            co: int(c.co),
+            kernel: int(c.kernel),
+            stride: int(c.stride),
+            pad: int(c.padding),
+            xc: int(pitch),
+            batch: int(batch),
+            by_out_pixels: Div::by(c.ho * c.wo),
+            by_wo: Div::by(c.wo),
+            by_xc: Div::by(pitch),
+            by_kernel: Div::by(c.kernel),
+        }
+    }
+}
+
+/// How a pass is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Launch {
+    pub kernel: &'static str,
+    pub tiles: usize,
+    pub splits: usize,
+    pub shared: u32,
+}
+
+/// Least tiles of a lane before its sums are cut: ten lanes then fill a large GPU. It does not depend on the lanes there
+/// are, so that results do not.
+const TILES_WANTED: usize = 24;
+/// Least length of a part of a sum.
+const SPLIT_LEN: usize = 256;
+
+/// Floats of memory that the parts of any pass need.
+pub(super) const PARTS_LEN: usize = 2 * TILES_WANTED * 128 * 128;
+
+impl Launch {
+    /// `aligned`: whether the weights start at a multiple of four floats.
+    pub fn new(pass: Pass, c: &Conv, pitch: usize, batch: usize, aligned: bool) -> Self {
+        let taps = c.kernel * c.kernel;
+        let fours = |counts: &[usize]| aligned && taps <= 32 && counts.iter().all(|n| n.is_multiple_of(4));
+        let (rows, columns, depth) = match pass {
+            Pass::Forward => (batch * c.ho * c.wo, c.co, taps * c.ci),
+            Pass::Input => (batch * c.h.div_ceil(c.stride) * c.w.div_ceil(c.stride), c.ci, taps * c.co),
+            Pass::Weight => (taps * pitch, c.co, batch * c.ho * c.wo),
+        };
+        let classes = if pass == Pass::Input { c.stride * c.stride } else { 1 };
+        let tiles_of = |width: usize| rows.div_ceil(128) * columns.div_ceil(width) * classes;
+        let wide_wanted = if pass == Pass::Weight { 16 } else { 64 };
+        let (kernel, width) = match pass {
+            Pass::Forward if !fours(&[c.ci]) && pitch.is_multiple_of(4) => ("conv_41_2x2x4", 64),
+            Pass::Forward if !fours(&[c.ci]) => ("conv_11_2x2x4", 64),
+            Pass::Input if !fours(&[c.ci, c.co]) => ("conv_11_2x2x4", 64),
+            Pass::Weight if !fours(&[pitch, c.co]) => ("conv_11_2x2x4", 64),
+            _ if columns >= 128 && tiles_of(128) >= wide_wanted => ("conv_44_2x2x8", 128),
+            _ => ("conv_44_2x2x4", 64),
+        };
+        let tiles = tiles_of(width);
+        let splits = if classes > 1 { 1 } else { TILES_WANTED.div_ceil(tiles).min(depth / SPLIT_LEN).max(1) };
+        let by_rows = |lines: usize| lines * (DEPTH + 4);
+        let by_columns = |lines: usize| DEPTH * (lines + 8);
+        let floats = match pass {
+            Pass::Forward => by_rows(128) + by_rows(width),
+            Pass::Input => by_rows(128) + by_columns(width),
+            Pass::Weight => by_columns(128) + by_columns(width),
+        };
+        Self { kernel, tiles, splits, shared: (4 * STAGES * floats) as u32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn division_by_multiplication_is_exact() {
+        for d in (1..70).chain([255, 256, 1000, 1024, 12_544, 65_535]) {
+            let Div { multiplier, shift } = Div::by(d);
+            for n in (0..5000).chain([1 << 20, (1 << 31) - 1, 123_456_789]) {
+                let high = (u64::from(n) * u64::from(multiplier)) >> 32;
+                assert_eq!((high + u64::from(n)) >> shift, u64::from(n) / d as u64, "{n} / {d}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_sums_fit_their_memory_and_their_blocks() {
+        for (h, ci, co, kernel, stride) in
+            [(32, 3, 64, 3, 1), (16, 64, 64, 3, 1), (8, 128, 256, 3, 2), (1, 12_544, 128, 1, 1), (7, 5, 9, 5, 3)]
+        {
+            for batch in [1, 10, 64, 256] {
+                let padding = kernel / 2;
+                let ho = (h + 2 * padding - kernel) / stride + 1;
+                let c = Conv { h, w: h, ci, ho, wo: ho, co, kernel, stride, padding };
+                for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
+                    let launch = Launch::new(pass, &c, ci, batch, true);
+                    let out = match pass {
+                        Pass::Forward => batch * ho * ho * co,
+                        Pass::Input => batch * h * h * ci,
+                        Pass::Weight => kernel * kernel * ci * co,
+                    };
+                    assert!(launch.splits == 1 || launch.splits * out <= PARTS_LEN, "{pass:?} {c:?} {launch:?}");
+                    assert!(launch.shared <= 4 * 4 * 256 * 20, "{launch:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,581 @@
+//! A GPU: its context, the compiled kernels, memory and launches. The only place of this back end that calls the driver.
+
+#![allow(unsafe_code, reason = "calls of the CUDA driver and compiler; each block gives its reason")]
+
+use crate::error::{Error, Result};
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys,
+};
+use cudarc::nvrtc;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How products of matrices are computed; everything else is single precision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// As exact as single precision: each product is three of tf32.
+    Fp32,
+    /// Factors rounded to 10 bits, sums in single precision.
+    #[default]
+    Tf32,
+    /// Factors rounded to 7 bits, sums in single precision.
+    Bf16,
+}
+
+impl Precision {
+    /// What users type.
+    pub const NAMES: [(&'static str, Self); 3] = [("fp32", Self::Fp32), ("tf32", Self::Tf32), ("bf16", Self::Bf16)];
+
+    /// The name in [`Precision::NAMES`].
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+}
+
+/// The three passes of a convolution, each a program of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    Forward,
+    Input,
+    Weight,
+}
+
+const PASSES: [(Pass, &str); 3] = [(Pass::Forward, "FORWARD"), (Pass::Input, "INPUT"), (Pass::Weight, "WEIGHT")];
+const COMMON: &str = include_str!("kernels/common.cu");
+const CONV: &str = include_str!("kernels/conv.cu");
+const REST: [&str; 4] = [
+    include_str!("kernels/norm.cu"),
+    include_str!("kernels/layers.cu"),
+    include_str!("kernels/loss.cu"),
+    include_str!("kernels/vector.cu"),
+];
+
+/// The kernels' programs: a name, the source and the compiler's options.
+pub(super) fn programs(precision: Precision) -> Vec<(&'static str, String, Vec<String>)> {
+    let numbers = precision.name().to_uppercase();
+    let conv = |(_, name): (Pass, &'static str)| {
+        let options = vec![format!("-DPRECISION={numbers}"), format!("-DCONV_MODE={name}")];
+        (name, format!("{COMMON}\n{CONV}"), options)
+    };
+    let mut all: Vec<_> = PASSES.into_iter().map(conv).collect();
+    all.push(("REST", format!("{COMMON}\n{}", REST.join("\n")), Vec::new()));
+    all
+}
+
+/// What this machine has for the CUDA back end.
+#[derive(Clone, Debug, Default)]
+pub struct Probe {
+    /// Whether the driver's library (libcuda) was found.
+    pub driver: bool,
+    /// The CUDA version that the driver supports, as 1000·major + 10·minor.
+    pub driver_version: Option<i32>,
+    /// Whether the run-time compiler (libnvrtc) was found.
+    pub compiler: bool,
+    /// Its version.
+    pub compiler_version: Option<(i32, i32)>,
+    /// Name, compute capability, free and total memory of each GPU.
+    pub gpus: Vec<(String, (i32, i32), usize, usize)>,
+    /// Why GPUs could not be counted.
+    pub problem: Option<String>,
+}
+
+impl Probe {
+    /// Looks.
+    pub fn new() -> Self {
+        // SAFETY: both only try to open a library.
+        let (driver, compiler) = unsafe { (sys::is_culib_present(), nvrtc::sys::is_culib_present()) };
+        let mut probe = Self { driver, compiler, ..Self::default() };
+        if compiler {
+            let (mut major, mut minor) = (0, 0);
+            // SAFETY: the library is there, and the two numbers are ours to write.
+            let status = unsafe { nvrtc::sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+            probe.compiler_version = (status == nvrtc::sys::nvrtcResult::NVRTC_SUCCESS).then_some((major, minor));
+        }
+        if !driver {
+            return probe;
+        }
+        let mut version = 0;
+        // SAFETY: the library is there, and the number is ours to write.
+        let status = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+        probe.driver_version = (status == sys::CUresult::CUDA_SUCCESS).then_some(version);
+        match CudaContext::device_count() {
+            Err(e) => probe.problem = Some(describe(e)),
+            Ok(count) => {
+                for ordinal in 0..count.max(0) as usize {
+                    match CudaContext::new(ordinal).and_then(|c| {
+                        let (free, total) = c.mem_get_info()?;
+                        Ok((c.name()?, c.compute_capability()?, free, total))
+                    }) {
+                        Ok(gpu) => probe.gpus.push(gpu),
+                        Err(e) => probe.problem = Some(describe(e)),
+                    }
+                }
+            }
+        }
+        probe
+    }
+
+    /// What is missing, in a sentence; nothing if a GPU can be used.
+    pub fn missing(&self) -> Option<String> {
+        if !self.driver {
+            return Some("the NVIDIA driver's library (libcuda.so) was not found; install the NVIDIA driver".into());
+        }
+        if let Some(problem) = &self.problem {
+            return Some(format!("the driver does not work: {problem}"));
+        }
+        if self.gpus.is_empty() {
+            return Some("the driver is there, but it finds no GPU".into());
+        }
+        if !self.compiler {
+            return Some("CUDA's run-time compiler (libnvrtc.so) was not found; install the CUDA toolkit, or the package nvidia-cuda-nvrtc and put its folder on LD_LIBRARY_PATH".into());
+        }
+        None
+    }
+}
+
+fn describe(error: DriverError) -> String {
+    let text = error.error_string().ok().map(|s| s.to_string_lossy().into_owned());
+    text.unwrap_or_else(|| format!("{error:?}"))
+}
+
+/// Says what was tried when the driver refused.
+pub(super) fn failed(what: &str) -> impl FnOnce(DriverError) -> Error + '_ {
+    move |e| Error::Gpu { what: what.into(), problem: describe(e) }
+}
+
+pub(super) fn failed_lane(lane: usize, n_lanes: usize) -> Error {
+    Error::Gpu { what: format!("lane {lane}"), problem: format!("there are only {n_lanes}") }
+}
+
+/// A GPU with the kernels loaded.
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    kernels: HashMap<String, CudaFunction>,
+    precision: Precision,
+    name: String,
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} in {}", self.name, self.precision.name())
+    }
+}
+
+impl Gpu {
+    /// Opens a GPU and compiles the kernels for it, or takes them from the cache of an earlier run.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver or the compiler is missing or too old.
+    pub fn open(ordinal: usize, precision: Precision) -> Result<Arc<Self>> {
+        let probe = Probe::new();
+        if let Some(problem) = probe.missing() {
+            return Err(Error::Gpu { what: "using a GPU".into(), problem });
+        }
+        if ordinal >= probe.gpus.len() {
+            let problem = format!("there are only {} (counted from 0)", probe.gpus.len());
+            return Err(Error::Gpu { what: format!("using GPU {ordinal}"), problem });
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("opening the GPU"))?;
+        let (major, minor) = context.compute_capability().map_err(failed("asking the GPU what it can do"))?;
+        if major < 8 {
+            let problem = format!("its compute capability is {major}.{minor}, and tf32 needs 8.0");
+            return Err(Error::Gpu { what: format!("using the {}", probe.gpus[ordinal].0), problem });
+        }
+        // SAFETY: all work goes through one stream, so nothing needs cudarc's events between streams.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("opening a stream"))?;
+        let architecture = format!("sm_{major}{minor}");
+        let compiled = std::thread::scope(|scope| {
+            let handles: Vec<_> = programs(precision)
+                .into_iter()
+                .map(|(name, source, options)| {
+                    let architecture = &architecture;
+                    (
+                        name,
+                        scope
+                            .spawn(move || cubin(name, &source, &options, architecture, &probe_version(&Probe::new()))),
+                    )
+                })
+                .collect();
+            let join = |(name, handle): (&'static str, std::thread::ScopedJoinHandle<'_, Result<Vec<u8>>>)| {
+                let cubin = handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                cubin.map(|cubin| (name, cubin))
+            };
+            handles.into_iter().map(join).collect::<Result<Vec<_>>>()
+        })?;
+        let mut kernels = HashMap::new();
+        for (program, cubin) in compiled {
+            let module = context.load_module(nvrtc::Ptx::from_binary(cubin)).map_err(failed("loading the kernels"))?;
+            let prefix = if program == "REST" { String::new() } else { format!("{program}.") };
+            for name in kernel_names(program) {
+                let function = module.load_function(name).map_err(failed(name))?;
+                if name.starts_with("conv_") {
+                    let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                    function.set_attribute(most, SHARED_MAX).map_err(failed("asking for shared memory"))?;
+                }
+                kernels.insert(format!("{prefix}{name}"), function);
+            }
+        }
+        let name = context.name().map_err(failed("asking the GPU's name"))?;
+        Ok(Arc::new(Self { context, stream, kernels, precision, name }))
+    }
+
+    /// The GPU's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How products are computed.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Bytes that are free on it.
+    ///
+    /// # Errors
+    /// If the driver does not answer.
+    pub fn free_bytes(&self) -> Result<usize> {
+        self.context.mem_get_info().map(|(free, _)| free).map_err(failed("asking for free memory"))
+    }
+
+    /// Waits until all work is done.
+    ///
+    /// # Errors
+    /// If any of it has failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize().map_err(failed("computing"))
+    }
+
+    /// Zeroed memory.
+    pub(super) fn zeros<T: Element>(&self, len: usize) -> Result<Memory<T>> {
+        let slice =
+            self.stream.alloc_zeros::<T>(len.max(1)).map_err(|e| self.out_of_memory(e, len * size_of::<T>()))?;
+        let at = slice.device_ptr(&self.stream).0;
+        Ok(Memory { slice, at, len })
+    }
+
+    /// Memory with a copy of `values`.
+    pub(super) fn upload<T: Element>(&self, values: &[T]) -> Result<Memory<T>> {
+        let mut memory = self.zeros(values.len())?;
+        self.write(&mut memory, 0, values)?;
+        Ok(memory)
+    }
+
+    fn out_of_memory(&self, error: DriverError, bytes: usize) -> Error {
+        if error.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return failed("taking memory")(error);
+        }
+        Error::GpuMemory { needed: bytes, free: self.free_bytes().unwrap_or(0) }
+    }
+
+    /// Copies `values` to the place `at`.
+    pub(super) fn write<T: Element>(&self, memory: &mut Memory<T>, at: usize, values: &[T]) -> Result<()> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        let mut to = memory.slice.slice_mut(at..at + values.len());
+        self.stream.memcpy_htod(values, &mut to).map_err(failed("copying to the GPU"))?;
+        // The copy may still read `values` when the call returns.
+        self.synchronize()
+    }
+
+    /// Copies `out.len()` values from the place `at`.
+    pub(super) fn read<T: Element>(&self, memory: &Memory<T>, at: usize, out: &mut [T]) -> Result<()> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let from = memory.slice.slice(at..at + out.len());
+        self.stream.memcpy_dtoh(&from, out).map_err(failed("copying from the GPU"))?;
+        self.synchronize()
+    }
+
+    /// Copies between two places of the GPU's memory.
+    pub(super) fn copy<T: Element>(
+        &self,
+        from: &Memory<T>,
+        at: usize,
+        len: usize,
+        to: &mut Memory<T>,
+        to_at: usize,
+    ) -> Result<()> {
+        let source = from.slice.slice(at..at + len);
+        let mut target = to.slice.slice_mut(to_at..to_at + len);
+        self.stream.memcpy_dtod(&source, &mut target).map_err(failed("copying on the GPU"))
+    }
+
+    /// Starts a kernel on `grid` blocks. The caller answers for the parameters: they are those of the kernel's source, and
+    /// all memory they name lives until the next synchronisation.
+    pub(super) fn launch(
+        &self,
+        kernel: &str,
+        grid: [usize; 3],
+        block: [u32; 2],
+        shared: u32,
+        parameters: &[&dyn Parameter],
+    ) -> Result<()> {
+        let Some(function) = self.kernels.get(kernel) else {
+            return Err(Error::Gpu { what: kernel.into(), problem: "no such kernel".into() });
+        };
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let mut pointers: Vec<*mut c_void> = parameters.iter().map(|p| p.pointer()).collect();
+        let grid = (grid[0] as u32, grid[1] as u32, grid[2] as u32);
+        self.context.bind_to_thread().map_err(failed(kernel))?;
+        // SAFETY: each pointer names a value of the kernel's parameter type, which the driver copies before it returns.
+        unsafe {
+            result::launch_kernel(
+                function.cu_function(),
+                grid,
+                (block[0], block[1], 1),
+                shared,
+                self.stream.cu_stream(),
+                &mut pointers,
+            )
+        }
+        .map_err(failed(kernel))
+    }
+
+    /// Records what `work` launches instead of running it.
+    pub(super) fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Captured> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(failed("recording a step"))?;
+        let done = work();
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(failed("recording a step"));
+        done?;
+        let graph = graph?
+            .ok_or_else(|| Error::Gpu { what: "recording a step".into(), problem: "nothing was recorded".into() })?;
+        Ok(Captured(graph))
+    }
+}
+
+/// Recorded launches.
+pub(super) struct Captured(CudaGraph);
+
+// SAFETY: a recording is only touched through `&mut` of the cohort that owns it, one thread at a time.
+unsafe impl Send for Captured {}
+
+impl std::fmt::Debug for Captured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Captured")
+    }
+}
+
+impl Captured {
+    pub fn replay(&self) -> Result<()> {
+        self.0.launch().map_err(failed("replaying a step"))
+    }
+}
+
+/// Numbers that live on the GPU.
+pub(super) trait Element: cudarc::driver::DeviceRepr + cudarc::driver::ValidAsZeroBits + Copy {}
+impl Element for f32 {}
+impl Element for f64 {}
+impl Element for i32 {}
+impl Element for u32 {}
+impl Element for u8 {}
+
+/// Memory on the GPU.
+#[derive(Debug)]
+pub(super) struct Memory<T> {
+    slice: CudaSlice<T>,
+    at: u64,
+    len: usize,
+}
+
+impl<T> Memory<T> {
+    /// The address, for kernels.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// A value that a kernel takes.
+pub(super) trait Parameter {
+    fn pointer(&self) -> *mut c_void;
+}
+
+/// Plain values whose layout is that of the kernels' source.
+macro_rules! parameters {
+    ($($ty:ty),*) => {
+        $(impl $crate::cuda::gpu::Parameter for $ty {
+            fn pointer(&self) -> *mut std::ffi::c_void {
+                std::ptr::from_ref(self).cast_mut().cast()
+            }
+        })*
+    };
+}
+pub(super) use parameters;
+parameters!(i32, u32, u64, i64, f32, f64);
+
+/// Most bytes of shared memory of a block of the convolutions.
+const SHARED_MAX: i32 = 4 * super::conv::STAGES as i32 * (128 + 128) * (16 + 4);
+
+/// Names of the kernels of a program, as they stand in its source.
+fn kernel_names(program: &str) -> Vec<&'static str> {
+    if program != "REST" {
+        return super::conv::KERNELS.to_vec();
+    }
+    REST_KERNELS.to_vec()
+}
+
+pub(super) const REST_KERNELS: &[&str] = &[
+    "reduce_MOMENTS_1",
+    "reduce_MOMENTS_4",
+    "reduce_GRADIENT_1",
+    "reduce_GRADIENT_4",
+    "reduce_COLUMNS_1",
+    "reduce_COLUMNS_4",
+    "batch_norm_statistics",
+    "normalise_1",
+    "normalise_4",
+    "batch_norm_gradients",
+    "normalise_backward_1",
+    "normalise_backward_4",
+    "column_sums",
+    "group_norm",
+    "group_norm_backward",
+    "group_norm_gradients",
+    "gather",
+    "gather_own",
+    "gather_labels",
+    "gather_range",
+    "advance",
+    "max_pool",
+    "max_pool_backward",
+    "average_pool",
+    "average_pool_backward",
+    "activation",
+    "activation_backward",
+    "mask_negative",
+    "add",
+    "accumulate",
+    "fill_zero",
+    "dropout",
+    "dropout_backward",
+    "cross_entropy",
+    "kl_divergence",
+    "distance",
+    "model_contrast",
+    "pool_and_normalise",
+    "similarities",
+    "relaxed_contrast",
+    "relaxed_contrast_gradient",
+    "record_loss",
+    "axpy",
+    "axpy_difference",
+    "weighted_sum",
+    "dots",
+    "projection_factor",
+    "count_projected",
+    "project",
+    "clip_factor",
+    "scale",
+    "begin_update",
+    "update",
+];
+
+fn probe_version(probe: &Probe) -> String {
+    probe.compiler_version.map_or_else(String::new, |(major, minor)| format!("{major}.{minor}"))
+}
+
+/// The machine code of a program, from the cache of earlier runs or from the compiler.
+fn cubin(name: &str, source: &str, options: &[String], architecture: &str, compiler: &str) -> Result<Vec<u8>> {
+    let key = [source, &options.join(" "), architecture, compiler].iter().flat_map(|s| s.bytes().chain([0])).fold(
+        0xcbf2_9ce4_8422_2325_u64,
+        |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3), // FNV-1a
+    );
+    let cached = cache_folder().map(|folder| folder.join(format!("{}-{key:016x}.cubin", name.to_lowercase())));
+    if let Some(bytes) = cached.as_ref().and_then(|path| std::fs::read(path).ok()) {
+        return Ok(bytes);
+    }
+    let bytes = compile(name, source, options, architecture)?;
+    // A cache that cannot be written costs the next start a few seconds, no more.
+    if let Some(path) = cached
+        && let Some(folder) = path.parent()
+        && std::fs::create_dir_all(folder).is_ok()
+    {
+        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        if std::fs::write(&temporary, &bytes).is_ok() {
+            let _ = std::fs::rename(&temporary, &path);
+        }
+    }
+    Ok(bytes)
+}
+
+fn cache_folder() -> Option<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    base.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
+        .map(|base| base.join("fedproj"))
+}
+
+/// Compiles a program for an architecture such as `sm_90`.
+pub(super) fn compile(name: &str, source: &str, options: &[String], architecture: &str) -> Result<Vec<u8>> {
+    let error = |problem: String| Error::Gpu { what: format!("compiling the kernels ({name})"), problem };
+    let code = |e: nvrtc::result::NvrtcError| error(format!("{e:?}"));
+    let text = |s: &str| CString::new(s).map_err(|e| error(e.to_string()));
+    let program = nvrtc::result::create_program(&text(source)?, Some(&text(name)?)).map_err(code)?;
+    let mut all = vec![format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
+    all.extend_from_slice(options);
+    // SAFETY: the program was made above and is destroyed below, once.
+    let bytes = unsafe {
+        let compiled = nvrtc::result::compile_program(program, &all);
+        let bytes = if compiled.is_err() {
+            let log = nvrtc::result::get_program_log(program).unwrap_or_default();
+            let log: Vec<u8> = log.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+            Err(error(String::from_utf8_lossy(&log).into_owned()))
+        } else {
+            let mut len = 0;
+            let mut status = nvrtc::sys::nvrtcGetCUBINSize(program, &raw mut len);
+            let mut bytes = vec![0u8; len];
+            if status == nvrtc::sys::nvrtcResult::NVRTC_SUCCESS {
+                status = nvrtc::sys::nvrtcGetCUBIN(program, bytes.as_mut_ptr().cast());
+            }
+            if status == nvrtc::sys::nvrtcResult::NVRTC_SUCCESS { Ok(bytes) } else { Err(error(format!("{status:?}"))) }
+        };
+        let _ = nvrtc::result::destroy_program(program);
+        bytes
+    };
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_compile_in_every_precision() {
+        if !Probe::new().compiler {
+            eprintln!("skipped: CUDA's run-time compiler (libnvrtc) is not installed");
+            return;
+        }
+        for (_, precision) in Precision::NAMES {
+            for (name, source, options) in programs(precision) {
+                let cubin = compile(name, &source, &options, "sm_90").unwrap_or_else(|e| panic!("{e}"));
+                // Every kernel that the host asks for is in the machine code, by its name.
+                for kernel in kernel_names(name) {
+                    let found = cubin.windows(kernel.len()).any(|w| w == kernel.as_bytes());
+                    assert!(found, "{name} has no kernel {kernel}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_machine_without_a_gpu_says_what_is_missing() {
+        let none = Probe::default();
+        assert!(none.missing().is_some_and(|m| m.contains("libcuda")));
+        let gpu = ("GPU".to_owned(), (9, 0), 1, 1);
+        let no_compiler = Probe { driver: true, gpus: vec![gpu.clone()], ..Probe::default() };
+        assert!(no_compiler.missing().is_some_and(|m| m.contains("libnvrtc")));
+        let all = Probe { driver: true, compiler: true, gpus: vec![gpu], ..Probe::default() };
+        assert_eq!(all.missing(), None);
+    }
+}

@@ -1,0 +1,82 @@
+// What every kernel shares. A launch serves several lanes, each a network of its own with its own weights and batch:
+// blockIdx.z picks the lane from a list, so that lanes can pause, finish and differ without another launch.
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// One array a lane; stride 0 is one array that all lanes share.
+struct Rows {
+    float* at;
+    long long stride;
+};
+
+__device__ __forceinline__ float* of(const Rows& rows, int lane) { return rows.at + rows.stride * lane; }
+
+// n / d for n < 2^31, by multiplication (Granlund and Montgomery 1994).
+struct Div {
+    u32 multiplier, shift;
+};
+
+__device__ __forceinline__ int operator/(int n, const Div& d) {
+    return int((__umulhi(u32(n), d.multiplier) + u32(n)) >> d.shift);
+}
+
+#define MINUS_INFINITY __int_as_float(0xff800000)
+
+// NaN passes: a diverged client must be seen.
+__device__ __forceinline__ float relu(float v) { return v < 0.f ? 0.f : v; }
+
+__device__ __forceinline__ float warp_sum(float v) {
+    for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+    return v;
+}
+
+__device__ __forceinline__ double warp_sum(double v) {
+    for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+    return v;
+}
+
+__device__ __forceinline__ float warp_max(float v) {
+    for (int o = 16; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
+    return v;
+}
+
+// The sum over a block of at most 1024 threads, in a fixed order; every thread gets it.
+__device__ double block_sum(double v) {
+    __shared__ double parts[32];
+    v = warp_sum(v);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+    __syncthreads();
+    double total = 0;
+    for (int i = 0; i < (blockDim.x + 31) / 32; i++) total += parts[i];
+    return total;
+}
+
+// VEC floats at a time.
+template <int VEC>
+struct Pack {
+    float v[VEC];
+};
+
+template <int VEC>
+__device__ __forceinline__ Pack<VEC> load(const float* at) {
+    Pack<VEC> p;
+    if constexpr (VEC == 4) {
+        float4 q = *reinterpret_cast<const float4*>(at);
+        p.v[0] = q.x, p.v[1] = q.y, p.v[2] = q.z, p.v[3] = q.w;
+    } else {
+        p.v[0] = *at;
+    }
+    return p;
+}
+
+template <int VEC>
+__device__ __forceinline__ void store(float* at, const Pack<VEC>& p) {
+    if constexpr (VEC == 4) {
+        *reinterpret_cast<float4*>(at) = make_float4(p.v[0], p.v[1], p.v[2], p.v[3]);
+    } else {
+        *at = p.v[0];
+    }
+}

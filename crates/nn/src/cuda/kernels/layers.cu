@@ -1,0 +1,245 @@
+// Batches gathered from data that live on the device, and the layers that are no products.
+
+// Which entry of a table a lane is at.
+struct Table {
+    const u32* at;
+    long long stride;  // entries of a lane
+    int width;         // entries of a step
+};
+
+__device__ __forceinline__ const u32* entry(const Table& table, const int* cursor, int offset, int lane) {
+    return table.at + table.stride * lane + (long long)(cursor[lane] + offset) * table.width;
+}
+
+constexpr u32 NOBODY = 0xffffffffu;  // padding of a short batch
+
+// A sample whose pixels lie `pitch` floats apart where it is put, zeros between them.
+struct Image {
+    int len, channels, pitch;
+
+    __device__ __forceinline__ int stored() const { return len / channels * pitch; }
+    __device__ __forceinline__ float element(const float* row, int k) const {
+        if (pitch == channels) return row[k];
+        const int pixel = k / pitch, c = k - pixel * pitch;
+        return c < channels ? row[pixel * channels + c] : 0.f;
+    }
+};
+
+// to[i] = from[table[i]] for the samples of the lane's current batch; also counts its valid samples.
+extern "C" __global__ void gather(const int* lanes, Table table, const int* cursor, int offset, const float* from, Image image, Rows to_rows,
+                                  int* valid, int truncate) {
+    const int lane = lanes[blockIdx.z], i = blockIdx.x;
+    const u32* indices = entry(table, cursor, offset, lane);
+    const u32 index = indices[i];
+    float* to = of(to_rows, lane) + (long long)i * image.stored();
+    const float* row = from + (long long)index * image.len;
+    for (int k = threadIdx.x; k < image.stored(); k += blockDim.x) {
+        const float v = index == NOBODY ? 0.f : image.element(row, k);
+        to[k] = truncate ? truncf(v) : v;
+    }
+    if (valid && i == 0 && threadIdx.x == 0) {
+        int n = 0;
+        while (n < table.width && indices[n] != NOBODY) n++;
+        valid[lane] = n;
+    }
+}
+
+// As `gather`, from rows that each lane has for itself.
+extern "C" __global__ void gather_own(const int* lanes, Table table, const int* cursor, int offset, Rows from_rows, int sample, Rows to_rows) {
+    const int lane = lanes[blockIdx.z], i = blockIdx.x;
+    const u32 index = entry(table, cursor, offset, lane)[i];
+    const float* row = of(from_rows, lane) + (long long)index * sample;
+    for (int k = threadIdx.x; k < sample; k += blockDim.x) {
+        of(to_rows, lane)[(long long)i * sample + k] = index == NOBODY ? 0.f : row[k];
+    }
+}
+
+extern "C" __global__ void gather_labels(const int* lanes, Table table, const int* cursor, int offset, const u32* from, int* to, int batch_max) {
+    const int lane = lanes[blockIdx.z];
+    const u32* indices = entry(table, cursor, offset, lane);
+    for (int i = threadIdx.x; i < table.width; i += blockDim.x) {
+        to[(long long)lane * batch_max + i] = indices[i] == NOBODY ? 0 : int(from[indices[i]]);
+    }
+}
+
+// Samples first, first + 1, … of data on the device, the same for every lane.
+extern "C" __global__ void gather_range(const int* lanes, const float* from, int first, int count, Image image, Rows to_rows, int* valid) {
+    const int lane = lanes[blockIdx.z], i = blockIdx.x;
+    float* to = of(to_rows, lane) + (long long)i * image.stored();
+    const float* row = from + (long long)(first + i) * image.len;
+    for (int k = threadIdx.x; k < image.stored(); k += blockDim.x) to[k] = i < count ? image.element(row, k) : 0.f;
+    if (i == 0 && threadIdx.x == 0) valid[lane] = count;
+}
+
+extern "C" __global__ void advance(const int* lanes, int* first, int by_first, int* second, int by_second) {
+    const int lane = lanes[blockIdx.z];
+    first[lane] += by_first;
+    second[lane] += by_second;
+}
+
+struct Pool {
+    int h, w, c, ho, wo, kernel, stride, pad;
+};
+
+// The largest value of each window, the first one on ties; NaN wins.
+extern "C" __global__ void max_pool(const int* lanes, Pool p, int len, Rows x_rows, Rows y_rows, u8* places, long long places_stride) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const int lane = lanes[blockIdx.z];
+    const int c = i % p.c, ox = i / p.c % p.wo, oy = i / (p.c * p.wo) % p.ho, n = i / (p.c * p.wo * p.ho);
+    const float* x = of(x_rows, lane) + (long long)n * p.h * p.w * p.c;
+    float best = MINUS_INFINITY;
+    int place = 0;
+    bool found = false;
+    for (int k = 0; k < p.kernel * p.kernel; k++) {
+        const int row = oy * p.stride + k / p.kernel - p.pad, col = ox * p.stride + k % p.kernel - p.pad;
+        if (u32(row) >= u32(p.h) || u32(col) >= u32(p.w)) continue;
+        const float v = x[(row * p.w + col) * p.c + c];
+        if (!found || v > best || (v != v && best == best)) best = v, place = k, found = true;
+    }
+    of(y_rows, lane)[i] = best;
+    places[places_stride * lane + i] = u8(place);
+}
+
+extern "C" __global__ void max_pool_backward(const int* lanes, Pool p, int len, const u8* places, long long places_stride, Rows dy_rows,
+                                             Rows dx_rows, int fresh) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const int lane = lanes[blockIdx.z];
+    const int c = i % p.c, col = i / p.c % p.w, row = i / (p.c * p.w) % p.h, n = i / (p.c * p.w * p.h);
+    const long long image = (long long)n * p.ho * p.wo * p.c;
+    const u8* place = places + places_stride * lane + image;
+    const float* dy = of(dy_rows, lane) + image;
+    float total = 0;
+    for (int kr = (row + p.pad) % p.stride; kr < p.kernel; kr += p.stride) {
+        const int oy = (row + p.pad - kr) / p.stride;
+        if (row + p.pad < kr || oy >= p.ho) continue;
+        for (int kc = (col + p.pad) % p.stride; kc < p.kernel; kc += p.stride) {
+            const int ox = (col + p.pad - kc) / p.stride;
+            if (col + p.pad < kc || ox >= p.wo) continue;
+            const int at = (oy * p.wo + ox) * p.c + c;
+            if (place[at] == kr * p.kernel + kc) total += dy[at];
+        }
+    }
+    float& dx = of(dx_rows, lane)[i];
+    dx = fresh ? total : dx + total;
+}
+
+// y[n, c] = mean over pixels
+extern "C" __global__ void average_pool(const int* lanes, int len, int pixels, int channels, Rows x_rows, Rows y_rows) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const int lane = lanes[blockIdx.z], n = i / channels, c = i % channels;
+    const float* x = of(x_rows, lane) + (long long)n * pixels * channels + c;
+    float total = 0;
+    for (int p = 0; p < pixels; p++) total += x[p * channels];
+    of(y_rows, lane)[i] = total / pixels;
+}
+
+extern "C" __global__ void average_pool_backward(const int* lanes, int len, int pixels, int channels, Rows dy_rows, Rows dx_rows, int fresh) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const int lane = lanes[blockIdx.z], n = i / (pixels * channels), c = i % channels;
+    const float v = of(dy_rows, lane)[n * channels + c] / pixels;
+    float& dx = of(dx_rows, lane)[i];
+    dx = fresh ? v : dx + v;
+}
+
+enum { RELU, GELU, TANH };
+
+extern "C" __global__ void activation(const int* lanes, int kind, int len, Rows x_rows, Rows y_rows) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const int lane = lanes[blockIdx.z];
+    const float x = of(x_rows, lane)[i];
+    of(y_rows, lane)[i] = kind == RELU ? relu(x) : kind == GELU ? x * normcdff(x) : tanhf(x);
+}
+
+extern "C" __global__ void activation_backward(const int* lanes, int kind, int len, Rows x_rows, Rows y_rows, Rows dy_rows, Rows dx_rows,
+                                               int fresh) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const int lane = lanes[blockIdx.z];
+    const float x = of(x_rows, lane)[i], y = of(y_rows, lane)[i], dy = of(dy_rows, lane)[i];
+    const float slope = kind == RELU   ? (y > 0.f ? 1.f : 0.f)
+                        : kind == GELU ? normcdff(x) + x * 0.3989422804f * expf(-0.5f * x * x)
+                                       : 1.f - y * y;
+    float& dx = of(dx_rows, lane)[i];
+    const float v = kind == RELU && slope == 0.f ? 0.f : dy * slope;
+    dx = fresh ? v : dx + v;
+}
+
+// dy = 0 where y ≤ 0: the backward pass of a ReLU that was applied in place.
+extern "C" __global__ void mask_negative(const int* lanes, int len, Rows y_rows, Rows dy_rows) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const int lane = lanes[blockIdx.z];
+    if (!(of(y_rows, lane)[i] > 0.f)) of(dy_rows, lane)[i] = 0.f;
+}
+
+// z = x + y
+extern "C" __global__ void add(const int* lanes, int len, Rows x, Rows y, Rows z) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const int lane = lanes[blockIdx.z];
+    of(z, lane)[i] = of(x, lane)[i] + of(y, lane)[i];
+}
+
+// to ← (to +) from
+extern "C" __global__ void accumulate(const int* lanes, int len, Rows from, Rows to, int fresh) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const int lane = lanes[blockIdx.z];
+    const float v = of(from, lane)[i];
+    float& out = of(to, lane)[i];
+    out = fresh ? v : out + v;
+}
+
+extern "C" __global__ void fill_zero(const int* lanes, int len, Rows to) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < len) of(to, lanes[blockIdx.z])[i] = 0.f;
+}
+
+__device__ __forceinline__ void philox(u32 (&c)[4], u32 k0, u32 k1) {
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const u32 h0 = __umulhi(0xD2511F53u, c[0]), l0 = 0xD2511F53u * c[0];
+        const u32 h1 = __umulhi(0xCD9E8D57u, c[2]), l1 = 0xCD9E8D57u * c[2];
+        c[0] = h1 ^ c[1] ^ k0, c[1] = l1, c[2] = h0 ^ c[3] ^ k1, c[3] = l0;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+}
+
+// The same masks as on the CPU: one Philox call decides eight elements of a block of 128.
+extern "C" __global__ void dropout(const int* lanes, Table keys, const int* cursor, u32 purpose, u32 node, int len, float rate, Rows x_rows,
+                                   Rows y_rows, u8* kept, long long kept_stride) {
+    const int call = blockIdx.x * blockDim.x + threadIdx.x;
+    if (call / 16 * 128 >= len) return;
+    const int lane = lanes[blockIdx.z];
+    const u32* key = entry(keys, cursor, 0, lane);
+    u32 k[4] = {purpose, node, 0, 0};
+    philox(k, key[0], key[1]);
+    u32 words[4] = {u32(call), 0, 0, 0};
+    philox(words, k[0], k[1]);
+    const u32 threshold = u32(rate * 65536.f);
+    const float scale = 1.f / (1.f - rate);
+    for (int half = 0; half < 2; half++) {
+        for (int word = 0; word < 4; word++) {
+            const int i = call / 16 * 128 + half * 64 + word * 16 + call % 16;
+            if (i >= len) continue;
+            const bool keep = (words[word] >> (16 * half) & 0xffffu) >= threshold;
+            of(y_rows, lane)[i] = keep ? of(x_rows, lane)[i] * scale : 0.f;
+            kept[kept_stride * lane + i] = keep;
+        }
+    }
+}
+
+extern "C" __global__ void dropout_backward(const int* lanes, int len, float rate, const u8* kept, long long kept_stride, Rows dy_rows,
+                                            Rows dx_rows, int fresh) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    const int lane = lanes[blockIdx.z];
+    const float v = kept[kept_stride * lane + i] ? of(dy_rows, lane)[i] * (1.f / (1.f - rate)) : 0.f;
+    float& dx = of(dx_rows, lane)[i];
+    dx = fresh ? v : dx + v;
+}

@@ -1,0 +1,523 @@
+//! The forward and backward passes of a cohort: the steps of the plan, launched one after another for all lanes.
+
+use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass, Rows};
+use super::conv::{Geometry, Launch};
+use super::gpu::{self, Parameter, parameters};
+use crate::error::Result;
+use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
+use crate::kernels::conv::Conv;
+use crate::kernels::pool::MaxPool;
+use crate::kernels::{Activation, NormMode};
+use fedproj_rng::Purpose;
+
+/// The geometry of a max-pool as `layers.cu` takes it.
+#[repr(C)]
+struct Pool {
+    h: i32,
+    w: i32,
+    c: i32,
+    ho: i32,
+    wo: i32,
+    kernel: i32,
+    stride: i32,
+    pad: i32,
+}
+parameters!(Pool);
+
+impl Pool {
+    fn new(p: &MaxPool) -> Self {
+        let int = |v: usize| v as i32;
+        Self {
+            h: int(p.h),
+            w: int(p.w),
+            c: int(p.c),
+            ho: int(p.ho),
+            wo: int(p.wo),
+            kernel: int(p.kernel),
+            stride: int(p.stride),
+            pad: int(p.padding),
+        }
+    }
+}
+
+/// A gradient that a step adds to.
+#[derive(Clone, Copy)]
+struct Sum {
+    rows: Rows,
+    fresh: bool,
+}
+
+fn norm_mode(mode: NormMode) -> i32 {
+    match mode {
+        NormMode::Update => 0,
+        NormMode::Batch => 1,
+        NormMode::Frozen => 2,
+    }
+}
+
+fn activation(f: Activation) -> i32 {
+    match f {
+        Activation::Relu => 0,
+        Activation::Gelu => 1,
+        Activation::Tanh => 2,
+    }
+}
+
+/// Four floats at a time, where channels come in fours.
+fn vec_of(channels: usize) -> (usize, &'static str) {
+    if channels.is_multiple_of(4) { (4, "4") } else { (1, "1") }
+}
+
+/// Rows of a matrix in a chunk of a sum, and the number of chunks: a function of the shape alone.
+fn chunks(rows: usize) -> (usize, usize) {
+    let n = (rows / 64).clamp(1, CHUNKS_MAX);
+    (rows.div_ceil(n), rows.div_ceil(rows.div_ceil(n)))
+}
+
+impl Cohort {
+    /// Computes every node for the gathered batch.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn forward(&mut self, params: Rows, buffers: Rows, pass: Pass) -> Result<()> {
+        self.pass = pass;
+        self.has_grad.fill(false);
+        for i in 0..self.plan.steps.len() {
+            self.run_step(i, params, buffers)?;
+        }
+        Ok(())
+    }
+
+    fn len_of(&self, node: usize) -> usize {
+        self.batch * self.graph.nodes[node].shape.len()
+    }
+
+    fn param(&self, params: Rows, span: usize) -> Rows {
+        params.from(self.graph.params().spans()[span].offset)
+    }
+
+    /// The convolution of a node, a linear layer being one of 1×1; its input's pitch, and whether its weights are aligned.
+    fn convolution(&self, node: usize) -> Option<(Conv, usize, bool)> {
+        let n = &self.graph.nodes[node];
+        let input = n.inputs.first()?.0;
+        let (conv, weight) = match &n.op {
+            Op::Conv { geometry, weight, .. } => (*geometry, *weight),
+            Op::Linear { weight, .. } => {
+                let (ci, co) = (self.graph.nodes[input].shape.len(), n.shape.c);
+                (Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 }, *weight)
+            }
+            _ => return None,
+        };
+        let pitch = if input == 0 && matches!(n.op, Op::Conv { .. }) { self.input_pitch } else { conv.ci };
+        Some((conv, pitch, self.graph.params().spans()[weight].offset.is_multiple_of(4)))
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the operands of a product and what follows it")]
+    fn product(
+        &self,
+        pass: gpu::Pass,
+        node: usize,
+        x: Rows,
+        w: Rows,
+        y: Rows,
+        bias: Rows,
+        fresh: bool,
+        relu: bool,
+    ) -> Result<()> {
+        let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
+        let launch = Launch::new(pass, &c, pitch, self.batch, aligned);
+        let geometry = Geometry::new(&c, pitch, self.batch);
+        let (program, out, len, columns) = match pass {
+            gpu::Pass::Forward => ("FORWARD", y, self.batch * c.ho * c.wo * c.co, c.co),
+            gpu::Pass::Input => ("INPUT", x, self.batch * c.h * c.w * c.ci, c.ci),
+            gpu::Pass::Weight => ("WEIGHT", w, c.kernel * c.kernel * c.ci * c.co, c.co),
+        };
+        let flags = i32::from(fresh) | 2 * i32::from(relu);
+        let splits = launch.splits as i32;
+        let p: [&dyn Parameter; 9] =
+            [&geometry, &self.lanes.at(), &x, &w, &y, &bias, &flags, &splits, &self.parts.at()];
+        self.launch(
+            &format!("{program}.{}", launch.kernel),
+            [launch.tiles, launch.splits],
+            [128, 1],
+            launch.shared,
+            &p,
+        )?;
+        if launch.splits > 1 {
+            let (len_i, columns) = (len as i32, columns as i32);
+            let p: [&dyn Parameter; 8] =
+                [&self.lanes.at(), &out, &bias, &len_i, &columns, &splits, &flags, &self.parts.at()];
+            self.each(&format!("{program}.sum_splits"), len, &p)?;
+        }
+        Ok(())
+    }
+
+    fn run_step(&mut self, i: usize, params: Rows, buffers: Rows) -> Result<()> {
+        let step = self.plan.steps[i];
+        let node = &self.graph.nodes[step.node];
+        let input = node.inputs[0].0;
+        let (x, y) = (self.value(input), self.value(step.out));
+        let (len, c) = (self.len_of(step.out), node.shape.c);
+        let (len_i, c_i) = (len as i32, c as i32);
+        let lanes = self.lanes.at();
+        let residual = step.residual.map_or(Rows::NONE, |node| self.value(node));
+        let relu = i32::from(step.relu);
+        match &node.op {
+            Op::Conv { weight, bias, .. } | Op::Linear { weight, bias } => {
+                let bias = bias.map_or(Rows::NONE, |b| self.param(params, b));
+                let w = self.param(params, *weight);
+                self.product(gpu::Pass::Forward, step.node, x, w, y, bias, true, step.relu)
+            }
+            Op::BatchNorm { weight, bias, mean, var } => {
+                let pixels = self.graph.nodes[input].shape.pixels();
+                let (chunk_rows, n_chunks) = chunks(self.batch * pixels);
+                let Some(saved) = self.saved[i].as_ref().map(super::cohort::Vectors::rows) else { return Ok(()) };
+                let partial = self.partial.rows();
+                let (vec, suffix) = vec_of(c);
+                let pixels = pixels as i32;
+                if self.pass.norm != NormMode::Frozen {
+                    let none = Rows::NONE;
+                    let p: [&dyn Parameter; 10] = [
+                        &lanes,
+                        &self.valid.at(),
+                        &pixels,
+                        &c_i,
+                        &(chunk_rows as i32),
+                        &x,
+                        &none,
+                        &none,
+                        &none,
+                        &partial,
+                    ];
+                    self.launch(&format!("reduce_MOMENTS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
+                }
+                let at = |span: usize| buffers.from(self.graph.buffers().spans()[span].offset);
+                let p: [&dyn Parameter; 15] = [
+                    &lanes,
+                    &self.valid.at(),
+                    &pixels,
+                    &c_i,
+                    &(n_chunks as i32),
+                    &norm_mode(self.pass.norm),
+                    &x,
+                    &self.param(params, *weight),
+                    &self.param(params, *bias),
+                    &at(*mean),
+                    &at(*var),
+                    &saved,
+                    &partial,
+                    &NORM_EPS,
+                    &NORM_MOMENTUM,
+                ];
+                self.launch("batch_norm_statistics", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+                let p: [&dyn Parameter; 8] = [&lanes, &len_i, &c_i, &x, &saved, &residual, &y, &relu];
+                self.each(&format!("normalise_{suffix}"), len / vec, &p)
+            }
+            Op::GroupNorm { weight, bias, groups } => {
+                let Some(saved) = self.saved[i].as_ref().map(super::cohort::Vectors::rows) else { return Ok(()) };
+                let pixels = node.shape.pixels() as i32;
+                let p: [&dyn Parameter; 12] = [
+                    &lanes,
+                    &pixels,
+                    &c_i,
+                    &(*groups as i32),
+                    &x,
+                    &self.param(params, *weight),
+                    &self.param(params, *bias),
+                    &residual,
+                    &y,
+                    &saved,
+                    &relu,
+                    &NORM_EPS,
+                ];
+                self.launch("group_norm", [*groups, self.batch], [256, 1], 0, &p)
+            }
+            Op::Activation(f) => self.each("activation", len, &[&lanes, &activation(*f), &len_i, &x, &y]),
+            Op::MaxPool(geometry) => {
+                let Some((places, stride)) = &self.saved_bytes[i] else { return Ok(()) };
+                let p: [&dyn Parameter; 7] =
+                    [&lanes, &Pool::new(geometry), &len_i, &x, &y, &places.at(), &(*stride as i64)];
+                self.each("max_pool", len, &p)
+            }
+            Op::GlobalAveragePool => {
+                let pixels = self.graph.nodes[input].shape.pixels() as i32;
+                self.each("average_pool", len, &[&lanes, &len_i, &pixels, &c_i, &x, &y])
+            }
+            Op::Add => self.each("add", len, &[&lanes, &len_i, &x, &self.value(node.inputs[1].0), &y]),
+            Op::Dropout { rate } if self.pass.dropout == Keys::OfStep && *rate > 0.0 => {
+                let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
+                let keys = self.table(super::Batches::DropoutKeys)?;
+                let p: [&dyn Parameter; 11] = [
+                    &lanes,
+                    &keys,
+                    &self.cursor(super::Batches::Private),
+                    &(Purpose::Dropout as u32),
+                    &(step.node as u32),
+                    &len_i,
+                    rate,
+                    &x,
+                    &y,
+                    &kept.at(),
+                    &(*stride as i64),
+                ];
+                self.each("dropout", len.div_ceil(128) * 16, &p)
+            }
+            Op::Dropout { .. } => self.each("accumulate", len, &[&lanes, &len_i, &x, &y, &1i32]),
+            Op::Input | Op::Flatten => Ok(()),
+        }
+    }
+
+    /// Writes the gradient of all losses since the last forward pass to `grad`.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn backward(&mut self, params: Rows, grad: Rows) -> Result<()> {
+        for i in (0..self.plan.steps.len()).rev() {
+            if self.has_grad[self.plan.steps[i].out] {
+                self.run_step_backward(i, params, grad)?;
+            } else {
+                self.zero_params(i, grad)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn zero_params(&self, i: usize, grad: Rows) -> Result<()> {
+        let (weight, bias) = match self.graph.nodes[self.plan.steps[i].node].op {
+            Op::Conv { weight, bias, .. } | Op::Linear { weight, bias } => (weight, bias),
+            Op::BatchNorm { weight, bias, .. } | Op::GroupNorm { weight, bias, .. } => (weight, Some(bias)),
+            _ => return Ok(()),
+        };
+        for span in [Some(weight), bias].into_iter().flatten() {
+            let len = self.graph.params().spans()[span].len();
+            self.each("fill_zero", len, &[&self.lanes.at(), &(len as i32), &self.param(grad, span)])?;
+        }
+        Ok(())
+    }
+
+    /// A node's gradient, where it needs one; what is added there counts from now on.
+    fn take_grad(&mut self, node: usize) -> Option<Sum> {
+        let slot = self.plan.grad_slot[node]?;
+        let owner = self.owner(node);
+        let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
+        Some(Sum { rows: self.grad(slot), fresh })
+    }
+
+    fn accumulate(&self, len: usize, from: Rows, to: Sum) -> Result<()> {
+        self.each("accumulate", len, &[&self.lanes.at(), &(len as i32), &from, &to.rows, &i32::from(to.fresh)])
+    }
+
+    fn run_step_backward(&mut self, i: usize, params: Rows, grad: Rows) -> Result<()> {
+        let step = self.plan.steps[i];
+        let Some(mut out_slot) = self.plan.grad_slot[step.out] else { return Ok(()) };
+        let len = self.len_of(step.out);
+        if let Some(work) = self.plan.work_slot[i] {
+            self.accumulate(len, self.grad(out_slot), Sum { rows: self.grad(work), fresh: true })?;
+            out_slot = work;
+        }
+        let dy = self.grad(out_slot);
+        let node = &self.graph.nodes[step.node];
+        let (input, second) = (node.inputs[0].0, node.inputs.get(1).map(|id| id.0));
+        if matches!(node.op, Op::BatchNorm { .. } | Op::GroupNorm { .. }) {
+            let residual = step.residual.and_then(|r| self.take_grad(r));
+            if self.plan.grad_slot[input] == Some(out_slot) {
+                // In place: dy's memory then holds the input's gradient.
+                let owner = self.owner(input);
+                self.has_grad[owner] = true;
+                return self.norm_backward(i, params, dy, Sum { rows: dy, fresh: true }, residual, grad);
+            }
+            let dx = self.take_grad(input).unwrap_or(Sum { rows: dy, fresh: true });
+            return self.norm_backward(i, params, dy, dx, residual, grad);
+        }
+        let is_add = node.op == Op::Add;
+        let dx = self.take_grad(input);
+        self.layer_backward(i, params, dy, dx, grad)?;
+        if let Some(second) = second.filter(|_| is_add)
+            && let Some(dx) = self.take_grad(second)
+        {
+            self.accumulate(len, dy, dx)?;
+        }
+        Ok(())
+    }
+
+    fn norm_backward(
+        &self,
+        i: usize,
+        params: Rows,
+        dz: Rows,
+        dx: Sum,
+        residual: Option<Sum>,
+        grad: Rows,
+    ) -> Result<()> {
+        let step = self.plan.steps[i];
+        let node = &self.graph.nodes[step.node];
+        let (x, z) = (self.value(node.inputs[0].0), if step.relu { self.value(step.out) } else { Rows::NONE });
+        let (len, sample, c, pixels) =
+            (self.len_of(step.out), node.shape.len(), node.shape.c, node.shape.pixels() as i32);
+        let (len_i, c_i, lanes, valid) = (len as i32, c as i32, self.lanes.at(), self.valid.at());
+        let Some(saved) = self.saved[i].as_ref().map(super::cohort::Vectors::rows) else { return Ok(()) };
+        let (partial, coefficients) = (self.partial.rows(), self.coefficients.rows());
+        let residual_rows = residual.map_or(Rows::NONE, |r| r.rows);
+        let flags = i32::from(dx.fresh) | 2 * i32::from(residual.is_none_or(|r| r.fresh));
+        match node.op {
+            Op::BatchNorm { weight, bias, .. } => {
+                let (chunk_rows, n_chunks) = chunks(self.batch * node.shape.pixels());
+                let (vec, suffix) = vec_of(c);
+                let p: [&dyn Parameter; 10] =
+                    [&lanes, &valid, &pixels, &c_i, &(chunk_rows as i32), &x, &dz, &z, &saved, &partial];
+                self.launch(&format!("reduce_GRADIENT_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
+                let p: [&dyn Parameter; 12] = [
+                    &lanes,
+                    &valid,
+                    &pixels,
+                    &c_i,
+                    &(n_chunks as i32),
+                    &norm_mode(self.pass.norm),
+                    &self.param(params, weight),
+                    &saved,
+                    &partial,
+                    &coefficients,
+                    &self.param(grad, weight),
+                    &self.param(grad, bias),
+                ];
+                self.launch("batch_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+                let p: [&dyn Parameter; 12] = [
+                    &lanes,
+                    &valid,
+                    &len_i,
+                    &(sample as i32),
+                    &c_i,
+                    &x,
+                    &z,
+                    &coefficients,
+                    &dz,
+                    &dx.rows,
+                    &residual_rows,
+                    &flags,
+                ];
+                self.each(&format!("normalise_backward_{suffix}"), len / vec, &p)
+            }
+            Op::GroupNorm { weight, bias, groups } => {
+                let p: [&dyn Parameter; 13] = [
+                    &lanes,
+                    &pixels,
+                    &c_i,
+                    &(groups as i32),
+                    &x,
+                    &self.param(params, weight),
+                    &saved,
+                    &z,
+                    &dz,
+                    &dx.rows,
+                    &residual_rows,
+                    &partial,
+                    &flags,
+                ];
+                self.launch("group_norm_backward", [groups, self.batch], [256, 1], 0, &p)?;
+                let p: [&dyn Parameter; 6] =
+                    [&lanes, &c_i, &(self.batch as i32), &partial, &self.param(grad, weight), &self.param(grad, bias)];
+                self.launch("group_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Every other operation: adds to the gradient of the first input, where one is needed.
+    fn layer_backward(&self, i: usize, params: Rows, dy: Rows, dx: Option<Sum>, grad: Rows) -> Result<()> {
+        let step = self.plan.steps[i];
+        let node = &self.graph.nodes[step.node];
+        let input = node.inputs[0].0;
+        let (x, y) = (self.value(input), self.value(step.out));
+        let (len, in_len, c) = (self.len_of(step.out), self.len_of(input), node.shape.c);
+        let (len_i, in_len_i, lanes) = (len as i32, in_len as i32, self.lanes.at());
+        if step.relu {
+            self.each("mask_negative", len, &[&lanes, &len_i, &y, &dy])?;
+        }
+        if let Op::Conv { bias: Some(bias), .. } | Op::Linear { bias: Some(bias), .. } = node.op {
+            let (chunk_rows, n_chunks) = chunks(len / c);
+            let (_, suffix) = vec_of(c);
+            let (none, partial, pixels) = (Rows::NONE, self.partial.rows(), node.shape.pixels() as i32);
+            let p: [&dyn Parameter; 10] = [
+                &lanes,
+                &self.valid.at(),
+                &pixels,
+                &(c as i32),
+                &(chunk_rows as i32),
+                &none,
+                &dy,
+                &none,
+                &none,
+                &partial,
+            ];
+            self.launch(&format!("reduce_COLUMNS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
+            let p: [&dyn Parameter; 5] = [&lanes, &(c as i32), &(n_chunks as i32), &partial, &self.param(grad, bias)];
+            self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+        }
+        match (&node.op, dx) {
+            (Op::Conv { weight, .. } | Op::Linear { weight, .. }, dx) => {
+                let none = Rows::NONE;
+                self.product(gpu::Pass::Weight, step.node, x, self.param(grad, *weight), dy, none, true, false)?;
+                match dx {
+                    Some(dx) => self.product(
+                        gpu::Pass::Input,
+                        step.node,
+                        dx.rows,
+                        self.param(params, *weight),
+                        dy,
+                        none,
+                        dx.fresh,
+                        false,
+                    ),
+                    None => Ok(()),
+                }
+            }
+            (Op::Activation(f), Some(dx)) => {
+                let p: [&dyn Parameter; 8] =
+                    [&lanes, &activation(*f), &len_i, &x, &y, &dy, &dx.rows, &i32::from(dx.fresh)];
+                self.each("activation_backward", len, &p)
+            }
+            (Op::MaxPool(geometry), Some(dx)) => {
+                let Some((places, stride)) = &self.saved_bytes[i] else { return Ok(()) };
+                let p: [&dyn Parameter; 8] = [
+                    &lanes,
+                    &Pool::new(geometry),
+                    &in_len_i,
+                    &places.at(),
+                    &(*stride as i64),
+                    &dy,
+                    &dx.rows,
+                    &i32::from(dx.fresh),
+                ];
+                self.each("max_pool_backward", in_len, &p)
+            }
+            (Op::GlobalAveragePool, Some(dx)) => {
+                let pixels = self.graph.nodes[input].shape.pixels() as i32;
+                let p: [&dyn Parameter; 7] =
+                    [&lanes, &in_len_i, &pixels, &(c as i32), &dy, &dx.rows, &i32::from(dx.fresh)];
+                self.each("average_pool_backward", in_len, &p)
+            }
+            (Op::Dropout { rate }, Some(dx)) if self.pass.dropout == Keys::OfStep && *rate > 0.0 => {
+                let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
+                let p: [&dyn Parameter; 8] =
+                    [&lanes, &len_i, rate, &kept.at(), &(*stride as i64), &dy, &dx.rows, &i32::from(dx.fresh)];
+                self.each("dropout_backward", len, &p)
+            }
+            (Op::Dropout { .. } | Op::Add, Some(dx)) => self.accumulate(len, dy, dx),
+            (_, None) | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. }, Some(_)) => Ok(()),
+        }
+    }
+
+    /// The gradient that the last backward pass left at a tap of a lane.
+    ///
+    /// # Errors
+    /// If the node is no tap.
+    pub fn read_gradient(&self, node: NodeId, lane: usize, samples: usize) -> Result<Vec<f32>> {
+        self.check_tap(node)?;
+        match self.plan.grad_slot[node.0] {
+            Some(slot) if self.has_grad[self.owner(node.0)] => {
+                self.read_grad_slot(slot, lane, samples * self.graph.shape(node).len())
+            }
+            _ => Ok(vec![0.0; samples * self.graph.shape(node).len()]),
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Losses of a cohort's batches, on targets that are gathered like the batches.
+
+use super::cohort::{Batches, Cohort, Data, Rows, Slot};
+use super::gpu::{Parameter, parameters};
+use crate::error::Result;
+use crate::graph::NodeId;
+use crate::loss::Direction;
+
+/// The arguments that all losses share, as `loss.cu` takes them.
+#[repr(C)]
+struct LossArgs {
+    lanes: u64,
+    valid: u64,
+    features: i32,
+    z: Rows,
+    target: Rows,
+    grad: Rows,
+    losses: u64,
+    losses_stride: i64,
+    weight: f32,
+    flags: i32,
+}
+parameters!(LossArgs);
+
+/// Which gathered rows a loss compares with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Logits.
+    Logits,
+    /// Features.
+    Features,
+}
+
+impl Target {
+    fn slot(self) -> Slot {
+        match self {
+            Self::Logits => Slot::Logits,
+            Self::Features => Slot::Features,
+        }
+    }
+}
+
+/// Constants of FedRCL's relaxed contrastive loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RelaxedContrast {
+    /// τ
+    pub temperature: f32,
+    /// Pairs of a class at least this similar are pushed apart.
+    pub threshold: f32,
+    /// Weight of the contrastive term.
+    pub contrast_weight: f32,
+    /// Weight of the penalty.
+    pub penalty_weight: f32,
+    /// Weight of this level.
+    pub scale: f32,
+}
+
+/// A term of an objective. Labels and targets are those gathered last.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LossTerm {
+    /// −log softmax(z)\[label\]
+    CrossEntropy,
+    /// The divergence between softmax(t/T) and softmax(z/T).
+    Kl {
+        /// T
+        temperature: f32,
+        /// The order of its arguments.
+        direction: Direction,
+        /// Whether it is multiplied by T².
+        times_t_squared: bool,
+        /// Only for samples that were marked by [`Cohort::gather_marks`].
+        only_marked: bool,
+    },
+    /// Σ (z − t)²
+    SquaredError,
+    /// Σ |z − t|
+    AbsoluteError,
+    /// Σ (z − t)² where either is positive.
+    MaskedSquares,
+    /// MOON's model-contrastive loss between two gathered embeddings.
+    ModelContrast {
+        /// The embedding that attracts.
+        positive: usize,
+        /// The embedding that repels.
+        negative: usize,
+        /// τ
+        temperature: f32,
+    },
+    /// FedRCL's loss at one level.
+    RelaxedContrast(RelaxedContrast),
+}
+
+/// What a recorded loss counts as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// The loss of a private batch.
+    Private,
+    /// The loss of a memory batch.
+    Memory,
+    /// The memory loss of the round's first weights.
+    RoundStart,
+}
+
+impl Cohort {
+    /// Gathers the rows of a matrix that belong to a table's current entry as targets.
+    ///
+    /// # Errors
+    /// If the table was not set.
+    pub fn gather_target(
+        &mut self,
+        matrix: &Data,
+        which: Batches,
+        offset: usize,
+        target: Target,
+        truncate: bool,
+    ) -> Result<()> {
+        self.gather_rows(matrix, which, offset, target.slot(), truncate)
+    }
+
+    /// Gathers marks (0 or 1 for each sample) of a table's current entry, see [`LossTerm::Kl`].
+    ///
+    /// # Errors
+    /// If the table was not set, or `marks` has no labels.
+    pub fn gather_marks(&mut self, marks: &Data, which: Batches) -> Result<()> {
+        let table = self.table(which)?;
+        let Some(from) = &marks.labels else { return Ok(()) };
+        let p: [&dyn Parameter; 7] = [
+            &self.lanes.at(),
+            &table,
+            &self.cursor(which),
+            &0i32,
+            &from.at(),
+            &self.has_target.at(),
+            &(self.batch_max as i32),
+        ];
+        self.launch("gather_labels", [1, 1], [256, 1], 0, &p)
+    }
+
+    /// Adds `weight` times a term at the output or a tap to the objective; `first`: it is the batch's first term.
+    ///
+    /// # Errors
+    /// If the node is no tap.
+    pub fn add_loss(&mut self, node: NodeId, term: &LossTerm, target: Target, weight: f32, first: bool) -> Result<()> {
+        let (grad, fresh) =
+            if self.plan.grad_slot[node.0].is_some() { self.inject(node)? } else { (self.value(node.0), false) };
+        self.launch_loss(node, term, target, weight, first, grad, fresh)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a loss, where it stands and where its gradient goes")]
+    fn launch_loss(
+        &mut self,
+        node: NodeId,
+        term: &LossTerm,
+        target: Target,
+        weight: f32,
+        first: bool,
+        grad: Rows,
+        fresh: bool,
+    ) -> Result<()> {
+        let shape = self.graph.shape(node);
+        let target = self.slots.get(&target.slot()).map_or(Rows::NONE, super::cohort::Vectors::rows);
+        let args = LossArgs {
+            lanes: self.lanes.at(),
+            valid: self.valid.at(),
+            features: shape.len() as i32,
+            z: self.value(node.0),
+            target,
+            grad,
+            losses: self.losses.at(),
+            losses_stride: self.batch_max as i64,
+            weight,
+            flags: i32::from(fresh) | 2 * i32::from(first),
+        };
+        let (batch, batch_max) = (self.batch as i32, self.batch_max as i32);
+        let (grid, block) = ([self.batch.div_ceil(4), 1], [128, 1]);
+        match *term {
+            LossTerm::CrossEntropy => {
+                self.launch("cross_entropy", grid, block, 0, &[&args, &batch, &self.labels.at(), &batch_max])
+            }
+            LossTerm::Kl { temperature, direction, times_t_squared, only_marked } => {
+                let student_first = i32::from(direction == Direction::StudentToTeacher);
+                let factor = if times_t_squared { temperature * temperature } else { 1.0 };
+                let marks = if only_marked { self.has_target.at() } else { 0 };
+                let p: [&dyn Parameter; 7] = [&args, &batch, &temperature, &student_first, &factor, &marks, &batch_max];
+                self.launch("kl_divergence", grid, block, 0, &p)
+            }
+            LossTerm::SquaredError => self.launch("distance", grid, block, 0, &[&args, &batch, &0i32]),
+            LossTerm::AbsoluteError => self.launch("distance", grid, block, 0, &[&args, &batch, &1i32]),
+            LossTerm::MaskedSquares => self.launch("distance", grid, block, 0, &[&args, &batch, &2i32]),
+            LossTerm::ModelContrast { positive, negative, temperature } => {
+                let of =
+                    |index| self.slots.get(&Slot::Embedding(index)).map_or(Rows::NONE, super::cohort::Vectors::rows);
+                let (positive, negative) = (of(positive), of(negative));
+                self.launch("model_contrast", grid, block, 0, &[&args, &batch, &positive, &negative, &temperature])
+            }
+            LossTerm::RelaxedContrast(c) => {
+                let (n, pixels, channels) = (self.batch_max, shape.pixels() as i32, shape.c);
+                let unit = self.slot(Slot::Unit, n * channels)?;
+                let norms = self.slot(Slot::Norms, n)?;
+                let sims = self.slot(Slot::Similarities, n * n)?;
+                let slopes = self.slot(Slot::Slopes, n * n)?;
+                let (lanes, channels_i) = (self.lanes.at(), channels as i32);
+                let rows = [self.batch, 1];
+                self.launch(
+                    "pool_and_normalise",
+                    rows,
+                    [128, 1],
+                    0,
+                    &[&lanes, &pixels, &channels_i, &args.z, &unit, &norms],
+                )?;
+                self.launch("similarities", rows, [128, 1], 0, &[&lanes, &batch, &channels_i, &unit, &sims])?;
+                let p: [&dyn Parameter; 11] = [
+                    &args,
+                    &batch,
+                    &self.labels.at(),
+                    &batch_max,
+                    &sims,
+                    &slopes,
+                    &c.temperature,
+                    &c.threshold,
+                    &c.contrast_weight,
+                    &c.penalty_weight,
+                    &c.scale,
+                ];
+                self.launch("relaxed_contrast", [self.batch.div_ceil(64), 1], [64, 1], 0, &p)?;
+                let fresh = i32::from(fresh);
+                let p: [&dyn Parameter; 9] =
+                    [&lanes, &batch, &pixels, &channels_i, &unit, &norms, &slopes, &grad, &fresh];
+                self.launch("relaxed_contrast_gradient", rows, [128, 1], 4 * channels as u32, &p)
+            }
+        }
+    }
+
+    /// Takes the mean of the batch's losses to the lanes' statistics.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn record_loss(&self, at: At) -> Result<()> {
+        let kind = match at {
+            At::Private => 0i32,
+            At::Memory => 1,
+            At::RoundStart => 2,
+        };
+        let p: [&dyn Parameter; 8] = [
+            &self.lanes.at(),
+            &self.valid.at(),
+            &(self.batch as i32),
+            &self.losses.at(),
+            &(self.batch_max as i64),
+            &self.stats.at(),
+            &self.cursor(Batches::Private),
+            &kind,
+        ];
+        self.launch("record_loss", [1, 1], [256, 1], 0, &p)
+    }
+}

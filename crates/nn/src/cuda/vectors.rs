@@ -1,0 +1,131 @@
+//! Arithmetic on the lanes' flat vectors.
+
+use super::cohort::{Cohort, DOT_CHUNK, Rows, Vectors};
+use super::gpu::{Parameter, parameters};
+use crate::error::Result;
+use crate::vector::Bounds;
+
+/// The bounds of a projection as `vector.cu` takes them.
+#[repr(C)]
+struct DeviceBounds {
+    eps: f64,
+    norm_guard: f64,
+    coefficient_max: f64,
+    always: i32,
+    from_round_start: i32,
+    count: i32,
+}
+parameters!(DeviceBounds);
+
+impl Cohort {
+    fn n_params(&self) -> usize {
+        self.graph.params().len()
+    }
+
+    /// y ← y + a·x
+    ///
+    /// # Errors
+    /// Here and below: if the driver refuses.
+    pub fn axpy(&self, a: f32, x: Rows, y: Rows) -> Result<()> {
+        let len = self.n_params();
+        self.each("axpy", len, &[&self.lanes.at(), &(len as i32), &a, &x, &y])
+    }
+
+    /// out ← out + a·(x − y)
+    pub fn axpy_difference(&self, a: f32, x: Rows, y: Rows, out: Rows) -> Result<()> {
+        let len = self.n_params();
+        self.each("axpy_difference", len, &[&self.lanes.at(), &(len as i32), &a, &x, &y, &out])
+    }
+
+    /// to ← from
+    pub fn assign(&self, from: Rows, to: Rows) -> Result<()> {
+        let len = self.n_params();
+        self.each("accumulate", len, &[&self.lanes.at(), &(len as i32), &from, &to, &1i32])
+    }
+
+    /// to ← 0
+    pub fn clear(&self, to: Rows) -> Result<()> {
+        let len = self.n_params();
+        self.each("fill_zero", len, &[&self.lanes.at(), &(len as i32), &to])
+    }
+
+    /// Σ_k weights_k·(vector of lane order_k), in that order.
+    pub fn weighted_sum(&self, vectors: &Vectors, order: &[u32], weights: &[f32]) -> Result<Vec<f32>> {
+        let len = vectors.len;
+        let order: Vec<i32> = order.iter().map(|lane| *lane as i32).collect();
+        let (order, weights) = (self.gpu.upload(&order)?, self.gpu.upload(weights)?);
+        let out = self.gpu.zeros::<f32>(len)?;
+        let p: [&dyn Parameter; 6] =
+            [&(len as i32), &(order.len() as i32), &order.at(), &weights.at(), &vectors.rows(), &out.at()];
+        self.gpu.launch("weighted_sum", [len.div_ceil(256), 1, 1], [256, 1], 0, &p)?;
+        let mut sum = vec![0.0; len];
+        self.gpu.read(&out, 0, &mut sum)?;
+        Ok(sum)
+    }
+
+    fn dots(&self, range: std::ops::Range<usize>, g: Rows, r: Rows) -> Result<i32> {
+        let n_chunks = range.len().div_ceil(DOT_CHUNK);
+        let stride = (self.sums.len() / self.n_lanes) as i64;
+        let p: [&dyn Parameter; 7] =
+            [&self.lanes.at(), &(range.start as i32), &(range.end as i32), &g, &r, &self.sums.at(), &stride];
+        self.launch("dots", [n_chunks, 1], [256, 1], 0, &p)?;
+        Ok(n_chunks as i32)
+    }
+
+    /// Scales g to a norm of at most `norm_max`.
+    pub fn clip(&self, g: Rows, norm_max: f32) -> Result<()> {
+        let len = self.n_params();
+        let n_chunks = self.dots(0..len, g, g)?;
+        let stride = (self.sums.len() / self.n_lanes) as i64;
+        let p: [&dyn Parameter; 6] =
+            [&self.lanes.at(), &n_chunks, &self.sums.at(), &stride, &f64::from(norm_max), &self.factors.at()];
+        self.launch("clip_factor", [1, 1], [256, 1], 0, &p)?;
+        self.each("scale", len, &[&self.lanes.at(), &(len as i32), &self.factors.at(), &g])
+    }
+
+    /// Projects g against r within the bounds, as a whole or tensor by tensor, and counts it. With `from_round_start` only
+    /// while the last memory loss is not below the one recorded as [`super::At::RoundStart`].
+    pub fn project(&self, g: Rows, r: Rows, bounds: &Bounds, by_tensor: bool, from_round_start: bool) -> Result<()> {
+        let all = 0..self.n_params();
+        let factor = |range: std::ops::Range<usize>, count: bool, first: bool, decide: bool| {
+            let n_chunks = self.dots(range, g, r)?;
+            let stride = (self.sums.len() / self.n_lanes) as i64;
+            let bounds = DeviceBounds {
+                eps: bounds.eps,
+                norm_guard: bounds.norm_guard,
+                coefficient_max: bounds.coefficient_max,
+                always: i32::from(bounds.always),
+                from_round_start: i32::from(from_round_start),
+                count: i32::from(count),
+            };
+            let (first, decide) = (i32::from(first), i32::from(decide));
+            let p: [&dyn Parameter; 9] = [
+                &self.lanes.at(),
+                &n_chunks,
+                &self.sums.at(),
+                &stride,
+                &bounds,
+                &self.stats.at(),
+                &self.factors.at(),
+                &first,
+                &decide,
+            ];
+            self.launch("projection_factor", [1, 1], [256, 1], 0, &p)
+        };
+        let apply = |range: std::ops::Range<usize>| {
+            let p: [&dyn Parameter; 6] =
+                [&self.lanes.at(), &(range.start as i32), &(range.end as i32), &self.factors.at(), &r, &g];
+            self.each("project", range.len(), &p)
+        };
+        factor(all.clone(), true, true, !by_tensor)?;
+        if by_tensor {
+            for span in self.graph.params().spans() {
+                factor(span.range(), false, false, true)?;
+                apply(span.range())?;
+            }
+        } else {
+            apply(all)?;
+        }
+        self.launch("count_projected", [1, 1], [1, 1], 0, &[&self.lanes.at(), &self.stats.at()])
+    }
+}
