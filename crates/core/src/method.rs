@@ -52,6 +52,11 @@ pub trait Method: Send + Sync + Debug {
         false
     }
 
+    /// Names of the vectors that a client sends beside its weights, see [`Finish::upload`].
+    fn uploads(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// The memory of public samples that clients hold, if the method has one.
     fn memory(&self) -> Option<&MemoryConfig> {
         None

@@ -45,6 +45,10 @@ impl Method for Scaffold {
         ))
     }
 
+    fn uploads(&self) -> &'static [&'static str] {
+        &["control_variate"]
+    }
+
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
         let (c, c_k) = (step.broadcast("control_variate"), step.state("control_variate"));
