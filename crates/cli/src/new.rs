@@ -129,6 +129,9 @@ const SECTIONS: &[(&str, &[(&str, &str)])] = &[
             ("evaluate_clients", "test every client's model too, for forgetting"),
             ("headline_rounds", "last rounds whose mean is the headline; 0 is as many as clients in a round"),
             ("checkpoint_every", "rounds between checkpoints"),
+            ("robust.rule", "in the place of weighted means: \"none\", \"median\", \"trimmed_mean\" or \"krum\""),
+            ("robust.share", "share of the clients that may be hostile"),
+            ("robust.clip", "largest norm of a client's update; 0 is no limit"),
         ],
     ),
     (

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release --example custom_method -p fedproj-core`
 
-use fedproj_core::{Batch, Config, Experiment, Finish, Fusion, Method, Result, Simulation, Step, Term};
+use fedproj_core::{Batch, Config, Experiment, Finish, Fusion, Method, Part, Result, Simulation, Step, Term};
 
 /// Only what differs from FedAvg is written; every other hook of [`Method`] has FedAvg's as its default.
 #[derive(Clone, Debug)]
@@ -30,16 +30,11 @@ impl Method for FedMedian {
 
     /// How the server turns the results into the next global model.
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        let mut column = Vec::with_capacity(round.results.len());
-        for (i, w) in round.state.weights.iter_mut().enumerate() {
-            column.clear();
-            column.extend(round.results.iter().map(|client| client.weights[i]));
+        round.state.weights = round.by_coordinate(Part::Weights, |column| {
             column.sort_by(f32::total_cmp);
-            let (low, high) = (column[(column.len() - 1) / 2], column[column.len() / 2]);
-            *w = low.midpoint(high);
-        }
-        round.average_buffers();
-        Ok(())
+            column[(column.len() - 1) / 2].midpoint(column[column.len() / 2])
+        })?;
+        round.average_buffers()
     }
 }
 

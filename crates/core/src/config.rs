@@ -6,6 +6,7 @@
 use crate::error::{Error, Result};
 use crate::methods::MethodConfig;
 use crate::presets::{self, Preset};
+use crate::robust::RobustConfig;
 use fedproj_data::{PartitionConfig, SourceConfig};
 use fedproj_nn::{Init, Rule, models};
 use serde::{Deserialize, Serialize};
@@ -152,6 +153,8 @@ pub struct FederationConfig {
     pub headline_rounds: u32,
     /// Rounds between checkpoints.
     pub checkpoint_every: u32,
+    /// What takes the place of weighted means where clients are not trusted.
+    pub robust: RobustConfig,
 }
 
 impl Default for FederationConfig {
@@ -163,6 +166,7 @@ impl Default for FederationConfig {
             evaluate_clients: false,
             headline_rounds: 0,
             checkpoint_every: 1,
+            robust: RobustConfig::default(),
         }
     }
 }
@@ -347,6 +351,7 @@ impl Config {
         Error::require(fraction, "federation.fraction", f.fraction, "above 0 and at most 1")?;
         Error::require(f.evaluate_every > 0, "federation.evaluate_every", f.evaluate_every, "at least 1")?;
         Error::require(f.checkpoint_every > 0, "federation.checkpoint_every", f.checkpoint_every, "at least 1")?;
+        f.robust.check()?;
         Error::require(l.epochs > 0, "local.epochs", l.epochs, "at least 1")?;
         Error::require(l.batch > 0, "local.batch", l.batch, "at least 1")?;
         Error::require(l.clip >= 0.0, "local.clip", l.clip, "0 (no limit) or positive")?;

@@ -121,9 +121,14 @@ impl Experiment {
 
     /// The clients of a round, in increasing order: uniform without replacement, a function of seed and round alone.
     pub fn cohort(&self, round: u32) -> Vec<u32> {
+        self.cohort_of(round, self.config.federation.cohort(self.partition.n_clients()))
+    }
+
+    /// As [`Experiment::cohort`], of another size: a server may ask more clients than it needs.
+    pub fn cohort_of(&self, round: u32, size: usize) -> Vec<u32> {
         let n = self.partition.n_clients();
-        let size = self.config.federation.cohort(n);
-        Stream::new(self.config.seed, Purpose::Cohort, [round, 0, 0]).choose(n as u32, size as u32)
+        let stream = &mut Stream::new(self.config.seed, Purpose::Cohort, [round, 0, 0]);
+        stream.choose(n as u32, size.min(n) as u32)
     }
 }
 

@@ -1,11 +1,14 @@
 //! The server's side of a round: averages, ensembles, distillation and its own state.
+//!
+//! Sums run client by client over blocks of coordinates, so that memory does not grow with the number of clients.
 
+use crate::contributions::{Contributions, Head, Part};
 use crate::distill::{Distill, DistillTargets, EnsembleWeights};
 use crate::error::Result;
 use crate::evaluate::{Evaluator, Model, Outputs, Score};
 use crate::experiment::Experiment;
 use crate::memory::Targets;
-use crate::trainer::ClientResult;
+use crate::robust::{RobustRule, krum};
 use fedproj_nn::{Cpu, vector};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,6 +33,12 @@ pub struct ServerState {
 /// Prefix of vectors that go out to the clients.
 pub(crate) const SEND: &str = "send.";
 
+/// Coordinates of one client that a sum reads at a time: 64 KB, which stay in a core's cache.
+const BLOCK: usize = 1 << 14;
+
+/// Values that a rule over columns reads at a time, over all clients.
+const COLUMNS: usize = 1 << 20;
+
 /// The fusion of one round.
 #[derive(Debug)]
 pub struct Fusion<'a> {
@@ -37,8 +46,11 @@ pub struct Fusion<'a> {
     pub(crate) evaluator: &'a Evaluator,
     pub(crate) n_threads: usize,
     pub(crate) round: u32,
-    /// The clients' results, in the order of their ids.
-    pub results: &'a [ClientResult],
+    results: &'a dyn Contributions,
+    /// Contributions that count, see [`RobustRule::Krum`].
+    chosen: Vec<usize>,
+    /// What the clients started from and each update's factor, if updates are clipped.
+    clipped: Option<(Vec<f32>, Vec<f32>)>,
     /// Becomes the next state; `weights` still hold what the clients started from.
     pub state: &'a mut ServerState,
     /// The model to evaluate, where it is not the one that goes out.
@@ -47,43 +59,193 @@ pub struct Fusion<'a> {
     pub(crate) distill_loss: Option<f64>,
 }
 
+impl<'a> Fusion<'a> {
+    /// The fusion of these contributions, less what the configuration distrusts.
+    pub(crate) fn new(
+        experiment: &'a Experiment,
+        evaluator: &'a Evaluator,
+        n_threads: usize,
+        results: &'a dyn Contributions,
+        state: &'a mut ServerState,
+    ) -> Result<Self> {
+        let mut fusion = Self {
+            experiment,
+            evaluator,
+            n_threads,
+            round: state.n_rounds_done,
+            results,
+            chosen: (0..results.n()).collect(),
+            clipped: None,
+            state,
+            evaluated: None,
+            before_distillation: None,
+            distill_loss: None,
+        };
+        let robust = &experiment.config.federation.robust;
+        if robust.clip > 0.0 {
+            let norms = fusion.update_norms()?;
+            let factors = norms.iter().map(|&norm| if norm > robust.clip { (robust.clip / norm) as f32 } else { 1.0 });
+            fusion.clipped = Some((fusion.state.weights.clone(), factors.collect()));
+        }
+        if robust.rule == RobustRule::Krum && results.n() > 0 {
+            fusion.chosen = vec![krum(&fusion.squared_distances()?, robust.n_hostile(results.n()))];
+        }
+        Ok(fusion)
+    }
+}
+
 impl Fusion<'_> {
     /// Round, counted from 0.
     pub fn round(&self) -> u32 {
         self.round
     }
 
+    /// Contributions that count.
+    pub fn n_results(&self) -> usize {
+        self.chosen.len()
+    }
+
+    /// What is known of the contributions that count, in the order of the clients' ids.
+    pub fn heads(&self) -> impl Iterator<Item = Head<'_>> {
+        self.chosen.iter().map(|&at| self.results.head(at))
+    }
+
     /// n_k / Σ n
     pub fn sample_weights(&self) -> Vec<f32> {
-        let total: usize = self.results.iter().map(|r| r.n_samples).sum();
-        self.results.iter().map(|r| r.n_samples as f32 / total as f32).collect()
+        let total: usize = self.heads().map(|r| r.n_samples).sum();
+        self.heads().map(|r| r.n_samples as f32 / total as f32).collect()
     }
 
     /// 1 / m
     pub fn uniform_weights(&self) -> Vec<f32> {
-        vec![1.0 / self.results.len() as f32; self.results.len()]
+        vec![1.0 / self.n_results() as f32; self.n_results()]
     }
 
     /// Σ_k w_k θ_k
-    pub fn weighted(&self, weights: &[f32]) -> Vec<f32> {
-        self.sum(weights, |r| &r.weights)
+    ///
+    /// # Errors
+    /// If a contribution cannot be read.
+    pub fn weighted(&self, weights: &[f32]) -> Result<Vec<f32>> {
+        self.sum(weights, Part::Weights)
     }
 
-    /// Σ_k w_k of any vector of the results.
-    pub fn sum<'r>(&'r self, weights: &[f32], of: impl Fn(&'r ClientResult) -> &'r Vec<f32>) -> Vec<f32> {
-        weighted_rows(self.results.iter().map(|r| &of(r)[..]), weights)
+    /// Σ_k w_k of any vector of the results; under a robust rule (Σ_k w_k) times the rule's value.
+    ///
+    /// # Errors
+    /// If a contribution cannot be read.
+    pub fn sum(&self, weights: &[f32], part: Part<'_>) -> Result<Vec<f32>> {
+        let robust = &self.experiment.config.federation.robust;
+        if self.is_by_column() {
+            let total: f32 = weights.iter().sum();
+            return self.by_coordinate(part, |column| total * robust.of_column(column));
+        }
+        let mut out = vec![0.0; self.len_of(part)];
+        let (cpu, mut row) = (&mut Cpu::new(1), vec![0.0; BLOCK.min(out.len())]);
+        for (block, out) in out.chunks_mut(BLOCK).enumerate() {
+            let row = &mut row[..out.len()];
+            for (&at, &w) in self.chosen.iter().zip(weights) {
+                self.read(at, part, block * BLOCK, row)?;
+                vector::axpy(cpu, w, row, out);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Any function of each coordinate's values, one value a client.
+    ///
+    /// # Errors
+    /// If a contribution cannot be read.
+    pub fn by_coordinate(&self, part: Part<'_>, of: impl Fn(&mut [f32]) -> f32) -> Result<Vec<f32>> {
+        let (len, m) = (self.len_of(part), self.n_results());
+        let block = (COLUMNS / m.max(1)).clamp(1, len.max(1));
+        let (mut rows, mut column, mut out) = (vec![0.0; block * m], vec![0.0; m], Vec::with_capacity(len));
+        for from in (0..len).step_by(block) {
+            let width = block.min(len - from);
+            for (&at, row) in self.chosen.iter().zip(rows.chunks_mut(block)) {
+                self.read(at, part, from, &mut row[..width])?;
+            }
+            for i in 0..width {
+                column.iter_mut().enumerate().for_each(|(k, v)| *v = rows[k * block + i]);
+                out.push(of(&mut column));
+            }
+        }
+        Ok(out)
+    }
+
+    fn is_by_column(&self) -> bool {
+        matches!(self.experiment.config.federation.robust.rule, RobustRule::Median | RobustRule::TrimmedMean)
+    }
+
+    fn len_of(&self, part: Part<'_>) -> usize {
+        self.chosen.first().map_or(0, |&at| self.results.len_of(at, part))
+    }
+
+    /// As [`Contributions::read`], with updates clipped.
+    fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
+        self.results.read(at, part, from, out)?;
+        if let (Part::Weights, Some((base, factors))) = (part, &self.clipped)
+            && factors[at] < 1.0
+        {
+            for (v, base) in out.iter_mut().zip(&base[from..]) {
+                *v = base + factors[at] * (*v - base);
+            }
+        }
+        Ok(())
+    }
+
+    /// ‖θ_k − θ_g‖ of every contribution.
+    fn update_norms(&self) -> Result<Vec<f64>> {
+        let mut row = vec![0.0; BLOCK];
+        let norm = |at: usize| -> Result<f64> {
+            let mut total = 0.0;
+            for (block, base) in self.state.weights.chunks(BLOCK).enumerate() {
+                let row = &mut row[..base.len()];
+                self.results.read(at, Part::Weights, block * BLOCK, row)?;
+                total += row.iter().zip(base).map(|(v, base)| f64::from(v - base).powi(2)).sum::<f64>();
+            }
+            Ok(total.sqrt())
+        };
+        (0..self.results.n()).map(norm).collect()
+    }
+
+    /// ‖θ_j − θ_k‖² between all contributions.
+    fn squared_distances(&self) -> Result<Vec<Vec<f64>>> {
+        let (len, n) = (self.len_of(Part::Weights), self.results.n());
+        let block = (COLUMNS / n).clamp(1, len.max(1));
+        let (mut rows, mut distances) = (vec![0.0; block * n], vec![vec![0.0; n]; n]);
+        for from in (0..len).step_by(block) {
+            let width = block.min(len - from);
+            for (at, row) in rows.chunks_mut(block).enumerate() {
+                self.read(at, Part::Weights, from, &mut row[..width])?;
+            }
+            for j in 0..n {
+                for k in 0..j {
+                    let (a, b) = (&rows[j * block..][..width], &rows[k * block..][..width]);
+                    let part: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+                    distances[j][k] += part;
+                    distances[k][j] += part;
+                }
+            }
+        }
+        Ok(distances)
     }
 
     /// FedAvg: weights and buffers become the n_k-weighted means.
-    pub fn average(&mut self) {
-        let w = self.sample_weights();
-        self.state.weights = self.weighted(&w);
-        self.average_buffers();
+    ///
+    /// # Errors
+    /// If a contribution cannot be read.
+    pub fn average(&mut self) -> Result<()> {
+        self.state.weights = self.weighted(&self.sample_weights())?;
+        self.average_buffers()
     }
 
     /// Buffers become the n_k-weighted mean.
-    pub fn average_buffers(&mut self) {
-        self.state.buffers = self.sum(&self.sample_weights(), |r| &r.buffers);
+    ///
+    /// # Errors
+    /// If a contribution cannot be read.
+    pub fn average_buffers(&mut self) -> Result<()> {
+        self.state.buffers = self.sum(&self.sample_weights(), Part::Buffers)?;
+        Ok(())
     }
 
     /// Evaluates these weights instead of the ones that go out.
@@ -115,29 +277,71 @@ impl Fusion<'_> {
     /// Every client's outputs on the public set, in evaluation mode.
     ///
     /// # Errors
-    /// If a model does not fit the network.
+    /// If a model does not fit the network or cannot be read.
     pub fn client_outputs(&self, with_features: bool) -> Result<Vec<Outputs>> {
-        let models: Vec<Model<'_>> =
-            self.results.iter().map(|r| Model { weights: &r.weights, buffers: &r.buffers }).collect();
-        match &self.experiment.public {
-            Some(public) => self.evaluator.outputs(&models, public, with_features),
-            None => Ok(Vec::new()),
+        let mut all = Vec::with_capacity(self.n_results());
+        self.each_output(with_features, |_, outputs| all.push(outputs))?;
+        Ok(all)
+    }
+
+    /// Every client's outputs, a few clients at a time: those it sent, else those of its model.
+    fn each_output(&self, with_features: bool, mut take: impl FnMut(usize, Outputs)) -> Result<()> {
+        let Some(public) = &self.experiment.public else { return Ok(()) };
+        let whole = |at: usize, part: Part<'_>| -> Result<Vec<f32>> {
+            let mut values = vec![0.0; self.results.len_of(at, part)];
+            self.read(at, part, 0, &mut values)?;
+            Ok(values)
+        };
+        for (batch, ids) in self.chosen.chunks(self.n_threads).enumerate() {
+            let sent = ids.iter().all(|&at| self.results.len_of(at, Part::Logits) > 0);
+            let outputs = if sent {
+                let of = |&at: &usize| {
+                    let features = if with_features { whole(at, Part::Features)? } else { Vec::new() };
+                    Ok(Outputs { logits: whole(at, Part::Logits)?, features })
+                };
+                ids.iter().map(of).collect::<Result<Vec<_>>>()?
+            } else {
+                let pair = |&at: &usize| Ok((whole(at, Part::Weights)?, whole(at, Part::Buffers)?));
+                let models = ids.iter().map(pair).collect::<Result<Vec<_>>>()?;
+                let models: Vec<Model<'_>> =
+                    models.iter().map(|(weights, buffers)| Model { weights, buffers }).collect();
+                self.evaluator.outputs(&models, public, with_features)?
+            };
+            outputs.into_iter().enumerate().for_each(|(i, out)| take(batch * self.n_threads + i, out));
         }
+        Ok(())
     }
 
     /// The ensemble: means over clients of their logits (and features) on the public set.
     ///
     /// # Errors
-    /// If a model does not fit the network.
+    /// If a model does not fit the network or cannot be read.
     pub fn ensemble(&self, weights: EnsembleWeights, with_features: bool) -> Result<Targets> {
-        let outputs = self.client_outputs(with_features)?;
         let w = match weights {
             EnsembleWeights::Uniform => self.uniform_weights(),
             EnsembleWeights::Samples => self.sample_weights(),
         };
-        let logits = weighted_rows(outputs.iter().map(|o| &o.logits[..]), &w);
-        let features = weighted_rows(outputs.iter().map(|o| &o.features[..]), &w);
-        Ok(Targets { logits, features })
+        if self.is_by_column() {
+            let outputs = self.client_outputs(with_features)?;
+            let robust = &self.experiment.config.federation.robust;
+            let over = |of: fn(&Outputs) -> &Vec<f32>| {
+                let mut column = vec![0.0; outputs.len()];
+                let value = |i: usize| {
+                    column.iter_mut().zip(&outputs).for_each(|(v, out)| *v = of(out)[i]);
+                    robust.of_column(&mut column)
+                };
+                (0..outputs.first().map_or(0, |out| of(out).len())).map(value).collect()
+            };
+            return Ok(Targets { logits: over(|o| &o.logits), features: over(|o| &o.features) });
+        }
+        let (cpu, mut targets) = (&mut Cpu::new(1), Targets::default());
+        self.each_output(with_features, |k, out| {
+            targets.logits.resize(out.logits.len(), 0.0);
+            targets.features.resize(out.features.len(), 0.0);
+            vector::axpy(cpu, w[k], &out.logits, &mut targets.logits);
+            vector::axpy(cpu, w[k], &out.features, &mut targets.features);
+        })?;
+        Ok(targets)
     }
 
     /// Outputs of the state's weights on the public set.
@@ -166,12 +370,4 @@ impl Fusion<'_> {
         let model = Model { weights: &self.state.weights, buffers: &self.state.buffers };
         Ok(self.evaluator.scores(&[model], &self.experiment.test)?.pop().unwrap_or_default())
     }
-}
-
-/// Σ w_k·row_k; empty if there is no row.
-fn weighted_rows<'a>(rows: impl Iterator<Item = &'a [f32]>, weights: &[f32]) -> Vec<f32> {
-    let rows: Vec<&[f32]> = rows.collect();
-    let mut out = vec![0.0; rows.first().map_or(0, |row| row.len())];
-    vector::weighted_sum(&mut Cpu::new(1), &rows, weights, &mut out);
-    out
 }

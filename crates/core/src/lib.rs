@@ -6,6 +6,8 @@
 mod checkpoint;
 mod compare;
 mod config;
+mod contributions;
+mod coordinator;
 mod distill;
 mod error;
 mod evaluate;
@@ -16,6 +18,7 @@ mod method;
 pub mod methods;
 mod presets;
 mod record;
+mod robust;
 mod run;
 mod simulate;
 mod step;
@@ -28,6 +31,8 @@ pub use config::{
     Config, DataConfig, FederationConfig, InitConfig, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
     ScheduleConfig,
 };
+pub use contributions::{Contributions, Head, Part};
+pub use coordinator::{Coordinator, Opening, model_hash};
 pub use distill::{Anchor, DirectionConfig, Distill, DistillTargets, EnsembleWeights, StudentNorm};
 pub use error::{Error, Result};
 pub use evaluate::{Evaluator, Model, Outputs, Score};
@@ -37,8 +42,9 @@ pub use memory::{BatchNormUse, MemoryConfig, Resample, Round0, Target, Targets};
 pub use method::Method;
 pub use presets::Preset;
 pub use record::{RoundRecord, Seconds, Summary};
-pub use run::{Manifest, Run, StoredRun, Verified, verify};
-pub use simulate::{Progress, Simulation, model_hash};
+pub use robust::{RobustConfig, RobustRule};
+pub use run::{Manifest, Run, RunDir, StoredRun, Verified, verify};
+pub use simulate::{Progress, Simulation};
 pub use step::{Batch, Embedding, Finish, Place, ProjectionRule, Scope, Step, Term, Vector};
 pub use sweep::{Plan, PlannedRun};
-pub use trainer::{ClientResult, ClientState, LocalStats};
+pub use trainer::{ClientResult, ClientState, Download, LocalStats, LocalTraining};

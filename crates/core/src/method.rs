@@ -47,6 +47,16 @@ pub trait Method: Send + Sync + Debug {
         false
     }
 
+    /// Whether its ensemble on the public set has features beside logits.
+    fn needs_features(&self) -> bool {
+        false
+    }
+
+    /// Names of the vectors that a client sends beside its weights, see [`Finish::upload`].
+    fn uploads(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// The memory of public samples that clients hold, if the method has one.
     fn memory(&self) -> Option<&MemoryConfig> {
         None
@@ -79,9 +89,8 @@ pub trait Method: Send + Sync + Debug {
     /// How the server turns the clients' results into the next global model.
     ///
     /// # Errors
-    /// If the network cannot take a batch.
+    /// If a contribution cannot be read or the network cannot take a batch.
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        round.average();
-        Ok(())
+        round.average()
     }
 }

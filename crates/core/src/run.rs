@@ -4,9 +4,10 @@
 //! from its last checkpoint, drops later lines and makes them again, bit for bit.
 
 use crate::checkpoint::{self, write_atomically};
-use crate::config::{Config, table_of};
+use crate::config::{Config, FederationConfig, table_of};
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
+use crate::fusion::ServerState;
 use crate::record::{RoundRecord, Summary};
 use crate::simulate::{Progress, Simulation};
 use fedproj_nn::Isa;
@@ -73,11 +74,10 @@ impl Manifest {
     }
 }
 
-/// A run and its directory.
+/// A run directory that is being written, by the simulator or by a server.
 #[derive(Debug)]
-pub struct Run {
+pub struct RunDir {
     dir: PathBuf,
-    simulation: Simulation,
     rounds: Vec<RoundRecord>,
     metrics: File,
     config_hash: String,
@@ -85,7 +85,7 @@ pub struct Run {
     _lock: File,
 }
 
-impl Run {
+impl RunDir {
     /// The outcome of a finished run with this configuration, if the directory holds one.
     ///
     /// # Errors
@@ -99,12 +99,18 @@ impl Run {
         read_summary(dir).map(Some)
     }
 
-    /// Starts a run, or goes on with one: `resume` says whether a directory with an unfinished run is welcome.
+    /// Makes a directory for a run, or opens the one of an unfinished run, with the state of its newest checkpoint:
+    /// `resume` says whether such a run is welcome.
     ///
     /// # Errors
     /// If the directory is in use, holds another run, or cannot be written.
-    pub fn open(dir: &Path, config: &Config, data_dir: Option<&Path>, n_threads: usize, resume: bool) -> Result<Self> {
-        let method = config.method.build()?;
+    pub fn open(
+        dir: &Path,
+        experiment: &Experiment,
+        n_threads: usize,
+        resume: bool,
+    ) -> Result<(Self, Option<ServerState>)> {
+        let config = &experiment.config;
         let exists = dir.join("config.toml").exists();
         if exists {
             check_config(dir, config)?;
@@ -119,19 +125,15 @@ impl Run {
         let lock = lock(dir)?;
         let text = if exists { config_text(dir)? } else { config.to_toml()? };
         let config_hash = hash_of(&text);
-        let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
         let newest = if exists { checkpoints(dir)?.pop() } else { None };
-        let manifest = Manifest::of(&experiment, n_threads);
-        let (simulation, rounds) = match newest {
-            Some((_, path)) => {
-                let state = checkpoint::load(&path, &config_hash)?;
-                let rounds = read_metrics(dir, Some(state.n_rounds_done))?;
-                (Simulation::resume(experiment, method, n_threads, state)?, rounds)
-            }
-            None => (Simulation::new(experiment, method, n_threads)?, Vec::new()),
+        let state = newest.map(|(_, path)| checkpoint::load(&path, &config_hash)).transpose()?;
+        let rounds = match &state {
+            Some(state) => read_metrics(dir, Some(state.n_rounds_done))?,
+            None => Vec::new(),
         };
         if !exists {
             // The configuration comes last: where it stands, the manifest stands too.
+            let manifest = Manifest::of(experiment, n_threads);
             let manifest = serde_json::to_string_pretty(&manifest).unwrap_or_default();
             write_atomically(&dir.join("manifest.json"), manifest.as_bytes())?;
             write_atomically(&dir.join("config.toml"), text.as_bytes())?;
@@ -141,7 +143,7 @@ impl Run {
         let path = dir.join("metrics.jsonl");
         write_atomically(&path, lines.as_bytes())?;
         let metrics = OpenOptions::new().append(true).open(&path).map_err(Error::io("open", &path))?;
-        Ok(Self { dir: dir.into(), simulation, rounds, metrics, config_hash, _lock: lock })
+        Ok((Self { dir: dir.into(), rounds, metrics, config_hash, _lock: lock }, state))
     }
 
     /// The directory.
@@ -152,6 +154,95 @@ impl Run {
     /// Rounds that are done.
     pub fn rounds(&self) -> &[RoundRecord] {
         &self.rounds
+    }
+
+    /// Puts a round on disk: its line, then a checkpoint where one is due.
+    ///
+    /// # Errors
+    /// If the disk is full; what was on disk before stays.
+    pub fn record(&mut self, record: RoundRecord, state: &ServerState, federation: &FederationConfig) -> Result<()> {
+        let path = self.dir.join("metrics.jsonl");
+        let mut append = || -> std::io::Result<()> {
+            self.metrics.write_all((line_of(&record) + "\n").as_bytes())?;
+            self.metrics.sync_data()
+        };
+        append().map_err(Error::io("append to", &path))?;
+        let done = record.round + 1;
+        if done.is_multiple_of(federation.checkpoint_every) || done >= federation.rounds {
+            self.checkpoint(state)?;
+        }
+        self.rounds.push(record);
+        Ok(())
+    }
+
+    /// Writes a checkpoint and removes all but the newest two.
+    fn checkpoint(&self, state: &ServerState) -> Result<()> {
+        let path = self.dir.join("checkpoints").join(format!("round-{:06}.ckpt", state.n_rounds_done));
+        checkpoint::save(&path, state, &self.config_hash)?;
+        let all = checkpoints(&self.dir)?;
+        for (_, old) in &all[..all.len().saturating_sub(2)] {
+            std::fs::remove_file(old).map_err(Error::io("remove", old))?;
+        }
+        Ok(())
+    }
+
+    /// Writes what a finished run leaves: `metrics.csv`, the final model and `summary.json`.
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub fn finish(&self, experiment: &Experiment, state: &ServerState) -> Result<Summary> {
+        let config = &experiment.config;
+        let csv: String = self.rounds.iter().map(|r| r.to_csv() + "\n").collect();
+        write_atomically(&self.dir.join("metrics.csv"), format!("{}\n{csv}", RoundRecord::CSV_HEADER).as_bytes())?;
+        let path = self.dir.join("model.safetensors");
+        fedproj_nn::weights::save(&path, &experiment.graph, &state.weights, &state.buffers)?;
+        let cohort = config.federation.cohort(experiment.partition.n_clients());
+        let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &self.rounds);
+        let text = serde_json::to_string_pretty(&summary).unwrap_or_default();
+        write_atomically(&self.dir.join("summary.json"), text.as_bytes())?;
+        Ok(summary)
+    }
+}
+
+/// A simulated run and its directory.
+#[derive(Debug)]
+pub struct Run {
+    directory: RunDir,
+    simulation: Simulation,
+}
+
+impl Run {
+    /// As [`RunDir::finished`].
+    ///
+    /// # Errors
+    /// If the directory holds a run of another configuration.
+    pub fn finished(dir: &Path, config: &Config) -> Result<Option<Summary>> {
+        RunDir::finished(dir, config)
+    }
+
+    /// Starts a run, or goes on with one: `resume` says whether a directory with an unfinished run is welcome.
+    ///
+    /// # Errors
+    /// If the directory is in use, holds another run, or cannot be written.
+    pub fn open(dir: &Path, config: &Config, data_dir: Option<&Path>, n_threads: usize, resume: bool) -> Result<Self> {
+        let method = config.method.build()?;
+        let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
+        let (directory, state) = RunDir::open(dir, &experiment, n_threads, resume)?;
+        let simulation = match state {
+            Some(state) => Simulation::resume(experiment, method, n_threads, state)?,
+            None => Simulation::new(experiment, method, n_threads)?,
+        };
+        Ok(Self { directory, simulation })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        self.directory.dir()
+    }
+
+    /// Rounds that are done.
+    pub fn rounds(&self) -> &[RoundRecord] {
+        self.directory.rounds()
     }
 
     /// The simulation.
@@ -168,54 +259,17 @@ impl Run {
             return Ok(None);
         }
         let record = self.simulation.round(progress)?;
-        let path = self.dir.join("metrics.jsonl");
-        let mut append = || -> std::io::Result<()> {
-            self.metrics.write_all((line_of(&record) + "\n").as_bytes())?;
-            self.metrics.sync_data()
-        };
-        append().map_err(Error::io("append to", &path))?;
-        let done = record.round + 1;
-        if done.is_multiple_of(self.simulation.experiment().config.federation.checkpoint_every)
-            || self.simulation.is_done()
-        {
-            self.checkpoint(done)?;
-        }
-        self.rounds.push(record);
-        Ok(self.rounds.last())
+        let federation = &self.simulation.experiment().config.federation;
+        self.directory.record(record, self.simulation.state(), federation)?;
+        Ok(self.rounds().last())
     }
 
-    /// Writes a checkpoint and removes all but the newest two.
-    fn checkpoint(&self, done: u32) -> Result<()> {
-        let path = self.dir.join("checkpoints").join(format!("round-{done:06}.ckpt"));
-        checkpoint::save(&path, self.simulation.state(), &self.config_hash)?;
-        let all = checkpoints(&self.dir)?;
-        for (_, old) in &all[..all.len().saturating_sub(2)] {
-            std::fs::remove_file(old).map_err(Error::io("remove", old))?;
-        }
-        Ok(())
-    }
-
-    /// Writes what a finished run leaves: `metrics.csv`, the final model and `summary.json`.
+    /// As [`RunDir::finish`].
     ///
     /// # Errors
     /// If the disk is full.
     pub fn finish(&self) -> Result<Summary> {
-        let experiment = self.simulation.experiment();
-        let config = &experiment.config;
-        let csv: String = self.rounds.iter().map(|r| r.to_csv() + "\n").collect();
-        write_atomically(&self.dir.join("metrics.csv"), format!("{}\n{csv}", RoundRecord::CSV_HEADER).as_bytes())?;
-        let state = self.simulation.state();
-        fedproj_nn::weights::save(
-            &self.dir.join("model.safetensors"),
-            &experiment.graph,
-            &state.weights,
-            &state.buffers,
-        )?;
-        let cohort = config.federation.cohort(experiment.partition.n_clients());
-        let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &self.rounds);
-        let text = serde_json::to_string_pretty(&summary).unwrap_or_default();
-        write_atomically(&self.dir.join("summary.json"), text.as_bytes())?;
-        Ok(summary)
+        self.directory.finish(self.simulation.experiment(), self.simulation.state())
     }
 }
 
@@ -414,7 +468,8 @@ pub fn verify(
     };
     let from = simulation.state().n_rounds_done;
     for expected in recorded.iter().skip(from as usize) {
-        let found = simulation.round(&|_| ())?;
+        // The recorded clients, not those that the seed draws: in a real federation some may have been late.
+        let found = simulation.round_of(&expected.cohort, &|_| ())?;
         progress(found.round);
         if found.model_hash != expected.model_hash {
             let (expected, found_hash) = (expected.model_hash.clone(), found.model_hash);

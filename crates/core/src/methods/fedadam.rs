@@ -46,7 +46,7 @@ impl Method for FedAdam {
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
         let Self { server_lr, beta1, beta2, eps } = *self;
         let mut next = std::mem::take(&mut round.state.weights);
-        let average = round.weighted(&round.sample_weights());
+        let average = round.weighted(&round.sample_weights())?;
         let mut v = std::mem::take(round.vector("variance", eps * eps));
         let m = round.vector("momentum", 0.0);
         for (((w, average), m), v) in next.iter_mut().zip(&average).zip(m).zip(&mut v) {
@@ -57,7 +57,6 @@ impl Method for FedAdam {
         }
         *round.vector("variance", 0.0) = v;
         round.state.weights = next;
-        round.average_buffers();
-        Ok(())
+        round.average_buffers()
     }
 }

@@ -40,14 +40,13 @@ impl Method for FedAvgM {
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
         let mut next = std::mem::take(&mut round.state.weights);
-        let average = round.weighted(&round.sample_weights());
+        let average = round.weighted(&round.sample_weights())?;
         let m = round.vector("momentum", 0.0);
         for ((w, average), m) in next.iter_mut().zip(&average).zip(m) {
             *m = self.momentum * *m + (average - *w);
             *w += self.server_lr * *m;
         }
         round.state.weights = next;
-        round.average_buffers();
-        Ok(())
+        round.average_buffers()
     }
 }

@@ -35,11 +35,15 @@ impl Method for FedDf {
         true
     }
 
+    fn needs_features(&self) -> bool {
+        self.distill.feature_weight > 0.0
+    }
+
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
         let previous = round.state.weights.clone();
-        round.average();
+        round.average()?;
         if self.distill.epochs > 0 {
-            let teacher = round.ensemble(self.distill.weights, self.distill.feature_weight > 0.0)?;
+            let teacher = round.ensemble(self.distill.weights, self.needs_features())?;
             round.distill(&self.distill, &DistillTargets::Teacher(&teacher), &previous)?;
         }
         Ok(())

@@ -54,11 +54,11 @@ impl Method for FedDyn {
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        let mean = round.weighted(&round.uniform_weights());
-        round.average_buffers();
+        let mean = round.weighted(&round.uniform_weights())?;
+        round.average_buffers()?;
         round.evaluate_instead(mean.clone());
         // Σ_k h_k of all N clients moves by Σ_{k in the round} (w_k − wᵗ) = m (mean − wᵗ).
-        let m = round.results.len() as f32 / round.n_clients() as f32;
+        let m = round.n_results() as f32 / round.n_clients() as f32;
         let change: Vec<f32> = mean.iter().zip(&round.state.weights).map(|(mean, old)| m * (mean - old)).collect();
         let h_mean = round.vector("h_mean", 0.0);
         h_mean.iter_mut().zip(&change).for_each(|(h, d)| *h += d);

@@ -69,7 +69,7 @@ impl Method for FedEt {
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
         let previous = round.state.weights.clone();
-        round.average();
+        round.average()?;
         let scores: Vec<Vec<f32>> = round.client_outputs(false)?.into_iter().map(|o| o.logits).collect();
         let optimizer = self.optimizer.clone();
         let distill = Distill { epochs: self.epochs, batch: self.batch, optimizer, ..Distill::default() };

@@ -47,23 +47,22 @@ impl Method for FedNova {
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        if round.results.windows(2).all(|w| w[0].n_steps == w[1].n_steps) {
+        let n_steps: Vec<u32> = round.heads().map(|r| r.n_steps).collect();
+        if n_steps.windows(2).all(|w| w[0] == w[1]) {
             // τ_eff p_k / a_k = p_k: FedAvg, bit for bit.
-            round.average();
-            return Ok(());
+            return round.average();
         }
         let p: Vec<f64> = round.sample_weights().iter().map(|&w| f64::from(w)).collect();
-        let a: Vec<f64> = round.results.iter().map(|r| self.normaliser(round.config(), r.n_steps)).collect();
+        let a: Vec<f64> = n_steps.iter().map(|&n| self.normaliser(round.config(), n)).collect();
         let tau_eff: f64 = p.iter().zip(&a).map(|(p, a)| p * a).sum();
         // wᵗ − τ_eff Σ p_k (wᵗ − w_k)/a_k = (1 − Σ q_k) wᵗ + Σ q_k w_k with q_k = τ_eff p_k / a_k
         let q: Vec<f32> = p.iter().zip(&a).map(|(p, a)| (tau_eff * p / a) as f32).collect();
-        let mut next = round.weighted(&q);
+        let mut next = round.weighted(&q)?;
         let rest = (1.0 - q.iter().map(|&q| f64::from(q)).sum::<f64>()) as f32;
         for (next, old) in next.iter_mut().zip(&round.state.weights) {
             *next += rest * old;
         }
         round.state.weights = next;
-        round.average_buffers();
-        Ok(())
+        round.average_buffers()
     }
 }

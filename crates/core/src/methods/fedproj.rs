@@ -127,10 +127,6 @@ pub enum DropoutUnit {
 }
 
 impl FedProj {
-    fn has_features(&self) -> bool {
-        self.memory.feature_weight > 0.0 || self.distill.feature_weight > 0.0
-    }
-
     /// Whether this step looks at the memory.
     fn projects(&self, step: &Step<'_>) -> bool {
         let (p, at) = (&self.projection, step.place());
@@ -194,6 +190,10 @@ impl Method for FedProj {
         self.memory.target == Target::Labels
     }
 
+    fn needs_features(&self) -> bool {
+        self.memory.feature_weight > 0.0 || self.distill.feature_weight > 0.0
+    }
+
     fn memory(&self) -> Option<&MemoryConfig> {
         (self.projection.mode != ProjectionMode::Off).then_some(&self.memory)
     }
@@ -224,18 +224,18 @@ impl Method for FedProj {
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
         let previous = round.state.weights.clone();
-        round.average();
+        round.average()?;
         if !self.needs_public() {
             return Ok(());
         }
-        let teacher = Arc::new(round.ensemble(self.distill.weights, self.has_features())?);
+        let teacher = Arc::new(round.ensemble(self.distill.weights, self.needs_features())?);
         if self.distill.epochs > 0 {
             round.distill(&self.distill, &DistillTargets::Teacher(&teacher), &previous)?;
         }
         if self.memory().is_some() {
             let targets = match self.memory.target {
                 Target::Ensemble => teacher,
-                Target::GlobalModel => Arc::new(round.global_outputs(self.has_features())?),
+                Target::GlobalModel => Arc::new(round.global_outputs(self.needs_features())?),
                 Target::Labels => Arc::default(),
             };
             round.state.targets = Some(targets);
@@ -247,7 +247,7 @@ impl Method for FedProj {
         match (self.memory(), self.memory.round0, self.memory.target) {
             // Labels need no ensemble: they are there from the start.
             (Some(_), _, Target::Labels) => Ok(Some(Targets::default())),
-            (Some(_), Round0::GlobalModel, _) => round.global_outputs(self.has_features()).map(Some),
+            (Some(_), Round0::GlobalModel, _) => round.global_outputs(self.needs_features()).map(Some),
             _ => Ok(None),
         }
     }

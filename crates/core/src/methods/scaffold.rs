@@ -7,6 +7,7 @@
 //! Departures from the paper: with a learning-rate schedule Kη is the sum of the rates.
 
 use crate::config::{Config, OptimizerKind};
+use crate::contributions::Part;
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, SEND};
 use crate::method::Method;
@@ -44,6 +45,10 @@ impl Method for Scaffold {
         ))
     }
 
+    fn uploads(&self) -> &'static [&'static str] {
+        &["control_variate"]
+    }
+
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
         let (c, c_k) = (step.broadcast("control_variate"), step.state("control_variate"));
@@ -62,13 +67,13 @@ impl Method for Scaffold {
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        let mean = round.weighted(&round.uniform_weights());
-        round.average_buffers();
+        let mean = round.weighted(&round.uniform_weights())?;
+        round.average_buffers()?;
         for (w, mean) in round.state.weights.iter_mut().zip(&mean) {
             *w += self.server_lr * (mean - *w);
         }
-        let per_client = vec![1.0 / round.n_clients() as f32; round.results.len()];
-        let change = round.sum(&per_client, |r| &r.uploads["control_variate"]);
+        let per_client = vec![1.0 / round.n_clients() as f32; round.n_results()];
+        let change = round.sum(&per_client, Part::Upload("control_variate"))?;
         let c = round.vector(&format!("{SEND}control_variate"), 0.0);
         c.iter_mut().zip(&change).for_each(|(c, d)| *c += d);
         Ok(())

@@ -30,10 +30,13 @@ pub(crate) enum VectorId {
 }
 
 /// What the server sends to every client of a round.
-#[derive(Debug, Default)]
-pub(crate) struct Download {
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Download {
+    /// Round, counted from 0.
     pub round: u32,
+    /// The global weights θ_g.
     pub weights: Vec<f32>,
+    /// Their buffers.
     pub buffers: Vec<f32>,
     /// Further vectors, by name.
     pub vectors: BTreeMap<String, Vec<f32>>,
@@ -79,6 +82,34 @@ pub struct LocalStats {
     pub memory_loss_after: Option<f64>,
     /// Seconds of local training.
     pub seconds: f64,
+}
+
+/// The local training of clients one after another, for whoever is not the simulator: a node trains its one client.
+#[derive(Debug)]
+pub struct LocalTraining(Trainer);
+
+impl LocalTraining {
+    /// Memory for clients of this experiment.
+    ///
+    /// # Errors
+    /// If the network cannot be laid out.
+    pub fn new(experiment: &Arc<Experiment>, method: &dyn Method) -> Result<Self> {
+        Trainer::new(experiment, method).map(Self)
+    }
+
+    /// Trains one client from what it received and what it keeps.
+    ///
+    /// # Errors
+    /// If its loss leaves the finite numbers.
+    pub fn run(
+        &mut self,
+        method: &dyn Method,
+        download: &Arc<Download>,
+        client: u32,
+        state: ClientState,
+    ) -> Result<ClientResult> {
+        self.0.train(method, download, client, state)
+    }
 }
 
 /// Memory and state of one thread that trains clients one after another.

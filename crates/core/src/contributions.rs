@@ -1,0 +1,91 @@
+//! What the clients of a round sent, as fusion reads it: from memory in the simulator, from a spool on disk on a server.
+
+use crate::error::Result;
+use crate::trainer::{ClientResult, LocalStats};
+use std::fmt::Debug;
+
+/// A vector of a contribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part<'a> {
+    /// The weights θ_k.
+    Weights,
+    /// Their buffers.
+    Buffers,
+    /// A vector that a method sends along.
+    Upload(&'a str),
+    /// Logits on the public set, where clients compute them themselves.
+    Logits,
+    /// Features on the public set, likewise.
+    Features,
+}
+
+/// What is known of a contribution without its vectors.
+#[derive(Clone, Copy, Debug)]
+pub struct Head<'a> {
+    /// The client.
+    pub client: u32,
+    /// Its samples n_k.
+    pub n_samples: usize,
+    /// Local steps τ_k.
+    pub n_steps: u32,
+    /// What was measured on the way.
+    pub stats: &'a LocalStats,
+}
+
+/// The contributions of a round, in the order of the clients' ids, whatever the order in which they arrived.
+pub trait Contributions: Debug + Sync {
+    /// How many there are.
+    fn n(&self) -> usize;
+
+    /// What is known of one.
+    fn head(&self, at: usize) -> Head<'_>;
+
+    /// Values in a part of one; 0 if it was not sent.
+    fn len_of(&self, at: usize, part: Part<'_>) -> usize;
+
+    /// Values in all parts of one.
+    fn n_values(&self, at: usize) -> usize;
+
+    /// Reads `out.len()` values of a part, beginning with value `from`.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()>;
+}
+
+impl Contributions for Vec<ClientResult> {
+    fn n(&self) -> usize {
+        self.len()
+    }
+
+    fn head(&self, at: usize) -> Head<'_> {
+        let ClientResult { client, n_samples, n_steps, ref stats, .. } = self[at];
+        Head { client, n_samples, n_steps, stats }
+    }
+
+    fn len_of(&self, at: usize, part: Part<'_>) -> usize {
+        self[at].part(part).len()
+    }
+
+    fn n_values(&self, at: usize) -> usize {
+        let r = &self[at];
+        r.weights.len() + r.buffers.len() + r.uploads.values().map(Vec::len).sum::<usize>()
+    }
+
+    fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(&self[at].part(part)[from..from + out.len()]);
+        Ok(())
+    }
+}
+
+impl ClientResult {
+    /// A vector of the result; the simulator's clients never compute the ensemble's part themselves.
+    fn part(&self, part: Part<'_>) -> &[f32] {
+        match part {
+            Part::Weights => &self.weights,
+            Part::Buffers => &self.buffers,
+            Part::Upload(name) => self.uploads.get(name).map_or(&[], |v| v),
+            Part::Logits | Part::Features => &[],
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The server's half of a round: what goes out, and what becomes of what comes back. The simulator and a networked server
+//! both stand on it, so the same contributions give the same bytes.
+
+use crate::contributions::{Contributions, Part};
+use crate::error::{Error, Result};
+use crate::evaluate::{Evaluator, Model, Score};
+use crate::experiment::Experiment;
+use crate::fusion::{Fusion, SEND, ServerState};
+use crate::memory;
+use crate::method::Method;
+use crate::record::{RoundRecord, Seconds};
+use crate::trainer::{ClientResult, Download};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Fuses, evaluates and records; knows nothing of how clients train or how their results travel.
+#[derive(Debug)]
+pub struct Coordinator {
+    experiment: Arc<Experiment>,
+    method: Box<dyn Method>,
+    n_threads: usize,
+    evaluator: Evaluator,
+    pub(crate) state: ServerState,
+    /// The last evaluation of the global model, if it is of the current state.
+    last_score: Option<Score>,
+}
+
+/// A round that has begun.
+#[derive(Debug)]
+pub struct Opening {
+    /// What every client of the round receives.
+    pub download: Arc<Download>,
+    /// How the global model did before the round, where clients are evaluated too.
+    global_before: Option<Score>,
+}
+
+impl Coordinator {
+    /// A server at the start of a run.
+    ///
+    /// # Errors
+    /// If the network cannot be laid out.
+    pub fn new(experiment: Experiment, method: Box<dyn Method>, n_threads: usize) -> Result<Self> {
+        let state = ServerState {
+            weights: experiment.weights.clone(),
+            buffers: experiment.buffers.clone(),
+            ..ServerState::default()
+        };
+        Self::resume(experiment, method, n_threads, state)
+    }
+
+    /// A server that goes on from a state.
+    ///
+    /// # Errors
+    /// If the state does not fit the network.
+    pub fn resume(
+        experiment: Experiment,
+        method: Box<dyn Method>,
+        n_threads: usize,
+        state: ServerState,
+    ) -> Result<Self> {
+        let (expected, found) = (experiment.weights.len(), state.weights.len());
+        if expected != found || experiment.buffers.len() != state.buffers.len() {
+            return Err(Error::config(format!("a state of {found} weights does not fit a network of {expected}")));
+        }
+        let n_threads = n_threads.max(1);
+        let evaluator = Evaluator::new(&experiment.graph, n_threads)?;
+        Ok(Self { experiment: Arc::new(experiment), method, n_threads, evaluator, state, last_score: None })
+    }
+
+    /// What the server keeps.
+    pub fn state(&self) -> &ServerState {
+        &self.state
+    }
+
+    /// What the run works on.
+    pub fn experiment(&self) -> &Arc<Experiment> {
+        &self.experiment
+    }
+
+    /// The method.
+    pub fn method(&self) -> &dyn Method {
+        self.method.as_ref()
+    }
+
+    /// Threads that fuse and evaluate.
+    pub(crate) fn n_threads(&self) -> usize {
+        self.n_threads
+    }
+
+    /// Whether all rounds are done.
+    pub fn is_done(&self) -> bool {
+        self.state.n_rounds_done >= self.experiment.config.federation.rounds
+    }
+
+    /// Begins the next round. A round that was begun and not finished can be begun again: nothing is drawn by chance.
+    ///
+    /// # Errors
+    /// If the network cannot take a batch.
+    pub fn open(&mut self) -> Result<Opening> {
+        let experiment = Arc::clone(&self.experiment);
+        let round = self.state.n_rounds_done;
+        if round == 0 {
+            let nothing = Vec::<ClientResult>::new();
+            let server = Fusion::new(&experiment, &self.evaluator, self.n_threads, &nothing, &mut self.state)?;
+            let targets = self.method.first_targets(&server)?;
+            self.state.targets = targets.map(Arc::new);
+        }
+        let global_before = match (experiment.config.federation.evaluate_clients, self.last_score.take()) {
+            (true, None) => Some(self.score(&self.state.weights, &self.state.buffers)?),
+            (_, score) => score,
+        };
+        Ok(Opening { download: Arc::new(self.download(round)), global_before })
+    }
+
+    /// Ends a round with the contributions that count: fuses, evaluates, and describes what happened. `local` is how many
+    /// seconds the clients took.
+    ///
+    /// # Errors
+    /// If a contribution cannot be read or fusion leaves the finite numbers.
+    pub fn close(&mut self, opening: &Opening, results: &dyn Contributions, local: f64) -> Result<RoundRecord> {
+        let experiment = Arc::clone(&self.experiment);
+        let federation = &experiment.config.federation;
+        let round = self.state.n_rounds_done;
+        let start = Instant::now();
+        let mut fusing = Fusion::new(&experiment, &self.evaluator, self.n_threads, results, &mut self.state)?;
+        self.method.fuse(&mut fusing)?;
+        let (evaluated, before_distillation, distill_loss) =
+            (fusing.evaluated.take(), fusing.before_distillation.take(), fusing.distill_loss.take());
+        if self.state.weights.iter().chain(&self.state.buffers).any(|v| !v.is_finite()) {
+            return Err(Error::FusionNotFinite { round, what: "a weight of the global model" });
+        }
+        self.state.n_rounds_done += 1;
+        let fusion = start.elapsed().as_secs_f64();
+
+        let start = Instant::now();
+        let is_due = (round + 1).is_multiple_of(federation.evaluate_every) || round + 1 == federation.rounds;
+        let score = match &evaluated {
+            _ if !is_due && !federation.evaluate_clients => None,
+            Some((weights, buffers)) => Some(self.score(weights, buffers)?),
+            None => Some(self.score(&self.state.weights, &self.state.buffers)?),
+        };
+        let mut record = self.describe(round, results, &opening.download);
+        if let Some(score) = &score {
+            record.accuracy = Some(score.accuracy);
+            record.loss = Some(score.loss);
+            record.per_class = Some(score.per_class.clone());
+        }
+        if let (true, Some(before)) = (federation.evaluate_clients, &opening.global_before) {
+            self.describe_clients(results, before, &mut record)?;
+        }
+        self.last_score = score.filter(|_| evaluated.is_none());
+        record.accuracy_before_distillation = before_distillation.map(|s| s.accuracy);
+        record.distill_loss = distill_loss;
+        record.seconds = Seconds { local, fusion, evaluation: start.elapsed().as_secs_f64() };
+        Ok(record)
+    }
+
+    fn score(&self, weights: &[f32], buffers: &[f32]) -> Result<Score> {
+        let scores = self.evaluator.scores(&[Model { weights, buffers }], &self.experiment.test)?;
+        Ok(scores.into_iter().next().unwrap_or_default())
+    }
+
+    fn download(&self, round: u32) -> Download {
+        let sent = |(name, v): (&String, &Vec<f32>)| name.strip_prefix(SEND).map(|name| (name.to_owned(), v.clone()));
+        let memory = match (self.method.memory(), &self.state.targets, &self.experiment.public) {
+            (Some(config), Some(targets), Some(public)) => {
+                let indices = memory::draw(config, self.experiment.config.seed, round, public.n_samples());
+                Some((indices, Arc::clone(targets)))
+            }
+            _ => None,
+        };
+        Download {
+            round,
+            weights: self.state.weights.clone(),
+            buffers: self.state.buffers.clone(),
+            vectors: self.state.vectors.iter().filter_map(sent).collect(),
+            memory,
+        }
+    }
+
+    fn describe(&self, round: u32, results: &dyn Contributions, download: &Download) -> RoundRecord {
+        let all = || (0..results.n()).map(|at| results.head(at));
+        let stats = || all().map(|r| r.stats);
+        let n = results.n().max(1) as f64;
+        let mean = |of: fn(&crate::LocalStats) -> Option<f64>| {
+            let values: Vec<f64> = stats().filter_map(of).collect();
+            (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+        };
+        let compared: u32 = stats().map(|s| s.n_compared).sum();
+        let projected: u32 = stats().map(|s| s.n_projected).sum();
+        // What a real federation would send: weights, buffers and a method's vectors; of the memory, indices and logits.
+        let floats_down = download.weights.len()
+            + download.buffers.len()
+            + download.vectors.values().map(Vec::len).sum::<usize>()
+            + download.memory.as_ref().map_or(0, |(indices, targets)| {
+                let n_public = self.experiment.public.as_ref().map_or(1, fedproj_data::Dataset::n_samples);
+                indices.len() * (1 + (targets.logits.len() + targets.features.len()) / n_public)
+            });
+        RoundRecord {
+            round,
+            cohort: all().map(|r| r.client).collect(),
+            train_loss: stats().map(|s| s.loss).sum::<f64>() / n,
+            projection_rate: (compared > 0).then(|| f64::from(projected) / f64::from(compared)),
+            cosine: mean(|s| s.cosine),
+            memory_loss_before: mean(|s| s.memory_loss_before),
+            memory_loss_after: mean(|s| s.memory_loss_after),
+            bytes_down: 4 * (floats_down * results.n()) as u64,
+            bytes_up: 4 * (0..results.n()).map(|at| results.n_values(at)).sum::<usize>() as u64,
+            model_hash: model_hash(&self.state.weights, &self.state.buffers),
+            ..RoundRecord::default()
+        }
+    }
+
+    fn describe_clients(&self, results: &dyn Contributions, before: &Score, record: &mut RoundRecord) -> Result<()> {
+        let n = results.n() as f64;
+        let labels = self.experiment.private.labels().unwrap_or(&[]);
+        let (mut forgetting, mut client, mut personal) = (0.0, 0.0, 0.0);
+        let whole = |at: usize, part: Part<'_>| -> Result<Vec<f32>> {
+            let mut values = vec![0.0; results.len_of(at, part)];
+            results.read(at, part, 0, &mut values)?;
+            Ok(values)
+        };
+        for at in 0..results.n() {
+            let score = self.score(&whole(at, Part::Weights)?, &whole(at, Part::Buffers)?)?;
+            let lost = before.per_class.iter().zip(&score.per_class).map(|(before, after)| before - after);
+            forgetting += lost.fold(f64::NEG_INFINITY, f64::max) / n;
+            client += score.accuracy / n;
+            let id = results.head(at).client as usize;
+            let held = self.experiment.partition.class_counts(id, labels, score.per_class.len());
+            personal += score.accuracy_on((0..held.len()).filter(|&class| held[class] > 0)) / n;
+        }
+        record.forgetting = Some(forgetting);
+        record.client_accuracy = Some(client);
+        record.personal_accuracy = Some(personal);
+        Ok(())
+    }
+}
+
+/// BLAKE3 of weights and buffers, little-endian.
+pub fn model_hash(weights: &[f32], buffers: &[f32]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for vector in [weights, buffers] {
+        for chunk in vector.chunks(4096) {
+            let bytes: Vec<u8> = chunk.iter().flat_map(|v| v.to_le_bytes()).collect();
+            hasher.update(&bytes);
+        }
+    }
+    hasher.finalize().to_hex().to_string()
+}

@@ -1,0 +1,94 @@
+//! The two halves of a round apart, as a server and its nodes run them: together they are the simulator, and a hostile
+//! client is held off by the robust rules.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+use fedproj_core::{ClientResult, ClientState, Config, Coordinator, Experiment, LocalTraining, Simulation};
+use std::collections::BTreeMap;
+
+fn experiment(settings: &[&str]) -> (Experiment, Box<dyn fedproj_core::Method>) {
+    let small = ["model.hidden=[16]", "local.epochs=1", "federation.rounds=4"];
+    let settings: Vec<String> = small.iter().chain(settings).map(|s| (*s).to_owned()).collect();
+    let config = Config::from_layers(None, &settings).unwrap();
+    let method = config.method.build().unwrap();
+    (Experiment::load(config, method.as_ref(), None).unwrap(), method)
+}
+
+/// Runs all rounds with a server and clients that share nothing but messages; the last accuracy and model hash.
+fn federate(settings: &[&str], tamper: impl Fn(&mut ClientResult)) -> (f64, String) {
+    let (experiment, method) = experiment(settings);
+    let mut server = Coordinator::new(experiment, method, 2).unwrap();
+    let mut clients: BTreeMap<u32, (LocalTraining, ClientState)> = BTreeMap::new();
+    let mut last = (0.0, String::new());
+    while !server.is_done() {
+        let opening = server.open().unwrap();
+        let mut results = Vec::new();
+        for client in server.experiment().cohort(opening.download.round) {
+            let (training, state) = clients.entry(client).or_insert_with(|| {
+                (LocalTraining::new(server.experiment(), server.method()).unwrap(), ClientState::new())
+            });
+            let mut result = training.run(server.method(), &opening.download, client, std::mem::take(state)).unwrap();
+            *state = std::mem::take(&mut result.state);
+            tamper(&mut result);
+            results.push(result);
+        }
+        let record = server.close(&opening, &results, 0.0).unwrap();
+        last = (record.accuracy.unwrap(), record.model_hash);
+    }
+    last
+}
+
+fn simulate(settings: &[&str]) -> String {
+    let (experiment, method) = experiment(settings);
+    let mut simulation = Simulation::new(experiment, method, 1).unwrap();
+    let mut hash = String::new();
+    while !simulation.is_done() {
+        hash = simulation.round(&|_| ()).unwrap().model_hash;
+    }
+    hash
+}
+
+#[test]
+fn server_and_clients_apart_are_the_simulator() {
+    let sgd = "local.optimizer={kind='sgd', lr=0.05}";
+    for method in ["fedavg", "fedproj", "feddf", "fedet", "feddyn", "moon", "scaffold", "fednova", "fedadam"] {
+        let settings = [&format!("method.name={method}"), sgd, "method.fedproj.projection.warmup=0"];
+        assert_eq!(federate(&settings, |_| ()).1, simulate(&settings), "{method}");
+    }
+}
+
+#[test]
+fn robust_rules_hold_off_a_hostile_client_that_an_average_follows() {
+    let hostile = |result: &mut ClientResult| {
+        if result.client == 0 {
+            result.weights.iter_mut().for_each(|w| *w = 50.0 - 30.0 * *w);
+        }
+    };
+    let run = |rule: &str| {
+        let rule = format!("federation.robust={{ {rule} }}");
+        let sgd = "local.optimizer={kind='sgd', lr=0.1}";
+        let iid = "data.partition={kind='iid', clients=10}";
+        let settings = [
+            "method.name=feddf",
+            "federation.fraction=1.0",
+            "federation.rounds=12",
+            "local.epochs=10",
+            sgd,
+            iid,
+            &rule,
+        ];
+        federate(&settings, hostile).0
+    };
+    let average = run("rule='none'");
+    assert!(average < 0.4, "the attack is strong enough to show: {average}");
+    for rule in ["rule='median'", "rule='trimmed_mean', share=0.2", "rule='krum', share=0.1", "clip=2.0"] {
+        let accuracy = run(rule);
+        assert!(accuracy > 0.5, "{rule}: {accuracy}");
+    }
+}
+
+#[test]
+fn a_clip_beyond_every_update_changes_no_bit() {
+    assert_eq!(simulate(&["federation.robust.clip=1e6"]), simulate(&[]));
+    assert_ne!(simulate(&["federation.robust.clip=0.01"]), simulate(&[]));
+}
