@@ -71,7 +71,7 @@ p, dl { max-width: 52rem; }
 .lead { font-size: 1.1rem; }
 figure { margin: 1.2rem 0 1.8rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: 6px; }
-figure svg { display: block; width: 100%; min-width: 46rem; height: auto; }
+figure svg { display: block; max-width: 100%; min-width: 44rem; height: auto; }
 figcaption, footer { color: var(--soft); font-size: .9rem; margin-top: .4rem; max-width: 60rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .38rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule); }

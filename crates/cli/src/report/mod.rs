@@ -93,9 +93,7 @@ pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Writte
     let (runs, mut notes) = load::load(runs)?;
     let settings = arms::sort(runs, &mut notes);
     let results: Vec<SettingResult> = settings.iter().map(tables::results).collect::<Result<_>>()?;
-    let mut figures = vec![figures::accuracy(&settings), figures::time(&settings)];
-    figures.extend(figures::clients(&settings));
-    figures.extend(figures::projection(&settings));
+    let mut figures = figures::figures(&settings);
     let (partitions, without_partition) = partition::pictures(&settings);
     figures.extend(partitions);
     let mut sheets = vec![tables::accuracy(&results), tables::costs(&settings), tables::runs(&settings)];
@@ -129,6 +127,8 @@ pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Writte
         files.push((path.with_extension("svg"), figure.svg.clone().into()));
         files.push((path.with_extension("png"), pixels));
     }
+    let json = serde_json::json!({ "title": title, "settings": results, "notes": notes });
+    files.push((out.join("report.json"), (serde_json::to_string_pretty(&json)? + "\n").into()));
     // The page comes last: where it stands, the rest stands too.
     let report = out.join("report.html");
     files.push((report.clone(), html.into()));

@@ -124,8 +124,9 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
         let preset_name = config.keys_in_use().remove("preset").unwrap_or_default();
         let preset = paper_setup(data, beta, method, &preset_name)?.map(|c| c.keys_in_use()).unwrap_or_default();
         let needs_public = config.method.build()?.needs_public();
-        let here = config.keys_in_use();
-        for (key, paper) in paper.keys_in_use() {
+        let (here, paper) = (config.keys_in_use(), paper.keys_in_use());
+        let is_small = paper.iter().any(|(key, paper)| here.get(key).is_some_and(|v| is_smaller(key, v, paper)));
+        for (key, paper) in paper {
             let value = here.get(&key).cloned().unwrap_or_else(|| "not set".into());
             // Our stand-in for a public set is not the paper's.
             let (paper, is_as_paper) = match &key[..] {
@@ -135,8 +136,10 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
             if is_as_paper || WATCHING.contains(&&key[..]) || (key.starts_with("data.public") && !needs_public) {
                 continue;
             }
-            let why = if SCALE.contains(&&key[..]) {
+            let why = if is_smaller(&key, &value, &paper) {
                 "smaller, to cost less time".to_owned()
+            } else if is_small && SCALE.contains(&&key[..]) {
+                "part of the smaller scale".to_owned()
             } else if preset.get(&key) == Some(&value) {
                 format!("preset {preset_name}")
             } else {
@@ -162,28 +165,37 @@ fn push(all: &mut Vec<Deviation>, new: Deviation) {
     }
 }
 
+/// Whether a value makes a run cheaper than the paper's.
+fn is_smaller(key: &str, value: &str, paper: &str) -> bool {
+    // 0 samples are all there are.
+    let size = |text: &str| text.parse::<f64>().ok().map(|v| if v == 0.0 { f64::INFINITY } else { v });
+    SCALE.contains(&key) && size(value).zip(size(paper)).is_some_and(|(value, paper)| value < paper)
+}
+
+impl Deviation {
+    /// A value in words.
+    pub fn shown<'a>(&self, value: &'a str) -> &'a str {
+        if self.key.ends_with("_samples") && value == "0" { "all" } else { value }
+    }
+}
+
 /// The statement beside the paper's figures.
 pub fn statement(setting: &Setting, deviations: &[Deviation]) -> String {
-    let shown: Vec<String> = deviations
-        .iter()
-        .filter(|d| SCALE.contains(&&d.key[..]))
-        .map(|d| format!("{} {} instead of {}", d.key, shown(&d.key, &d.here), shown(&d.key, &d.paper)))
-        .collect();
+    let in_words = |d: &Deviation| {
+        let word = d.key.trim_end_matches(".name").rsplit('.').next().unwrap_or_default().replace('_', " ");
+        format!("{word} {} instead of {}", d.shown(&d.here), d.shown(&d.paper))
+    };
+    let smaller: Vec<String> = deviations.iter().filter(|d| SCALE.contains(&&d.key[..])).map(in_words).collect();
     let title = &setting.title;
-    if shown.is_empty() {
+    if smaller.is_empty() {
         let n = deviations.len();
         return format!("{title}: the paper's scale; {n} settings are not as its text has them, and are listed below.");
     }
     format!(
         "{title}: this is not the paper's set-up ({}). Its figures stand here for orientation; these runs are not \
          expected to reach them.",
-        shown.join(", ")
+        smaller.join(", ")
     )
-}
-
-/// A value in words.
-fn shown<'a>(key: &str, value: &'a str) -> &'a str {
-    if key.ends_with("_samples") && value == "0" { "all" } else { value }
 }
 
 #[cfg(test)]

@@ -190,8 +190,9 @@ pub fn clients(settings: &[Setting]) -> Option<Sheet> {
         ];
         (setting.title.clone(), arm.name.clone(), cells)
     };
-    let sheet = sheet("clients", &columns, arm_rows(settings, row));
-    (sheet.shown.headers.len() > sheet.shown.n_names).then_some(sheet)
+    let mut rows = arm_rows(settings, row);
+    rows.retain(|(_, _, cells)| cells.iter().any(|(text, _)| !text.is_empty()));
+    (!rows.is_empty()).then(|| sheet("clients", &columns, rows))
 }
 
 /// What is not as in the paper.
@@ -200,7 +201,8 @@ pub fn deviations(results: &[SettingResult]) -> Option<Sheet> {
     for setting in results {
         for d in setting.deviations.iter().flatten() {
             let who = if d.arms.len() == setting.rows.len() { "all".to_owned() } else { d.arms.join(", ") };
-            let cells = [&setting.setting, &d.key, &d.paper, &d.here, &who, &d.why].map(Clone::clone);
+            let cells =
+                [&setting.setting, &d.key, d.shown(&d.paper), d.shown(&d.here), &who, &d.why].map(str::to_owned);
             rows.push(if results.len() > 1 { cells.to_vec() } else { cells[1..].to_vec() });
         }
     }
