@@ -111,7 +111,7 @@ impl Charts {
         let width = (self.charts.len().min(columns) as f64 * cell.0).max(n_beside as f64 * cell.0 + LEGEND) + 16.0;
         // The legend stands beside the last charts, or below them in as many columns as there is room for.
         let (legend_at, n_legend) = match n_beside {
-            0 => ((0.0, TOP + n_rows as f64 * cell.1), ((width / LEGEND) as usize).max(1)),
+            0 => ((0.0, TOP + n_rows as f64 * cell.1 + 8.0), ((width / LEGEND) as usize).max(1)),
             n => ((n as f64 * cell.0, TOP + (n_rows - 1) as f64 * cell.1 + MARGIN.1), 1),
         };
         let mut svg =

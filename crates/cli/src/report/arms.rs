@@ -173,3 +173,76 @@ fn data_title(config: &Config) -> String {
         if data.private_samples == 0 { String::new() } else { format!(" ({} samples)", data.private_samples) };
     format!("{}{samples}, {dealt}", data.private.name)
 }
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use fedproj_core::{StoredRun, Summary};
+
+    /// A run with settings and an accuracy, without rounds.
+    pub fn run(settings: &[&str], seed: u64, headline: f64) -> Loaded {
+        let mut pairs: Vec<String> = settings.iter().map(|&s| s.to_owned()).collect();
+        pairs.push(format!("seed={seed}"));
+        let config = Config::from_layers(None, &pairs).unwrap();
+        let (method, model_hash) = (config.method.name.clone(), String::new());
+        let summary = Summary { method, seed, headline, last: headline, best: headline, model_hash, seconds: 1.0 };
+        let dir = format!("{}-{seed}", settings.join("-")).into();
+        Loaded { run: StoredRun { dir, config, summary, rounds: Vec::new() }, manifest: None }
+    }
+
+    fn check(runs: Vec<Loaded>, expected: &[(&str, &[(&str, usize)])]) -> Vec<String> {
+        let mut notes = Vec::new();
+        let sorted = sort(runs, &mut notes);
+        let found: Vec<(&str, Vec<(&str, usize)>)> = sorted
+            .iter()
+            .map(|s| (&s.title[..], s.arms.iter().map(|a| (&a.name[..], a.runs.len())).collect()))
+            .collect();
+        let expected: Vec<_> = expected.iter().map(|(title, arms)| (*title, arms.to_vec())).collect();
+        assert_eq!(found, expected);
+        notes
+    }
+
+    #[test]
+    fn arms_are_named_by_what_differs_in_keys_their_method_reads() {
+        let alpha = |alpha: &str| format!("method.fedproj.distill.alpha={alpha}");
+        let runs =
+            ["10.0", "0.0", "2.0"].iter().flat_map(|a| (0..2).map(|seed| run(&[&alpha(a)], seed, 0.5))).collect();
+        let arms = [("FedProj, alpha 0.0", 2), ("FedProj, alpha 2.0", 2), ("FedProj, alpha 10.0", 2)];
+        check(runs, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+        // A key of FedProj's says nothing about FedAvg.
+        let runs = vec![run(&["method.name=fedproj"], 0, 0.5), run(&["method.name=fedavg", &alpha("0.3")], 0, 0.5)];
+        check(runs, &[("digits, Dirichlet β = 0.3, 10 clients", &[("FedAvg", 1), ("FedProj", 1)])]);
+        let rates = ["0.0", "0.5"].map(|p| run(&[&format!("method.fedproj.projection.dropout={p}")], 0, 0.5)).to_vec();
+        let arms = [("FedProj, dropout 0.0", 1), ("FedProj, dropout 0.5", 1)];
+        check(rates, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+    }
+
+    #[test]
+    fn words_that_two_keys_share_get_their_table() {
+        let runs = vec![
+            run(&["local.epochs=1", "method.fedproj.distill.epochs=1"], 0, 0.5),
+            run(&["local.epochs=2", "method.fedproj.distill.epochs=3"], 0, 0.5),
+        ];
+        let arms = [("FedProj, local.epochs 1, distill.epochs 1", 1), ("FedProj, local.epochs 2, distill.epochs 3", 1)];
+        check(runs, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+    }
+
+    #[test]
+    fn data_and_partition_make_settings_and_repeats_are_left_out() {
+        let runs = vec![
+            run(&["data.partition.beta=0.5"], 0, 0.5),
+            run(&["data.partition.beta=0.3"], 0, 0.5),
+            run(&["data.partition={kind='iid', clients=4}"], 0, 0.5),
+            run(&["data.partition.beta=0.3"], 0, 0.5),
+        ];
+        let notes = check(
+            runs,
+            &[
+                ("digits, iid, 4 clients", &[("FedProj", 1)]),
+                ("digits, Dirichlet β = 0.3, 10 clients", &[("FedProj", 1)]),
+                ("digits, Dirichlet β = 0.5, 10 clients", &[("FedProj", 1)]),
+            ],
+        );
+        assert!(matches!(&notes[..], [note] if note.contains("beta=0.3-0` has the configuration")), "{notes:?}");
+    }
+}

@@ -92,6 +92,9 @@ pub struct Written {
 pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Written> {
     let (runs, mut notes) = load::load(runs)?;
     let settings = arms::sort(runs, &mut notes);
+    if settings.len() > 1 {
+        notes.push("Settings differ in data or partition: compare within a setting, not across.".into());
+    }
     let results: Vec<SettingResult> = settings.iter().map(tables::results).collect::<Result<_>>()?;
     let mut figures = figures::figures(&settings);
     let (partitions, without_partition) = partition::pictures(&settings);

@@ -30,11 +30,11 @@ pub struct Content<'a> {
 pub fn title(settings: &[Setting]) -> String {
     let arms = || settings.iter().flat_map(|s| &s.arms);
     let mut names: Vec<&str> = Vec::new();
-    arms().for_each(|arm| {
+    for arm in arms() {
         if !names.contains(&&arm.name[..]) {
-            names.push(&arm.name)
+            names.push(&arm.name);
         }
-    });
+    }
     let what = match names[..] {
         [only] => only.to_owned(),
         [a, b] => format!("{a} and {b} compared"),
@@ -107,9 +107,6 @@ impl Content<'_> {
             if result.rows.iter().any(|row| row.paper.is_some()) {
                 blocks.push(text(&paper::statement(setting, result.deviations.as_deref().unwrap_or_default())));
             }
-        }
-        if self.settings.len() > 1 {
-            blocks.push(text("Settings differ in data or partition: compare within a setting, not across."));
         }
         blocks.extend(self.notes.iter().map(|note| text(note)));
         section("Results", blocks)

@@ -182,8 +182,11 @@ impl Deviation {
 /// The statement beside the paper's figures.
 pub fn statement(setting: &Setting, deviations: &[Deviation]) -> String {
     let in_words = |d: &Deviation| {
-        let word = d.key.trim_end_matches(".name").rsplit('.').next().unwrap_or_default().replace('_', " ");
-        format!("{word} {} instead of {}", d.shown(&d.here), d.shown(&d.paper))
+        let words: Vec<&str> = d.key.trim_end_matches(".name").split('.').collect();
+        // `memory batch` and `local epochs`, but `rounds`.
+        let n_words = if words[0] == "method" || words[0] == "local" { 2 } else { 1 };
+        let what = words[words.len().saturating_sub(n_words)..].join(" ").replace('_', " ");
+        format!("{what} {} instead of {}", d.shown(&d.here), d.shown(&d.paper))
     };
     let smaller: Vec<String> = deviations.iter().filter(|d| SCALE.contains(&&d.key[..])).map(in_words).collect();
     let title = &setting.title;
@@ -200,8 +203,19 @@ pub fn statement(setting: &Setting, deviations: &[Deviation]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::arms::method_title;
+    use super::super::arms::{method_title, sort, tests::run};
     use super::*;
+
+    fn settings(all: &[&[&str]]) -> Vec<Setting> {
+        sort(all.iter().map(|settings| run(settings, 0, 0.5)).collect(), &mut Vec::new())
+    }
+
+    /// The paper's means for the arms of one setting.
+    fn means(all: &[&[&str]]) -> Vec<Option<f64>> {
+        settings(all)[0].arms.iter().map(|arm| figure(arm).unwrap().map(|f| f.mean)).collect()
+    }
+
+    const CIFAR10: [&str; 2] = ["data.private=cifar10", "data.public=cifar100"];
 
     #[test]
     fn every_line_of_the_tables_is_read() {
@@ -209,5 +223,65 @@ mod tests {
         for line in lines() {
             assert_eq!(method_title(&line.method.to_ascii_lowercase()), line.method);
         }
+    }
+
+    #[test]
+    fn a_figure_is_found_where_data_beta_and_method_are_the_same() {
+        let [private, public] = CIFAR10;
+        let moon = "method.name=moon";
+        assert_eq!(means(&[&[private, public, moon]]), [Some(61.09)]);
+        assert_eq!(means(&[&[private, public, moon, "data.partition.beta=0.5"]]), [Some(68.83)]);
+        assert_eq!(means(&[&["data.private=cinic10", public, "data.partition.beta=0.5"]]), [Some(41.63)]);
+        assert_eq!(means(&[&[private, public, moon, "data.partition.beta=0.4"]]), [None]);
+        assert_eq!(means(&[&[private, public, moon, "data.partition={kind='iid', clients=4}"]]), [None]);
+        assert_eq!(means(&[&[private, public, "method.name=fedadam"]]), [None]);
+        assert_eq!(means(&[&[moon]]), [None], "digits");
+    }
+
+    #[test]
+    fn arms_of_an_ablation_get_their_own_figure_or_none() {
+        let [private, public] = CIFAR10;
+        let half = "data.partition.beta=0.5";
+        let alpha = ["0.0", "0.1", "0.2", "0.3"].map(|a| format!("method.fedproj.distill.alpha={a}"));
+        let runs: Vec<[&str; 4]> = alpha.iter().map(|alpha| [private, public, half, alpha]).collect();
+        let runs: Vec<&[&str]> = runs.iter().map(|r| &r[..]).collect();
+        assert_eq!(means(&runs), [Some(67.23), Some(66.57), None, Some(69.88)]);
+        let rates = ["0.0", "0.5"].map(|p| format!("method.fedproj.projection.dropout={p}"));
+        let runs: Vec<[&str; 3]> = rates.iter().map(|rate| [private, public, rate]).collect();
+        assert_eq!(means(&[&runs[0], &runs[1]]), [Some(65.52), None], "only the arm without dropout is the paper's");
+    }
+
+    #[test]
+    fn deviations_name_key_values_arms_and_reason() {
+        let [private, public] = CIFAR10;
+        let small = "data.partition.clients=20";
+        let settings = settings(&[&[private, public, small], &[private, public, small, "method.name=fedavg"]]);
+        let all = deviations(&settings[0]).unwrap().unwrap();
+        let find = |key: &str| all.iter().find(|d| d.key == key).unwrap_or_else(|| panic!("{key}: {all:?}"));
+        let clients = find("data.partition.clients");
+        assert_eq!((&clients.paper[..], &clients.here[..], clients.arms.len()), ("100", "20", 2));
+        assert_eq!(clients.why, "smaller, to cost less time");
+        let warmup = find("method.fedproj.projection.warmup");
+        assert_eq!((&warmup.arms[..], &warmup.why[..]), (&["FedProj".to_owned()][..], "preset clean"));
+        assert_eq!(find("local.batch").why, "chosen for these runs");
+        assert!(!all.iter().any(|d| d.key == "seed" || d.key == "preset" || d.key.starts_with("data.public")));
+        let text = statement(&settings[0], &all);
+        assert!(text.contains("not the paper's set-up (clients 20 instead of 100"), "{text}");
+    }
+
+    #[test]
+    fn the_papers_own_set_up_deviates_in_nothing_but_seeds() {
+        let config = paper_setup("cifar10", 0.3, "fedproj", "paper").unwrap().unwrap();
+        let mut one = run(&[], 0, 0.5);
+        one.run.config = config;
+        let settings = sort(vec![one], &mut Vec::new());
+        let all = deviations(&settings[0]).unwrap().unwrap();
+        assert_eq!(all.iter().map(|d| &d.key[..]).collect::<Vec<_>>(), ["number of seeds"]);
+        assert!(statement(&settings[0], &all).contains("the paper's scale"));
+        let stand_in = paper_setup("cifar100", 0.5, "fedproj", "paper").unwrap().unwrap();
+        let mut one = run(&[], 0, 0.5);
+        one.run.config = stand_in;
+        let all = deviations(&sort(vec![one], &mut Vec::new())[0]).unwrap().unwrap();
+        assert!(all.iter().any(|d| d.paper == "ImageNet-100" && d.here == "tinyimagenet32"), "{all:?}");
     }
 }

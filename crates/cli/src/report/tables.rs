@@ -215,7 +215,7 @@ pub fn deviations(results: &[SettingResult]) -> Option<Sheet> {
 /// Each run: seed, version, hardware, hashes.
 pub fn runs(settings: &[Setting]) -> Sheet {
     const HASHES: [&str; 5] = ["private", "test", "public", "partition", "initial_model"];
-    const SHORT: usize = 12;
+    const SHORT: usize = 8;
     let heads = ["setting", "method", "seed", "version", "hardware", "threads"];
     let heads = heads.into_iter().chain(HASHES).chain(["final_model"]).map(|h| h.replace('_', " "));
     let mut raw = Table { headers: heads.collect(), n_names: 2, rows: Vec::new() };
@@ -239,6 +239,10 @@ pub fn runs(settings: &[Setting]) -> Sheet {
     let mut shown = raw.clone();
     for row in &mut shown.rows {
         row[6..].iter_mut().for_each(|hash| hash.truncate(SHORT));
+    }
+    if settings.len() == 1 {
+        shown.n_names = 1;
+        shown.rows.iter_mut().chain([&mut shown.headers]).for_each(|row| drop(row.remove(0)));
     }
     Sheet { name: "runs", shown, raw }
 }
