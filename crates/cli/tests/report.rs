@@ -45,6 +45,13 @@ fn statistics_are_those_of_compare() {
     let csv = read(folder, "out/tables/accuracy.csv");
     assert!(csv.contains(&format!("FedProj,3,{},{},{},", rows[1]["mean"], rows[1]["std"], d["mean"])), "{csv}");
     files_are_whole(folder, &report);
+    for line in read(folder, "runs/fedproj-seed0/metrics.jsonl").lines() {
+        let round: Value = serde_json::from_str(line).unwrap();
+        let each: Vec<f64> = serde_json::from_value(round["forgetting_by_client"].clone()).unwrap();
+        assert_eq!(each.len(), round["cohort"].as_array().unwrap().len());
+        let mean = each.iter().sum::<f64>() / each.len() as f64;
+        assert!((mean - round["forgetting"].as_f64().unwrap()).abs() < 1e-12, "{line}");
+    }
 }
 
 /// Everything that is named was written, and nothing else.

@@ -80,7 +80,7 @@ impl Content<'_> {
     fn lead(&self) -> String {
         let n_runs: usize = self.settings.iter().flat_map(|s| &s.arms).map(|a| a.runs.len()).sum();
         let best = |result: &SettingResult| {
-            let best = result.rows.iter().max_by(|a, b| a.compared.mean.total_cmp(&b.compared.mean))?;
+            let best = result.rows.iter().rev().max_by(|a, b| a.compared.mean.total_cmp(&b.compared.mean))?;
             let place = if self.results.len() > 1 { format!(" ({})", result.setting) } else { String::new() };
             Some(format!("{} {:.2} %{place}", best.compared.name, 100.0 * best.compared.mean))
         };

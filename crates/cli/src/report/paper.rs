@@ -136,7 +136,9 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
             if is_as_paper || WATCHING.contains(&&key[..]) || (key.starts_with("data.public") && !needs_public) {
                 continue;
             }
-            let why = if is_smaller(&key, &value, &paper) {
+            let why = if key == "data.public.name" {
+                "another set in its place".to_owned()
+            } else if is_smaller(&key, &value, &paper) {
                 "smaller, to cost less time".to_owned()
             } else if is_small && SCALE.contains(&&key[..]) {
                 "part of the smaller scale".to_owned()
