@@ -103,7 +103,7 @@ fn real_runs_stand_beside_the_papers_figures() {
     let line = text.lines().find(|line| line.starts_with("FedProj")).unwrap();
     let cells: Vec<&str> = line.split_whitespace().collect();
     assert_eq!(cells[..12].join(" "), "FedProj 2 29.17 ± 0.35 +7.84 ± 30.49 65.52 ± 0.86 −36.35", "{line}");
-    assert!(text.contains("this is not the paper's set-up (clients 20 instead of 100"), "{text}");
+    assert!(text.contains("This is not the paper's set-up (clients 20 instead of 100"), "{text}");
     // These runs did not record who holds what, and their data are not here.
     let html = read(folder.path(), "out/report.html");
     assert!(html.contains("no picture of the partition") && html.contains("`cifar10` is not at hand"), "{text}");

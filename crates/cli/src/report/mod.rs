@@ -96,6 +96,7 @@ pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Writte
         notes.push("Settings differ in data or partition: compare within a setting, not across.".into());
     }
     let results: Vec<SettingResult> = settings.iter().map(tables::results).collect::<Result<_>>()?;
+    notes.extend(paper::statements(&results));
     let mut figures = figures::figures(&settings);
     let (partitions, without_partition) = partition::pictures(&settings);
     figures.extend(partitions);
@@ -113,11 +114,6 @@ pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Writte
     };
     let html = content.page()?.to_html();
     let (title, table) = (content.title, sheets[0].shown.clone());
-    for (setting, result) in settings.iter().zip(&results) {
-        if result.rows.iter().any(|row| row.paper.is_some()) {
-            notes.push(paper::statement(setting, result.deviations.as_deref().unwrap_or_default()));
-        }
-    }
     let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
     for sheet in &sheets {
         let path = out.join("tables").join(sheet.name);

@@ -2,7 +2,6 @@
 
 use super::arms::{Arm, Setting, differing};
 use super::figures::Figure;
-use super::paper;
 use super::tables::{SettingResult, Sheet};
 use anyhow::Result;
 use fedproj_report::{Block, Page, Section};
@@ -81,7 +80,7 @@ impl Content<'_> {
         let n_runs: usize = self.settings.iter().flat_map(|s| &s.arms).map(|a| a.runs.len()).sum();
         let best = |result: &SettingResult| {
             let best = result.rows.iter().rev().max_by(|a, b| a.compared.mean.total_cmp(&b.compared.mean))?;
-            let place = if self.results.len() > 1 { format!(" ({})", result.setting) } else { String::new() };
+            let place = if self.results.len() > 1 { format!(" ({})", result.short) } else { String::new() };
             Some(format!("{} {:.2} %{place}", best.compared.name, 100.0 * best.compared.mean))
         };
         let best: Vec<String> = self.results.iter().filter_map(best).collect();
@@ -102,11 +101,6 @@ impl Content<'_> {
         if n_arms > self.settings.len() {
             let baselines = baselines.join(", ");
             blocks.push(text(&format!("Differences: to {baselines}, paired by seed, with Student's 95 % interval.")));
-        }
-        for (setting, result) in self.settings.iter().zip(self.results) {
-            if result.rows.iter().any(|row| row.paper.is_some()) {
-                blocks.push(text(&paper::statement(setting, result.deviations.as_deref().unwrap_or_default())));
-            }
         }
         blocks.extend(self.notes.iter().map(|note| text(note)));
         section("Results", blocks)
@@ -167,7 +161,7 @@ impl Content<'_> {
         })];
         for (setting, arm) in arms() {
             let name =
-                if self.settings.len() > 1 { format!("{}, {}", arm.name, setting.title) } else { arm.name.clone() };
+                if self.settings.len() > 1 { format!("{}; {}", arm.name, setting.short) } else { arm.name.clone() };
             let seeds: Vec<String> = arm.runs.iter().map(|r| r.run.summary.seed.to_string()).collect();
             blocks.push(Block::Code {
                 summary: format!("{name}; seeds {}", seeds.join(", ")),

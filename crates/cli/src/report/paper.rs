@@ -1,6 +1,7 @@
 //! The paper's figures, and how a setting differs from the one that they are for.
 
 use super::arms::{Arm, Setting};
+use super::tables::SettingResult;
 use crate::new::paper_setup;
 use anyhow::Result;
 use fedproj_core::Config;
@@ -108,7 +109,9 @@ pub fn figure(arm: &Arm) -> Result<Option<Figure>> {
     let (Some(line), Some(beta)) = (line, beta(config)) else { return Ok(None) };
     let Some(paper) = paper_setup(&config.data.private.name, beta, method, "paper")? else { return Ok(None) };
     let keys = paper.keys_in_use();
-    Ok(arm.told_by.iter().all(|(key, value)| keys.get(key) == Some(value)).then_some(line.figure))
+    // Every preset is a reading of the same method.
+    let is_papers = |(key, value): (&String, &String)| key == "preset" || keys.get(key) == Some(value);
+    Ok(arm.told_by.iter().all(is_papers).then_some(line.figure))
 }
 
 /// What is not as in the paper; none where the paper has no such setting.
@@ -181,8 +184,18 @@ impl Deviation {
     }
 }
 
-/// The statement beside the paper's figures.
-pub fn statement(setting: &Setting, deviations: &[Deviation]) -> String {
+/// The statements beside the paper's figures: one for all settings if it is the same.
+pub fn statements(results: &[SettingResult]) -> Vec<String> {
+    let with_figures = results.iter().filter(|r| r.rows.iter().any(|row| row.paper.is_some()));
+    let all: Vec<(&str, String)> =
+        with_figures.map(|r| (&r.setting[..], statement(r.deviations.as_deref().unwrap_or_default()))).collect();
+    match &all[..] {
+        [(_, first), rest @ ..] if rest.iter().all(|(_, text)| text == first) => vec![first.clone()],
+        _ => all.iter().map(|(setting, text)| format!("{setting}: {text}")).collect(),
+    }
+}
+
+fn statement(deviations: &[Deviation]) -> String {
     let in_words = |d: &Deviation| {
         let words: Vec<&str> = d.key.trim_end_matches(".name").split('.').collect();
         // `memory batch` and `local epochs`, but `rounds`.
@@ -191,14 +204,13 @@ pub fn statement(setting: &Setting, deviations: &[Deviation]) -> String {
         format!("{what} {} instead of {}", d.shown(&d.here), d.shown(&d.paper))
     };
     let smaller: Vec<String> = deviations.iter().filter(|d| SCALE.contains(&&d.key[..])).map(in_words).collect();
-    let title = &setting.title;
     if smaller.is_empty() {
         let n = deviations.len();
-        return format!("{title}: the paper's scale; {n} settings are not as its text has them, and are listed below.");
+        return format!("This is the paper's scale; {n} settings are not as its text has them (see below).");
     }
     format!(
-        "{title}: this is not the paper's set-up ({}). Its figures stand here for orientation; these runs are not \
-         expected to reach them.",
+        "This is not the paper's set-up ({}). Its figures stand here for orientation; these runs are not expected to \
+         reach them.",
         smaller.join(", ")
     )
 }
@@ -248,6 +260,8 @@ mod tests {
         let runs: Vec<[&str; 4]> = alpha.iter().map(|alpha| [private, public, half, alpha]).collect();
         let runs: Vec<&[&str]> = runs.iter().map(|r| &r[..]).collect();
         assert_eq!(means(&runs), [Some(67.23), Some(66.57), None, Some(69.88)]);
+        let presets: [[&str; 3]; 2] = ["preset=clean", "preset=paper"].map(|preset| [private, public, preset]);
+        assert_eq!(means(&[&presets[0], &presets[1]]), [Some(65.52); 2]);
         let rates = ["0.0", "0.5"].map(|p| format!("method.fedproj.projection.dropout={p}"));
         let runs: Vec<[&str; 3]> = rates.iter().map(|rate| [private, public, rate]).collect();
         assert_eq!(means(&[&runs[0], &runs[1]]), [Some(65.52), None], "only the arm without dropout is the paper's");
@@ -267,7 +281,7 @@ mod tests {
         assert_eq!((&warmup.arms[..], &warmup.why[..]), (&["FedProj".to_owned()][..], "preset clean"));
         assert_eq!(find("local.batch").why, "chosen for these runs");
         assert!(!all.iter().any(|d| d.key == "seed" || d.key == "preset" || d.key.starts_with("data.public")));
-        let text = statement(&settings[0], &all);
+        let text = statement(&all);
         assert!(text.contains("not the paper's set-up (clients 20 instead of 100"), "{text}");
     }
 
@@ -279,7 +293,7 @@ mod tests {
         let settings = sort(vec![one], &mut Vec::new());
         let all = deviations(&settings[0]).unwrap().unwrap();
         assert_eq!(all.iter().map(|d| &d.key[..]).collect::<Vec<_>>(), ["number of seeds"]);
-        assert!(statement(&settings[0], &all).contains("the paper's scale"));
+        assert!(statement(&all).contains("the paper's scale"));
         let stand_in = paper_setup("cifar100", 0.5, "fedproj", "paper").unwrap().unwrap();
         let mut one = run(&[], 0, 0.5);
         one.run.config = stand_in;
