@@ -183,8 +183,17 @@ const SWEEP: &str = "
 #\"data.partition.beta\" = [0.3, 0.5]
 ";
 
-/// The text of the file.
-fn configuration(setup: &Setup, preset: &str) -> Result<String> {
+/// The paper's set-up for a data set, a method and a preset; none where the paper does not use the set.
+pub fn paper_setup(data: &str, beta: f64, method: &str, preset: &str) -> Result<Option<Config>> {
+    let Some(setup) = SETUPS.iter().find(|s| s.data == data && s.data != "digits") else { return Ok(None) };
+    let mut pairs: Vec<String> = settings(setup, preset).iter().map(|(key, value)| format!("{key}={value}")).collect();
+    pairs.push(format!("data.partition.beta={beta:?}"));
+    pairs.push(format!("method.name={method}"));
+    Ok(Some(Config::from_layers(None, &pairs)?))
+}
+
+/// The keys that make up a set-up, with their values in TOML.
+fn settings(setup: &Setup, preset: &str) -> Vec<(&'static str, String)> {
     let Setup { data, public, model, clients, fraction, rounds, epochs, distill_epochs } = setup;
     let mut written = vec![
         ("seed", "0".into()),
@@ -205,6 +214,12 @@ fn configuration(setup: &Setup, preset: &str) -> Result<String> {
             written.push((key, distill_epochs.to_string()));
         }
     }
+    written
+}
+
+/// The text of the file.
+fn configuration(setup: &Setup, preset: &str) -> Result<String> {
+    let written = settings(setup, preset);
     let pairs: Vec<String> = written.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let effective = Value::try_from(Config::from_layers(None, &pairs)?)?;
     let mut text = HEAD.to_owned();

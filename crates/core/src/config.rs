@@ -10,6 +10,7 @@ use crate::robust::RobustConfig;
 use fedproj_data::{PartitionConfig, SourceConfig};
 use fedproj_nn::{Init, Rule, models};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use toml::{Table, Value};
 
 /// Everything that decides a run's bytes.
@@ -343,6 +344,26 @@ impl Config {
         toml::to_string(&table).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))
     }
 
+    /// Every key that the chosen method looks at, with its value as text; the tables of the other methods are left out.
+    pub fn keys_in_use(&self) -> BTreeMap<String, String> {
+        fn flatten(value: &Value, path: &str, out: &mut BTreeMap<String, String>) {
+            if let Value::Table(table) = value {
+                for (key, value) in table {
+                    flatten(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, out);
+                }
+            } else {
+                out.insert(path.to_owned(), value.to_string().replace('"', ""));
+            }
+        }
+        let mut out = BTreeMap::new();
+        if let Ok(table) = table_of(self) {
+            flatten(&Value::Table(table), "", &mut out);
+        }
+        let own = format!("method.{}.", self.method.name);
+        out.retain(|key, _| !key.starts_with("method.") || key == "method.name" || key.starts_with(&own));
+        out
+    }
+
     fn check(&self) -> Result<()> {
         let (f, l, d) = (&self.federation, &self.local, &self.data);
         let share = "in [0, 1)";
@@ -496,6 +517,15 @@ mod tests {
         assert!(message.contains("method.feddf.distill.optimizer: learning rate = -1"), "{message}");
         assert!(error(&["model.hidden=[0]"]).contains("model.hidden"));
         assert!(error(&["local.schedule.factor=0.0"]).contains("local.schedule.factor"));
+    }
+
+    #[test]
+    fn keys_in_use_are_those_of_the_chosen_method() {
+        let config = Config::from_layers(None, &["method.name=moon".into()]).unwrap();
+        let keys = config.keys_in_use();
+        assert_eq!(keys["method.name"], "moon");
+        assert_eq!(keys["local.optimizer.lr"], "0.001");
+        assert!(keys.contains_key("method.moon.temperature") && !keys.keys().any(|k| k.starts_with("method.fed")));
     }
 
     #[test]

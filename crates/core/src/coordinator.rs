@@ -214,7 +214,7 @@ impl Coordinator {
     fn describe_clients(&self, results: &dyn Contributions, before: &Score, record: &mut RoundRecord) -> Result<()> {
         let n = results.n() as f64;
         let labels = self.experiment.private.labels().unwrap_or(&[]);
-        let (mut forgetting, mut client, mut personal) = (0.0, 0.0, 0.0);
+        let (mut forgetting, mut client, mut personal) = (Vec::with_capacity(results.n()), 0.0, 0.0);
         let whole = |at: usize, part: Part<'_>| -> Result<Vec<f32>> {
             let mut values = vec![0.0; results.len_of(at, part)];
             results.read(at, part, 0, &mut values)?;
@@ -223,13 +223,14 @@ impl Coordinator {
         for at in 0..results.n() {
             let score = self.score(&whole(at, Part::Weights)?, &whole(at, Part::Buffers)?)?;
             let lost = before.per_class.iter().zip(&score.per_class).map(|(before, after)| before - after);
-            forgetting += lost.fold(f64::NEG_INFINITY, f64::max) / n;
+            forgetting.push(lost.fold(f64::NEG_INFINITY, f64::max));
             client += score.accuracy / n;
             let id = results.head(at).client as usize;
             let held = self.experiment.partition.class_counts(id, labels, score.per_class.len());
             personal += score.accuracy_on((0..held.len()).filter(|&class| held[class] > 0)) / n;
         }
-        record.forgetting = Some(forgetting);
+        record.forgetting = Some(forgetting.iter().map(|lost| lost / n).sum());
+        record.forgetting_by_client = Some(forgetting);
         record.client_accuracy = Some(client);
         record.personal_accuracy = Some(personal);
         Ok(())

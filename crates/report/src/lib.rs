@@ -20,6 +20,7 @@
 //! ```
 
 mod curves;
+mod heat;
 mod mesh;
 mod page;
 mod palette;
@@ -29,7 +30,8 @@ mod sketch;
 mod svg;
 mod table;
 
-pub use curves::{Chart, Charts, Spread};
+pub use curves::{Chart, Charts, Layout, Series, Spread, axis};
+pub use heat::Heat;
 pub use mesh::{Extent, Mesh, Outline};
 pub use page::{Block, Page, Section};
 pub use palette::{CLASSES, Look, Mark, SERIES};

@@ -1,0 +1,87 @@
+//! The runs of a report, and what is wrong with those that are left out.
+
+use anyhow::{Context, Result, bail};
+use fedproj_core::{Error, Manifest, StoredRun};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// A finished run with its manifest, where it has one.
+#[derive(Clone)]
+pub struct Loaded {
+    /// Configuration, outcome and rounds.
+    pub run: StoredRun,
+    /// What it was made of and on.
+    pub manifest: Option<Manifest>,
+}
+
+/// All finished runs at or below the paths, and a note on each that is left out.
+pub fn load(paths: &[PathBuf]) -> Result<(Vec<Loaded>, Vec<String>)> {
+    let (mut runs, mut unfinished) = (Vec::new(), Vec::new());
+    let mut seen = BTreeSet::new();
+    for path in paths {
+        if !path.is_dir() {
+            bail!(Error::config(format!(
+                "`{}` is no directory; a run is a directory with config.toml",
+                path.display()
+            )));
+        }
+        let found = find(path)?;
+        if found.is_empty() {
+            bail!(Error::config(format!(
+                "`{}` holds no run, and no directory below it does\nhint: `fedproj run --out DIR` makes one; it has \
+                 config.toml, metrics.jsonl and, when it is done, summary.json",
+                path.display()
+            )));
+        }
+        for dir in found {
+            let place = dir.canonicalize().with_context(|| format!("cannot read `{}`", dir.display()))?;
+            if !seen.insert(place) {
+                continue;
+            }
+            if dir.join("summary.json").exists() {
+                runs.push(open(&dir)?);
+            } else {
+                let n_rounds = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default().lines().count();
+                unfinished.push(format!("`{}` is unfinished, {n_rounds} rounds are done", dir.display()));
+            }
+        }
+    }
+    if runs.is_empty() {
+        bail!(Error::config(format!(
+            "no run is finished: {}\nhint: `fedproj run … --resume` goes on with one",
+            unfinished.join("; ")
+        )));
+    }
+    let mut notes: Vec<String> = unfinished.iter().map(|what| format!("Left out: {what}.")).collect();
+    let versions: BTreeSet<&str> = runs.iter().filter_map(|r| Some(r.manifest.as_ref()?.version.as_str())).collect();
+    if versions.len() > 1 {
+        let versions: Vec<&str> = versions.into_iter().collect();
+        notes.push(format!("The runs were made by several versions of the program: {}.", versions.join(", ")));
+    }
+    Ok((runs, notes))
+}
+
+/// The run directories at or below a path, finished or not, in the order of their names.
+fn find(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.join("config.toml").exists() || path.join("summary.json").exists() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = std::fs::read_dir(path).with_context(|| format!("cannot list `{}`", path.display()))?;
+    let mut folders: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).filter(|p| p.is_dir()).collect();
+    folders.sort();
+    let found: Vec<Vec<PathBuf>> = folders.iter().map(|folder| find(folder)).collect::<Result<_>>()?;
+    Ok(found.concat())
+}
+
+fn open(dir: &Path) -> Result<Loaded> {
+    let run = StoredRun::open(dir)?;
+    let (expected, found) = (run.config.federation.rounds as usize, run.rounds.len());
+    if expected != found {
+        bail!(
+            "`{}`: metrics.jsonl holds {found} rounds, but the configuration asks for {expected}\n\
+             hint: the file was cut or changed; leave this run out, or run it again",
+            dir.display()
+        );
+    }
+    Ok(Loaded { run, manifest: Manifest::read(dir)? })
+}
