@@ -51,6 +51,12 @@ pub trait Contributions: Debug + Sync {
     /// # Errors
     /// If they cannot be read.
     fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()>;
+
+    /// Σ_k w_k of a part over the contributions `chosen`, where whoever holds them can take that sum faster than by reading.
+    fn weighted_sum(&self, chosen: &[usize], weights: &[f32], part: Part<'_>) -> Option<Result<Vec<f32>>> {
+        let _ = (chosen, weights, part);
+        None
+    }
 }
 
 impl Contributions for Vec<ClientResult> {

@@ -2,6 +2,7 @@
 //! both stand on it, so the same contributions give the same bytes.
 
 use crate::contributions::{Contributions, Part};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Model, Score};
 use crate::experiment::Experiment;
@@ -18,7 +19,7 @@ use std::time::Instant;
 pub struct Coordinator {
     experiment: Arc<Experiment>,
     method: Box<dyn Method>,
-    n_threads: usize,
+    device: Device,
     evaluator: Evaluator,
     pub(crate) state: ServerState,
     /// The last evaluation of the global model, if it is of the current state.
@@ -39,13 +40,13 @@ impl Coordinator {
     ///
     /// # Errors
     /// If the network cannot be laid out.
-    pub fn new(experiment: Experiment, method: Box<dyn Method>, n_threads: usize) -> Result<Self> {
+    pub fn new(experiment: Experiment, method: Box<dyn Method>, device: impl Into<Device>) -> Result<Self> {
         let state = ServerState {
             weights: experiment.weights.clone(),
             buffers: experiment.buffers.clone(),
             ..ServerState::default()
         };
-        Self::resume(experiment, method, n_threads, state)
+        Self::resume(experiment, method, device, state)
     }
 
     /// A server that goes on from a state.
@@ -55,16 +56,22 @@ impl Coordinator {
     pub fn resume(
         experiment: Experiment,
         method: Box<dyn Method>,
-        n_threads: usize,
+        device: impl Into<Device>,
         state: ServerState,
     ) -> Result<Self> {
         let (expected, found) = (experiment.weights.len(), state.weights.len());
         if expected != found || experiment.buffers.len() != state.buffers.len() {
             return Err(Error::config(format!("a state of {found} weights does not fit a network of {expected}")));
         }
-        let n_threads = n_threads.max(1);
-        let evaluator = Evaluator::new(&experiment.graph, n_threads)?;
-        Ok(Self { experiment: Arc::new(experiment), method, n_threads, evaluator, state, last_score: None })
+        let (device, experiment) = (device.into(), Arc::new(experiment));
+        #[allow(unused_mut, reason = "a GPU may take its place")]
+        let mut evaluator = Evaluator::new(&experiment.graph, device.n_threads())?;
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = device.gpu() {
+            let on = crate::gpu::OnGpu::new(gpu, &experiment)?;
+            evaluator.use_gpu(&on)?;
+        }
+        Ok(Self { experiment, method, device, evaluator, state, last_score: None })
     }
 
     /// What the server keeps.
@@ -82,9 +89,14 @@ impl Coordinator {
         self.method.as_ref()
     }
 
-    /// Threads that fuse and evaluate.
-    pub(crate) fn n_threads(&self) -> usize {
-        self.n_threads
+    /// Where it computes.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_gpu(&self) -> Option<&Arc<crate::gpu::OnGpu>> {
+        self.evaluator.on_gpu()
     }
 
     /// Whether all rounds are done.
@@ -101,7 +113,7 @@ impl Coordinator {
         let round = self.state.n_rounds_done;
         if round == 0 {
             let nothing = Vec::<ClientResult>::new();
-            let server = Fusion::new(&experiment, &self.evaluator, self.n_threads, &nothing, &mut self.state)?;
+            let server = Fusion::new(&experiment, &self.evaluator, self.device.n_threads(), &nothing, &mut self.state)?;
             let targets = self.method.first_targets(&server)?;
             self.state.targets = targets.map(Arc::new);
         }
@@ -122,7 +134,7 @@ impl Coordinator {
         let federation = &experiment.config.federation;
         let round = self.state.n_rounds_done;
         let start = Instant::now();
-        let mut fusing = Fusion::new(&experiment, &self.evaluator, self.n_threads, results, &mut self.state)?;
+        let mut fusing = Fusion::new(&experiment, &self.evaluator, self.device.n_threads(), results, &mut self.state)?;
         self.method.fuse(&mut fusing)?;
         let (evaluated, before_distillation, distill_loss) =
             (fusing.evaluated.take(), fusing.before_distillation.take(), fusing.distill_loss.take());

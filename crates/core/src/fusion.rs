@@ -139,6 +139,11 @@ impl Fusion<'_> {
             let total: f32 = weights.iter().sum();
             return self.by_coordinate(part, |column| total * robust.of_column(column));
         }
+        if self.clipped.is_none()
+            && let Some(sum) = self.results.weighted_sum(&self.chosen, weights, part)
+        {
+            return sum;
+        }
         let mut out = vec![0.0; self.len_of(part)];
         let (cpu, mut row) = (&mut Cpu::new(1), vec![0.0; BLOCK.min(out.len())]);
         for (block, out) in out.chunks_mut(BLOCK).enumerate() {
@@ -292,7 +297,8 @@ impl Fusion<'_> {
             self.read(at, part, 0, &mut values)?;
             Ok(values)
         };
-        for (batch, ids) in self.chosen.chunks(self.n_threads).enumerate() {
+        let at_once = self.evaluator.n_at_once();
+        for (batch, ids) in self.chosen.chunks(at_once).enumerate() {
             let sent = ids.iter().all(|&at| self.results.len_of(at, Part::Logits) > 0);
             let outputs = if sent {
                 let of = |&at: &usize| {
@@ -307,7 +313,7 @@ impl Fusion<'_> {
                     models.iter().map(|(weights, buffers)| Model { weights, buffers }).collect();
                 self.evaluator.outputs(&models, public, with_features)?
             };
-            outputs.into_iter().enumerate().for_each(|(i, out)| take(batch * self.n_threads + i, out));
+            outputs.into_iter().enumerate().for_each(|(i, out)| take(batch * at_once + i, out));
         }
         Ok(())
     }
@@ -361,9 +367,16 @@ impl Fusion<'_> {
     /// If the loss is not finite.
     pub fn distill(&mut self, how: &Distill, targets: &DistillTargets<'_>, previous: &[f32]) -> Result<()> {
         self.before_distillation = Some(self.score()?);
-        let loss = how.run(self.experiment, self.n_threads, self.round, self.state, targets, previous)?;
-        self.distill_loss = Some(loss);
+        self.distill_loss = Some(self.train_student(how, targets, previous)?);
         Ok(())
+    }
+
+    fn train_student(&mut self, how: &Distill, targets: &DistillTargets<'_>, previous: &[f32]) -> Result<f64> {
+        #[cfg(feature = "cuda")]
+        if let Some(on) = self.evaluator.on_gpu() {
+            return on.distill(how, self.round, self.state, targets, previous);
+        }
+        how.run(self.experiment, self.n_threads, self.round, self.state, targets, previous)
     }
 
     fn score(&self) -> Result<Score> {

@@ -8,11 +8,14 @@ mod compare;
 mod config;
 mod contributions;
 mod coordinator;
+mod device;
 mod distill;
 mod error;
 mod evaluate;
 mod experiment;
 mod fusion;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod memory;
 mod method;
 pub mod methods;
@@ -34,6 +37,7 @@ pub use config::{
 };
 pub use contributions::{Contributions, Head, Part};
 pub use coordinator::{Coordinator, Opening, model_hash};
+pub use device::Device;
 pub use distill::{Anchor, DirectionConfig, Distill, DistillTargets, EnsembleWeights, StudentNorm};
 pub use error::{Error, Result};
 pub use evaluate::{Evaluator, Model, Outputs, Score};

@@ -5,6 +5,7 @@
 
 use crate::checkpoint::{self, write_atomically};
 use crate::config::{Config, FederationConfig};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::fusion::ServerState;
@@ -65,7 +66,8 @@ impl Manifest {
     }
 
     /// What a run of this experiment is made of.
-    pub fn of(experiment: &Experiment, n_threads: usize) -> Self {
+    pub fn of(experiment: &Experiment, device: impl Into<Device>) -> Self {
+        let device = device.into();
         let e = experiment;
         let mut partition = blake3::Hasher::new();
         // A million virtual clients are told by their rule; hashing each would cost more than the run.
@@ -87,12 +89,15 @@ impl Manifest {
         if let Some(public) = &e.public {
             hashes.insert(text("public"), public.hash());
         }
-        let hardware = BTreeMap::from([
+        let mut hardware = BTreeMap::from([
             (text("isa"), text(Isa::detect().name())),
-            (text("threads"), n_threads.to_string()),
+            (text("threads"), device.n_threads().to_string()),
             (text("os"), text(std::env::consts::OS)),
             (text("arch"), text(std::env::consts::ARCH)),
         ]);
+        if let Some(gpu) = device.gpu_name() {
+            hardware.insert(text("gpu"), gpu);
+        }
         let n_clients = e.partition.n_clients();
         let sizes = BTreeMap::from([
             (text("clients"), n_clients),
@@ -149,7 +154,7 @@ impl RunDir {
     pub fn open(
         dir: &Path,
         experiment: &Experiment,
-        n_threads: usize,
+        device: impl Into<Device>,
         resume: bool,
     ) -> Result<(Self, Option<ServerState>)> {
         let config = &experiment.config;
@@ -175,7 +180,7 @@ impl RunDir {
         };
         if !exists {
             // The configuration comes last: where it stands, the manifest stands too.
-            write_atomically(&dir.join("manifest.json"), Manifest::of(experiment, n_threads).to_json().as_bytes())?;
+            write_atomically(&dir.join("manifest.json"), Manifest::of(experiment, device).to_json().as_bytes())?;
             write_atomically(&dir.join("config.toml"), text.as_bytes())?;
         }
         // Lines after the checkpoint, or half a line that a crash left, are dropped here.
@@ -264,13 +269,20 @@ impl Run {
     ///
     /// # Errors
     /// If the directory is in use, holds another run, or cannot be written.
-    pub fn open(dir: &Path, config: &Config, data_dir: Option<&Path>, n_threads: usize, resume: bool) -> Result<Self> {
+    pub fn open(
+        dir: &Path,
+        config: &Config,
+        data_dir: Option<&Path>,
+        device: impl Into<Device>,
+        resume: bool,
+    ) -> Result<Self> {
+        let device = device.into();
         let method = config.method.build()?;
         let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
-        let (directory, state) = RunDir::open(dir, &experiment, n_threads, resume)?;
+        let (directory, state) = RunDir::open(dir, &experiment, device.clone(), resume)?;
         let simulation = match state {
-            Some(state) => Simulation::resume(experiment, method, n_threads, state)?,
-            None => Simulation::new(experiment, method, n_threads)?,
+            Some(state) => Simulation::resume(experiment, method, device, state)?,
+            None => Simulation::new(experiment, method, device)?,
         };
         Ok(Self { directory, simulation })
     }
@@ -474,7 +486,7 @@ pub struct Verified {
 pub fn verify(
     dir: &Path,
     data_dir: Option<&Path>,
-    n_threads: usize,
+    device: impl Into<Device>,
     from_checkpoint: bool,
     progress: &(dyn Fn(u32) + Sync),
 ) -> Result<Verified> {
@@ -485,8 +497,8 @@ pub fn verify(
     let experiment = Experiment::load(config, method.as_ref(), data_dir)?;
     let oldest = if from_checkpoint { checkpoints(dir)?.into_iter().next() } else { None };
     let mut simulation = match oldest {
-        Some((_, path)) => Simulation::resume(experiment, method, n_threads, checkpoint::load(&path, &hash)?)?,
-        None => Simulation::new(experiment, method, n_threads)?,
+        Some((_, path)) => Simulation::resume(experiment, method, device, checkpoint::load(&path, &hash)?)?,
+        None => Simulation::new(experiment, method, device)?,
     };
     let from = simulation.state().n_rounds_done;
     for expected in recorded.iter().skip(from as usize) {

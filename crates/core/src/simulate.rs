@@ -1,9 +1,12 @@
 //! The simulator: a federation whose clients train on threads of this process.
 
 use crate::coordinator::Coordinator;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::fusion::ServerState;
+#[cfg(feature = "cuda")]
+use crate::gpu::{GpuResults, GpuTrainer};
 use crate::method::Method;
 use crate::record::RoundRecord;
 use crate::trainer::{ClientResult, ClientState, Download, Trainer};
@@ -27,9 +30,22 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Simulation {
     server: Coordinator,
-    trainers: Vec<Mutex<Trainer>>,
+    workers: Workers,
     /// What the clients of the last round sent.
     last_results: Vec<ClientResult>,
+    /// The lanes in which their vectors still lie, where a GPU has trained them.
+    #[cfg(feature = "cuda")]
+    last_lanes: Option<Vec<u32>>,
+}
+
+/// Who trains clients.
+#[derive(Debug)]
+enum Workers {
+    /// One client a thread.
+    Threads(Vec<Mutex<Trainer>>),
+    /// All clients at once, as far as memory goes.
+    #[cfg(feature = "cuda")]
+    Gpu(Box<GpuTrainer>),
 }
 
 /// What a progress bar can show while a round runs.
@@ -46,8 +62,8 @@ impl Simulation {
     ///
     /// # Errors
     /// If the network cannot be laid out.
-    pub fn new(experiment: Experiment, method: Box<dyn Method>, n_threads: usize) -> Result<Self> {
-        Self::with_server(Coordinator::new(experiment, method, n_threads)?)
+    pub fn new(experiment: Experiment, method: Box<dyn Method>, device: impl Into<Device>) -> Result<Self> {
+        Self::with_server(Coordinator::new(experiment, method, device)?)
     }
 
     /// A simulation that goes on from a state.
@@ -57,18 +73,33 @@ impl Simulation {
     pub fn resume(
         experiment: Experiment,
         method: Box<dyn Method>,
-        n_threads: usize,
+        device: impl Into<Device>,
         state: ServerState,
     ) -> Result<Self> {
-        Self::with_server(Coordinator::resume(experiment, method, n_threads, state)?)
+        Self::with_server(Coordinator::resume(experiment, method, device, state)?)
     }
 
     fn with_server(server: Coordinator) -> Result<Self> {
+        let workers = Self::workers(&server)?;
+        Ok(Self {
+            server,
+            workers,
+            last_results: Vec::new(),
+            #[cfg(feature = "cuda")]
+            last_lanes: None,
+        })
+    }
+
+    fn workers(server: &Coordinator) -> Result<Workers> {
+        #[cfg(feature = "cuda")]
+        if let Some(on) = server.on_gpu() {
+            return Ok(Workers::Gpu(Box::new(GpuTrainer::new(on, server.method())?)));
+        }
         let experiment = server.experiment();
         let cohort = experiment.config.federation.cohort(experiment.partition.n_clients());
         let trainer = |_| Trainer::new(experiment, server.method()).map(Mutex::new);
-        let trainers = (0..server.n_threads().min(cohort)).map(trainer).collect::<Result<_>>()?;
-        Ok(Self { server, trainers, last_results: Vec::new() })
+        let n_threads = server.device().n_threads();
+        Ok(Workers::Threads((0..n_threads.min(cohort)).map(trainer).collect::<Result<_>>()?))
     }
 
     /// What the server keeps.
@@ -87,8 +118,15 @@ impl Simulation {
     }
 
     /// What the clients of the last round sent, in the order of their ids: their models after local training.
-    pub fn last_results(&self) -> &[ClientResult] {
-        &self.last_results
+    ///
+    /// # Errors
+    /// If they are on a GPU that does not answer.
+    pub fn last_results(&mut self) -> Result<&[ClientResult]> {
+        #[cfg(feature = "cuda")]
+        if let (Workers::Gpu(trainer), Some(lanes)) = (&self.workers, self.last_lanes.take()) {
+            self.last_results = trainer.downloaded(&self.last_results, &lanes)?;
+        }
+        Ok(&self.last_results)
     }
 
     /// Whether all rounds are done.
@@ -114,7 +152,20 @@ impl Simulation {
         self.last_results.clear();
         let start = Instant::now();
         let opening = self.server.open()?;
-        let mut results = self.train(cohort, &opening.download, progress)?;
+        let mut jobs = self.jobs(cohort);
+        #[cfg(feature = "cuda")]
+        let mut on_gpu = None;
+        let mut results = match &mut self.workers {
+            Workers::Threads(trainers) => {
+                train(trainers, self.server.method(), std::mem::take(&mut jobs), &opening.download, progress)?
+            }
+            #[cfg(feature = "cuda")]
+            Workers::Gpu(trainer) => {
+                let (results, lanes) = trainer.train(self.server.method(), &opening.download, jobs, progress)?;
+                on_gpu = lanes;
+                results
+            }
+        };
         let local = start.elapsed().as_secs_f64();
         progress(Progress::Fusing);
         for result in &mut results {
@@ -123,51 +174,62 @@ impl Simulation {
                 self.server.state.clients.insert(result.client, state);
             }
         }
+        #[cfg(feature = "cuda")]
+        if let (Workers::Gpu(trainer), Some(lanes)) = (&self.workers, on_gpu) {
+            let record = self.server.close(&opening, &GpuResults::new(trainer, &results, &lanes), local)?;
+            (self.last_results, self.last_lanes) = (results, Some(lanes));
+            return Ok(record);
+        }
         let record = self.server.close(&opening, &results, local)?;
         self.last_results = results;
         Ok(record)
     }
 
-    /// Trains the cohort, largest clients first, on all threads; results come back in the order of the clients' ids.
-    fn train(
-        &mut self,
-        cohort: &[u32],
-        download: &Arc<Download>,
-        progress: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Vec<ClientResult>> {
+    /// The clients of a round with what they keep, largest first.
+    fn jobs(&mut self, cohort: &[u32]) -> Vec<(u32, ClientState)> {
         let states = &mut self.server.state.clients;
-        let mut jobs: Vec<(u32, Mutex<Option<ClientState>>)> = cohort
-            .iter()
-            .map(|&client| (client, Mutex::new(Some(states.remove(&client).unwrap_or_default()))))
-            .collect();
+        let mut jobs: Vec<(u32, ClientState)> =
+            cohort.iter().map(|&client| (client, states.remove(&client).unwrap_or_default())).collect();
         jobs.sort_by_key(|(client, _)| std::cmp::Reverse(self.experiment().partition.size(*client as usize)));
-        let next = AtomicUsize::new(0);
-        let results = Mutex::new(Vec::with_capacity(jobs.len()));
-        let method = self.server.method();
-        let work = |trainer: &mut Trainer| {
-            while let Some((client, state)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let state = state.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
-                let result = trainer.train(method, download, *client, state);
-                let failed = result.is_err();
-                results.lock().unwrap_or_else(PoisonError::into_inner).push((*client, result));
-                if failed {
-                    // Nobody starts another client once one has failed.
-                    next.store(jobs.len(), Ordering::Relaxed);
-                }
-                progress(Progress::ClientDone);
-            }
-        };
-        std::thread::scope(|scope| {
-            for trainer in &self.trainers {
-                scope.spawn(|| work(&mut trainer.lock().unwrap_or_else(PoisonError::into_inner)));
-            }
-        });
-        let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-        results.sort_by_key(|(client, _)| *client);
-        let place = |client: u32, error: Error| match error {
-            Error::NotFinite { .. } => error,
-            source => Error::Client { round: download.round, client, source: Box::new(source) },
-        };
-        results.into_iter().map(|(client, result)| result.map_err(|e| place(client, e))).collect()
+        jobs
     }
+}
+
+/// Trains clients in the given order on all threads; results come back in the order of the clients' ids.
+fn train(
+    trainers: &[Mutex<Trainer>],
+    method: &dyn Method,
+    jobs: Vec<(u32, ClientState)>,
+    download: &Arc<Download>,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Vec<ClientResult>> {
+    let jobs: Vec<(u32, Mutex<Option<ClientState>>)> =
+        jobs.into_iter().map(|(client, state)| (client, Mutex::new(Some(state)))).collect();
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::with_capacity(jobs.len()));
+    let work = |trainer: &mut Trainer| {
+        while let Some((client, state)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let state = state.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+            let result = trainer.train(method, download, *client, state);
+            let failed = result.is_err();
+            results.lock().unwrap_or_else(PoisonError::into_inner).push((*client, result));
+            if failed {
+                // Nobody starts another client once one has failed.
+                next.store(jobs.len(), Ordering::Relaxed);
+            }
+            progress(Progress::ClientDone);
+        }
+    };
+    std::thread::scope(|scope| {
+        for trainer in trainers {
+            scope.spawn(|| work(&mut trainer.lock().unwrap_or_else(PoisonError::into_inner)));
+        }
+    });
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_by_key(|(client, _)| *client);
+    let place = |client: u32, error: Error| match error {
+        Error::NotFinite { .. } => error,
+        source => Error::Client { round: download.round, client, source: Box::new(source) },
+    };
+    results.into_iter().map(|(client, result)| result.map_err(|e| place(client, e))).collect()
 }

@@ -5,7 +5,8 @@
 
 use crate::error::Result;
 use crate::terms;
-use crate::trainer::{Trainer, VectorId};
+use crate::trainer::VectorId;
+use std::fmt::Debug;
 use fedproj_nn::vector::Bounds;
 use fedproj_nn::{Graph, NodeId};
 use fedproj_rng::{Purpose, Stream};
@@ -81,10 +82,30 @@ pub enum Scope {
     Layer,
 }
 
+/// What stands behind the handles: a CPU thread that computes at once, or a recorder of what a GPU will do.
+pub(crate) trait Backend: Debug {
+    fn graph(&self) -> &Graph;
+    fn has_memory(&self) -> bool;
+    fn gradient(&mut self, place: Place, batch: Batch, objective: &[Term]) -> Result<VectorId>;
+    fn embed(&mut self, weights: VectorId, node: NodeId) -> Result<usize>;
+    fn broadcast_id(&mut self, name: &str) -> VectorId;
+    fn state_id(&mut self, name: &str) -> VectorId;
+    fn upload_id(&mut self, name: &str) -> VectorId;
+    fn kept_model(&self, name: &str) -> Option<VectorId>;
+    fn keep_model(&mut self, name: &str);
+    fn lr_total(&self) -> f32;
+    fn add_scaled(&mut self, y: VectorId, a: f32, x: VectorId);
+    fn add_scaled_diff(&mut self, g: VectorId, a: f32, x: VectorId, y: VectorId);
+    fn clip(&mut self, g: VectorId, norm_max: f32);
+    fn project(&mut self, g: VectorId, r: VectorId, rule: &ProjectionRule) -> Result<()>;
+    fn update(&mut self, g: VectorId);
+    fn update_projected(&mut self, g: VectorId, r: VectorId, rule: &ProjectionRule) -> Result<()>;
+}
+
 /// One local step of one client.
 #[derive(Debug)]
 pub struct Step<'a> {
-    pub(crate) trainer: &'a mut Trainer,
+    pub(crate) trainer: &'a mut dyn Backend,
     pub(crate) place: Place,
 }
 
@@ -214,7 +235,7 @@ impl Step<'_> {
 /// The end of a client's local training.
 #[derive(Debug)]
 pub struct Finish<'a> {
-    pub(crate) trainer: &'a mut Trainer,
+    pub(crate) trainer: &'a mut dyn Backend,
 }
 
 impl Finish<'_> {

@@ -1,57 +1,20 @@
 //! Gradients and losses of a client's batches, and embeddings of its samples.
 
 use super::{Trainer, VectorId, buffers_name};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::{Cursor, MemoryConfig, Target};
-use crate::step::{Batch, Place, Term};
+use crate::step::{Place, Term};
 use crate::terms;
-use fedproj_nn::{Buffer, Cpu, Loss, Mode, NodeId, NormMode, Options, Workspace};
+use fedproj_nn::{Cpu, Loss, Mode, NodeId, NormMode, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
 
 impl Trainer {
     /// A dropout key of this step's own.
-    fn dropout_key(place: Place) -> u64 {
+    pub(super) fn dropout_key(place: Place) -> u64 {
         Stream::new(place.seed, Purpose::Dropout, [place.round, place.client, place.step]).next_u64()
     }
 
-    pub fn gradient(&mut self, place: Place, batch: Batch, objective: &[Term]) -> Result<VectorId> {
-        let mode = match batch {
-            Batch::Private => {
-                self.gather_private();
-                Mode::train(Self::dropout_key(place))
-            }
-            Batch::Memory => {
-                self.gather_memory();
-                let bn = self.memory_config.as_ref().map_or(Mode::EVAL.norm, |m| m.bn.mode());
-                Mode { norm: bn, dropout: None }
-            }
-        };
-        self.ws.forward(&self.theta, &mut self.buffers, &self.x, mode)?;
-        let mut loss = 0.0;
-        for term in objective {
-            loss += self.add_term(term)?;
-        }
-        if !loss.is_finite() {
-            let Place { round, client, epoch, step, .. } = place;
-            return Err(Error::NotFinite { round, client, epoch, step, loss });
-        }
-        match batch {
-            Batch::Private => self.loss_total += loss,
-            Batch::Memory => {
-                self.memory_loss = loss;
-                self.stats.memory_loss_before.get_or_insert(loss);
-            }
-        }
-        let id = self.n_gradients;
-        self.n_gradients += 1;
-        if self.gradients.len() == id {
-            self.gradients.push(Buffer::zeros(self.theta.len()));
-        }
-        self.ws.backward(&self.theta, &mut self.gradients[id])?;
-        Ok(VectorId::Gradient(id))
-    }
-
-    fn gather_private(&mut self) {
+    pub(super) fn gather_private(&mut self) {
         let data = &self.experiment.private;
         self.indices.clear();
         self.indices.extend(self.positions.iter().map(|&p| self.samples[p as usize]));
@@ -62,7 +25,7 @@ impl Trainer {
         self.labels.extend(self.indices.iter().map(|&i| labels[i as usize]));
     }
 
-    fn gather_memory(&mut self) {
+    pub(super) fn gather_memory(&mut self) {
         let (Some(cursor), Some((memory, targets)), Some(public)) =
             (&mut self.cursor, &self.download.memory, &self.experiment.public)
         else {
@@ -82,7 +45,7 @@ impl Trainer {
         }
     }
 
-    fn add_term(&mut self, term: &Term) -> Result<f64> {
+    pub(super) fn add_term(&mut self, term: &Term) -> Result<f64> {
         let output = self.ws.graph().output();
         match *term {
             Term::CrossEntropy => Ok(self.ws.add_loss(output, &Loss::CrossEntropy { labels: &self.labels }, 1.0)?),
@@ -155,26 +118,8 @@ impl Trainer {
         Ok(loss)
     }
 
-    pub fn embed(&mut self, weights: VectorId, node: NodeId) -> Result<usize> {
-        // Weights that move within the round must not be remembered.
-        self.embeddings.retain(|(id, _, _)| *id != VectorId::Weights);
-        let cached = self.embeddings.iter().position(|(id, n, _)| (*id, *n) == (weights, node));
-        let at = if let Some(at) = cached {
-            at
-        } else {
-            let all = self.embed_all(weights, node)?;
-            self.embeddings.push((weights, node, all));
-            self.embeddings.len() - 1
-        };
-        if self.embedded.len() <= at {
-            self.embedded.resize(at + 1, Vec::new());
-        }
-        gather_rows(&self.embeddings[at].2, self.samples.len(), &self.positions, &mut self.embedded[at]);
-        Ok(at)
-    }
-
     /// A node's values for every sample of the client: the weights do not change within the round.
-    fn embed_all(&mut self, weights: VectorId, node: NodeId) -> Result<Vec<f32>> {
+    pub(super) fn embed_all(&mut self, weights: VectorId, node: NodeId) -> Result<Vec<f32>> {
         let (data, batch) = (&self.experiment.private, self.experiment.config.local.batch);
         if self.embed_ws.is_none() {
             let options = Options { batch, taps: &[node], training: false };
@@ -204,7 +149,7 @@ impl Trainer {
 }
 
 /// The rows `indices` of a matrix with `n_rows` rows; nothing for an empty matrix.
-fn gather_rows(matrix: &[f32], n_rows: usize, indices: &[u32], out: &mut Vec<f32>) {
+pub(super) fn gather_rows(matrix: &[f32], n_rows: usize, indices: &[u32], out: &mut Vec<f32>) {
     let dim = matrix.len() / n_rows.max(1);
     out.clear();
     for &i in indices {

@@ -1,5 +1,6 @@
 //! A client's local training on one CPU thread: what stands behind [`Step`].
 
+mod backend;
 mod gradient;
 mod vectors;
 
@@ -9,7 +10,7 @@ use crate::experiment::Experiment;
 use crate::memory::{Cursor, MemoryConfig, Targets};
 use crate::method::Method;
 use crate::step::{Finish, Place, Step};
-use fedproj_nn::{Buffer, Cpu, Graph, NodeId, Optimizer, Options, Workspace};
+use fedproj_nn::{Buffer, Cpu, NodeId, Optimizer, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -269,14 +270,6 @@ impl Trainer {
             stats,
         }
     }
-
-    pub fn graph(&self) -> &Graph {
-        &self.experiment.graph
-    }
-
-    pub fn has_memory(&self) -> bool {
-        self.cursor.is_some()
-    }
 }
 
 impl LocalConfig {
@@ -286,6 +279,6 @@ impl LocalConfig {
 }
 
 /// The name under which a kept model's buffers are kept.
-fn buffers_name(model: &str) -> String {
+pub(crate) fn buffers_name(model: &str) -> String {
     format!("{model}.buffers")
 }

@@ -1,39 +1,14 @@
 //! The vectors behind the handles: arithmetic, the optimiser's step, projection.
 
-use super::{Trainer, VectorId, buffers_name};
+use super::{Trainer, VectorId};
 use crate::error::Result;
 use crate::step::{ProjectionRule, Scope};
 use fedproj_nn::vector::{self, Conflict};
-use fedproj_nn::{Buffer, Cpu, clip_norm};
+use fedproj_nn::Buffer;
 
 impl Trainer {
-    pub fn broadcast_id(&mut self, name: &str) -> VectorId {
-        VectorId::Broadcast(find_or_zeros(&mut self.broadcasts, name, self.theta.len()))
-    }
 
-    pub fn state_id(&mut self, name: &str) -> VectorId {
-        VectorId::State(find_or_zeros(&mut self.states, name, self.theta.len()))
-    }
-
-    pub fn upload_id(&mut self, name: &str) -> VectorId {
-        VectorId::Upload(find_or_zeros(&mut self.uploads, name, self.theta.len()))
-    }
-
-    pub fn kept_model(&self, name: &str) -> Option<VectorId> {
-        self.states.iter().position(|(n, _)| n == name).map(VectorId::State)
-    }
-
-    pub fn keep_model(&mut self, name: &str) {
-        self.states.retain(|(n, _)| *n != name && *n != buffers_name(name));
-        self.states.push((name.to_owned(), self.theta.clone()));
-        self.states.push((buffers_name(name), Buffer::from(&self.buffers[..])));
-    }
-
-    pub fn lr_total(&self) -> f32 {
-        (self.lr_factor_total * f64::from(self.experiment.config.local.optimizer.lr)) as f32
-    }
-
-    fn vector(&self, id: VectorId) -> &[f32] {
+    pub(super) fn vector(&self, id: VectorId) -> &[f32] {
         match id {
             VectorId::Weights => &self.theta,
             VectorId::RoundStart => &self.download.weights,
@@ -44,22 +19,8 @@ impl Trainer {
         }
     }
 
-    pub fn add_scaled(&mut self, y: VectorId, a: f32, x: VectorId) {
-        let mut to = self.take(y);
-        // A client trains on one thread: its vector operations need no team.
-        vector::axpy(&mut Cpu::with_isa(1, self.ws.isa()), a, self.vector(x), &mut to);
-        self.put_back(y, to);
-    }
-
-    pub fn add_scaled_diff(&mut self, g: VectorId, a: f32, x: VectorId, y: VectorId) {
-        let mut to = self.take(g);
-        let cpu = &mut Cpu::with_isa(1, self.ws.isa());
-        vector::axpy_difference(cpu, a, self.vector(x), self.vector(y), &mut to);
-        self.put_back(g, to);
-    }
-
     /// Takes out a vector that is written to while others are read; its memory stays where it is.
-    fn take(&mut self, id: VectorId) -> Buffer {
+    pub(super) fn take(&mut self, id: VectorId) -> Buffer {
         match id {
             VectorId::Gradient(i) => std::mem::take(&mut self.gradients[i]),
             VectorId::State(i) => std::mem::take(&mut self.states[i].1),
@@ -70,7 +31,7 @@ impl Trainer {
         }
     }
 
-    fn put_back(&mut self, id: VectorId, vector: Buffer) {
+    pub(super) fn put_back(&mut self, id: VectorId, vector: Buffer) {
         match id {
             VectorId::Gradient(i) => self.gradients[i] = vector,
             VectorId::State(i) => self.states[i].1 = vector,
@@ -79,49 +40,8 @@ impl Trainer {
         }
     }
 
-    pub fn clip(&mut self, g: VectorId, norm_max: f32) {
-        if let VectorId::Gradient(i) = g {
-            clip_norm(self.ws.cpu(), &mut self.gradients[i], norm_max);
-        }
-    }
-
-    pub fn update(&mut self, g: VectorId) {
-        let VectorId::Gradient(i) = g else { return };
-        if let Some(norm_max) = self.experiment.config.local.clip_norm() {
-            clip_norm(self.ws.cpu(), &mut self.gradients[i], norm_max);
-        }
-        self.optimizer.step(self.ws.cpu(), &mut self.theta, &self.gradients[i], self.lr_factor);
-        self.lr_factor_total += f64::from(self.lr_factor);
-    }
-
-    pub fn project(&mut self, g: VectorId, r: VectorId, rule: &ProjectionRule) -> Result<()> {
-        let (VectorId::Gradient(gi), VectorId::Gradient(ri)) = (g, r) else { return Ok(()) };
-        let mut g = std::mem::take(&mut self.gradients[gi]);
-        let r = std::mem::take(&mut self.gradients[ri]);
-        let projected = self.project_slice(&mut g, &r, rule);
-        (self.gradients[gi], self.gradients[ri]) = (g, r);
-        projected.map(drop)
-    }
-
-    pub fn update_projected(&mut self, g: VectorId, r: VectorId, rule: &ProjectionRule) -> Result<()> {
-        let VectorId::Gradient(ri) = r else { return Ok(()) };
-        // u = θ_before − θ_after takes the gradient's part; then θ = θ_before − u.
-        let before = Buffer::from(&self.theta[..]);
-        self.update(g);
-        let mut u = before.clone();
-        vector::axpy(self.ws.cpu(), -1.0, &self.theta, &mut u);
-        let r = std::mem::take(&mut self.gradients[ri]);
-        let projected = self.project_slice(&mut u, &r, rule);
-        self.gradients[ri] = r;
-        if projected? {
-            self.theta.copy_from_slice(&before);
-            vector::axpy(self.ws.cpu(), -1.0, &u, &mut self.theta);
-        }
-        Ok(())
-    }
-
     /// Projects g against r by the rule; whether it did.
-    fn project_slice(&mut self, g: &mut [f32], r: &[f32], rule: &ProjectionRule) -> Result<bool> {
+    pub(super) fn project_slice(&mut self, g: &mut [f32], r: &[f32], rule: &ProjectionRule) -> Result<bool> {
         let cpu = self.ws.cpu();
         let whole = Conflict::between(cpu, g, r);
         let norms = (whole.squared_norm * vector::squared_norm(cpu, g)).sqrt();
@@ -150,7 +70,7 @@ impl Trainer {
     }
 }
 
-fn find_or_zeros(list: &mut Vec<(String, Buffer)>, name: &str, len: usize) -> usize {
+pub(super) fn find_or_zeros(list: &mut Vec<(String, Buffer)>, name: &str, len: usize) -> usize {
     list.iter().position(|(n, _)| n == name).unwrap_or_else(|| {
         list.push((name.to_owned(), Buffer::zeros(len)));
         list.len() - 1

@@ -38,6 +38,12 @@ pub struct Vectors {
 }
 
 impl Vectors {
+    /// Floats of each.
+    #[allow(clippy::len_without_is_empty, reason = "a vector of nothing is as good as any")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// Where they lie.
     pub fn rows(&self) -> Rows {
         Rows { at: self.memory.at(), stride: self.stride as i64 }
@@ -174,6 +180,8 @@ pub struct Stats {
     pub memory_loss_first: Option<f64>,
     /// Loss of the last memory batch.
     pub memory_loss: f64,
+    /// The loss last recorded as [`super::At::RoundStart`].
+    pub start_loss: f64,
     /// Sum of cosines between gradients.
     pub cosine_total: f64,
     /// Comparisons of gradients.
@@ -450,6 +458,7 @@ impl Cohort {
         let stats = |s: &[f64]| Stats {
             loss_total: s[0],
             memory_loss: s[1],
+            start_loss: s[9],
             memory_loss_first: (s[3] > 0.0).then_some(s[2]),
             cosine_total: s[4],
             n_compared: s[5] as u32,
@@ -515,28 +524,45 @@ impl Cohort {
         Ok(self.slots[&slot].rows())
     }
 
-    /// Runs `work` on the active lanes. What it launches is recorded under `key` when it is run for the second time and
-    /// replayed from then on, so `work` must do the same for the same key, whichever lanes take part.
+    /// Replays what was recorded under `key` for as many lanes; whether there was such a recording.
     ///
     /// # Errors
-    /// If `work` or a launch fails.
-    pub fn run(&mut self, key: u64, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        let key = (key, self.active.len());
-        match self.recorded.get(&key) {
-            Some(Some(recording)) => recording.replay(),
-            // The first run takes whatever memory is still needed; a recording must not.
-            None => {
-                self.recorded.insert(key, None);
-                work(self)
-            }
-            Some(None) => {
-                let gpu = Arc::clone(&self.gpu);
-                let recording = gpu.capture(|| work(self))?;
-                recording.replay()?;
-                self.recorded.insert(key, Some(recording));
-                Ok(())
-            }
+    /// If the driver refuses.
+    pub fn replay(&mut self, key: u64) -> Result<bool> {
+        match self.recorded.get(&(key, self.active.len())) {
+            Some(Some(recording)) => recording.replay().map(|()| true),
+            _ => Ok(false),
         }
+    }
+
+    /// Before work that [`Cohort::replay`] did not have. The first time it simply runs, since it may still take memory,
+    /// which a recording must not; the second time it is recorded. What is launched until
+    /// [`Cohort::end_recording`] must be the same for the same key, whichever lanes take part.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn begin_recording(&mut self, key: u64) -> Result<Recording> {
+        let key = (key, self.active.len());
+        let is_second = self.recorded.contains_key(&key);
+        if is_second {
+            self.gpu.begin_capture()?;
+        } else {
+            self.recorded.insert(key, None);
+        }
+        Ok(Recording { key, captures: is_second })
+    }
+
+    /// After that work: runs what was recorded.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn end_recording(&mut self, recording: Recording) -> Result<()> {
+        if recording.captures {
+            let captured = self.gpu.end_capture()?;
+            captured.replay()?;
+            self.recorded.insert(recording.key, Some(captured));
+        }
+        Ok(())
     }
 
     /// Forgets recorded steps: their keys may then mean something else.
@@ -729,6 +755,14 @@ impl Cohort {
         let p: [&dyn Parameter; 5] = [&self.lanes.at(), &first.at(), &(private as i32), &second.at(), &(memory as i32)];
         self.launch("advance", [1, 1], [1, 1], 0, &p)
     }
+}
+
+/// Work that is being recorded.
+#[derive(Debug)]
+#[must_use]
+pub struct Recording {
+    key: (u64, usize),
+    captures: bool,
 }
 
 /// An input image, see `layers.cu`.

@@ -339,24 +339,26 @@ impl Gpu {
         .map_err(failed(kernel))
     }
 
-    /// Records what `work` launches instead of running it.
-    pub(super) fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Captured> {
+    /// Records what is launched from now on instead of running it.
+    pub(super) fn begin_capture(&self) -> Result<()> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.stream.begin_capture(mode).map_err(failed("recording a step"))?;
-        let done = work();
-        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(failed("recording a step"));
-        done?;
-        let graph = graph?
-            .ok_or_else(|| Error::Gpu { what: "recording a step".into(), problem: "nothing was recorded".into() })?;
-        Ok(Captured(graph))
+        self.stream.begin_capture(mode).map_err(failed("recording a step"))
+    }
+
+    pub(super) fn end_capture(&self) -> Result<Captured> {
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(failed("recording a step"))?;
+        let nothing = || Error::Gpu { what: "recording a step".into(), problem: "nothing was recorded".into() };
+        graph.map(Captured).ok_or_else(nothing)
     }
 }
 
 /// Recorded launches.
 pub(super) struct Captured(CudaGraph);
 
-// SAFETY: a recording is only touched through `&mut` of the cohort that owns it, one thread at a time.
+// SAFETY: a recording is only replayed through `&mut` of the cohort that owns it, one thread at a time.
 unsafe impl Send for Captured {}
+// SAFETY: as above; a shared reference gives access to nothing.
+unsafe impl Sync for Captured {}
 
 impl std::fmt::Debug for Captured {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -117,22 +117,27 @@ impl Cohort {
         self.gather_rows(matrix, which, offset, target.slot(), truncate)
     }
 
-    /// Gathers marks (0 or 1 for each sample) of a table's current entry, see [`LossTerm::Kl`].
+    /// Gathers the labels of a table's current entry from `data` instead of the samples' own.
     ///
     /// # Errors
-    /// If the table was not set, or `marks` has no labels.
-    pub fn gather_marks(&mut self, marks: &Data, which: Batches) -> Result<()> {
+    /// If the table was not set.
+    pub fn gather_labels(&self, data: &Data, which: Batches) -> Result<()> {
+        self.gather_numbers(data, which, self.labels.at())
+    }
+
+    /// Gathers marks (0 or 1 for each sample, the labels of `data`) of a table's current entry, see [`LossTerm::Kl`].
+    ///
+    /// # Errors
+    /// If the table was not set.
+    pub fn gather_marks(&self, data: &Data, which: Batches) -> Result<()> {
+        self.gather_numbers(data, which, self.has_target.at())
+    }
+
+    fn gather_numbers(&self, data: &Data, which: Batches, to: u64) -> Result<()> {
         let table = self.table(which)?;
-        let Some(from) = &marks.labels else { return Ok(()) };
-        let p: [&dyn Parameter; 7] = [
-            &self.lanes.at(),
-            &table,
-            &self.cursor(which),
-            &0i32,
-            &from.at(),
-            &self.has_target.at(),
-            &(self.batch_max as i32),
-        ];
+        let Some(from) = &data.labels else { return Ok(()) };
+        let (cursor, batch_max) = (self.cursor(which), self.batch_max as i32);
+        let p: [&dyn Parameter; 7] = [&self.lanes.at(), &table, &cursor, &0i32, &from.at(), &to, &batch_max];
         self.launch("gather_labels", [1, 1], [256, 1], 0, &p)
     }
 

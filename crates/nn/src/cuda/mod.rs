@@ -16,7 +16,7 @@ mod losses;
 mod optimizer;
 mod vectors;
 
-pub use cohort::{Batches, Cohort, CohortOptions, Data, Keys, NOBODY, Pass, Rows, Stats, Vectors};
+pub use cohort::{Batches, Cohort, CohortOptions, Data, Keys, NOBODY, Pass, Recording, Rows, Stats, Vectors};
 pub use gpu::{Gpu, Precision, Probe};
 pub use losses::{At, LossTerm, RelaxedContrast, Target};
 pub use optimizer::Moments;

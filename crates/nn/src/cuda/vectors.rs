@@ -37,15 +37,13 @@ impl Cohort {
         self.each("axpy_difference", len, &[&self.lanes.at(), &(len as i32), &a, &x, &y, &out])
     }
 
-    /// to ← from
-    pub fn assign(&self, from: Rows, to: Rows) -> Result<()> {
-        let len = self.n_params();
+    /// to ← from, for vectors of `len` floats.
+    pub fn assign(&self, from: Rows, to: Rows, len: usize) -> Result<()> {
         self.each("accumulate", len, &[&self.lanes.at(), &(len as i32), &from, &to, &1i32])
     }
 
-    /// to ← 0
-    pub fn clear(&self, to: Rows) -> Result<()> {
-        let len = self.n_params();
+    /// to ← 0, for vectors of `len` floats.
+    pub fn clear(&self, to: Rows, len: usize) -> Result<()> {
         self.each("fill_zero", len, &[&self.lanes.at(), &(len as i32), &to])
     }
 
@@ -83,9 +81,11 @@ impl Cohort {
         self.each("scale", len, &[&self.lanes.at(), &(len as i32), &self.factors.at(), &g])
     }
 
-    /// Projects g against r within the bounds, as a whole or tensor by tensor, and counts it. With `from_round_start` only
+    /// Measures g against r, as a whole or tensor by tensor, and adds what projects g within the bounds to `to`, times
+    /// `sign`: to g itself (1), or to the weights that a step −g has reached (−1). Counts it. With `from_round_start` only
     /// while the last memory loss is not below the one recorded as [`super::At::RoundStart`].
-    pub fn project(&self, g: Rows, r: Rows, bounds: &Bounds, by_tensor: bool, from_round_start: bool) -> Result<()> {
+    #[allow(clippy::too_many_arguments, reason = "the projection's rule and its operands")]
+    pub fn project(&self, g: Rows, r: Rows, bounds: &Bounds, by_tensor: bool, from_round_start: bool, to: Rows, sign: f32) -> Result<()> {
         let all = 0..self.n_params();
         let factor = |range: std::ops::Range<usize>, count: bool, first: bool, decide: bool| {
             let n_chunks = self.dots(range, g, r)?;
@@ -100,21 +100,13 @@ impl Cohort {
             };
             let (first, decide) = (i32::from(first), i32::from(decide));
             let p: [&dyn Parameter; 9] = [
-                &self.lanes.at(),
-                &n_chunks,
-                &self.sums.at(),
-                &stride,
-                &bounds,
-                &self.stats.at(),
-                &self.factors.at(),
-                &first,
-                &decide,
+                &self.lanes.at(), &n_chunks, &self.sums.at(), &stride, &bounds, &self.stats.at(), &self.factors.at(), &first, &decide,
             ];
             self.launch("projection_factor", [1, 1], [256, 1], 0, &p)
         };
         let apply = |range: std::ops::Range<usize>| {
-            let p: [&dyn Parameter; 6] =
-                [&self.lanes.at(), &(range.start as i32), &(range.end as i32), &self.factors.at(), &r, &g];
+            let p: [&dyn Parameter; 7] =
+                [&self.lanes.at(), &(range.start as i32), &(range.end as i32), &self.factors.at(), &sign, &r, &to];
             self.each("project", range.len(), &p)
         };
         factor(all.clone(), true, true, !by_tensor)?;

@@ -79,13 +79,13 @@ extern "C" __global__ void count_projected(const int* lanes, double* stats) {
     s[PROJECTED] += s[FACTOR];
 }
 
-// g += factor·r over [begin, end), where the lane's factor is not 0
-extern "C" __global__ void project(const int* lanes, int begin, int end, const float* factors, Rows r, Rows g) {
+// to += sign·factor·r over [begin, end), where the lane's factor is not 0
+extern "C" __global__ void project(const int* lanes, int begin, int end, const float* factors, float sign, Rows r, Rows to) {
     const int i = begin + blockIdx.x * blockDim.x + threadIdx.x;
     const int lane = lanes[blockIdx.z];
     const float factor = factors[lane];
     if (i >= end || factor == 0.f) return;
-    of(g, lane)[i] += factor * of(r, lane)[i];
+    of(to, lane)[i] += sign * factor * of(r, lane)[i];
 }
 
 // The factor that brings ‖g‖ to at most `norm_max`; 1 for none.

@@ -1,0 +1,107 @@
+//! Where networks are trained: threads of this machine, or a GPU beside them.
+
+use crate::error::{Error, Result};
+#[cfg(feature = "cuda")]
+use fedproj_nn::cuda::{Gpu, Precision, Probe};
+use std::sync::Arc;
+
+/// Threads, and a GPU if one is used.
+///
+/// ```
+/// use fedproj_core::Device;
+///
+/// let device = Device::from(2);
+/// assert_eq!((device.n_threads(), device.kind()), (2, "cpu"));
+/// assert!(Device::open("gpu7", "tf32", 2).is_err());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Device {
+    n_threads: usize,
+    #[cfg(feature = "cuda")]
+    gpu: Option<Arc<Gpu>>,
+    /// Why a wish for a GPU was not met.
+    note: Option<Arc<str>>,
+}
+
+impl From<usize> for Device {
+    fn from(n_threads: usize) -> Self {
+        Self {
+            n_threads: n_threads.max(1),
+            #[cfg(feature = "cuda")]
+            gpu: None,
+            note: None,
+        }
+    }
+}
+
+impl Device {
+    /// The device of a name: `cpu`, `cuda`, `cuda:1`, or `auto`, which is a GPU where there is one. `precision` is that of a
+    /// GPU's products: `fp32`, `tf32` or `bf16`.
+    ///
+    /// # Errors
+    /// If there is no such device, with what is missing.
+    pub fn open(name: &str, precision: &str, n_threads: usize) -> Result<Self> {
+        let unknown = || Error::config(format!("unknown device `{name}`; known devices: cpu, cuda, cuda:N, auto"));
+        let ordinal = match name {
+            "cpu" => return Ok(Self::from(n_threads)),
+            "cuda" | "auto" => 0,
+            _ => name.strip_prefix("cuda:").and_then(|n| n.parse().ok()).ok_or_else(unknown)?,
+        };
+        Self::open_gpu(ordinal, name == "auto", precision, n_threads)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn open_gpu(ordinal: usize, or_cpu: bool, precision: &str, n_threads: usize) -> Result<Self> {
+        let known = Precision::NAMES.iter().find(|(name, _)| *name == precision);
+        let Some((_, precision)) = known else {
+            return Err(Error::config(format!("unknown precision `{precision}`; known precisions: fp32, tf32, bf16")));
+        };
+        if or_cpu && let Some(missing) = Probe::new().missing() {
+            let note = Some(Arc::from(format!("no GPU found, using the CPU: {missing}")));
+            return Ok(Self { note, ..Self::from(n_threads) });
+        }
+        Ok(Self { gpu: Some(Gpu::open(ordinal, *precision)?), ..Self::from(n_threads) })
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn open_gpu(_: usize, or_cpu: bool, _: &str, n_threads: usize) -> Result<Self> {
+        let why = "this program was built without the feature `cuda`";
+        if or_cpu {
+            return Ok(Self { note: Some(Arc::from(format!("using the CPU: {why}"))), ..Self::from(n_threads) });
+        }
+        Err(Error::config(why))
+    }
+
+    /// Threads of this machine.
+    pub fn n_threads(&self) -> usize {
+        self.n_threads
+    }
+
+    /// Why a wish for a GPU was not met, if it was not.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+
+    /// `cpu` or `cuda`.
+    pub fn kind(&self) -> &'static str {
+        #[cfg(feature = "cuda")]
+        if self.gpu.is_some() {
+            return "cuda";
+        }
+        "cpu"
+    }
+
+    /// The GPU's name and precision, for manifests.
+    pub fn gpu_name(&self) -> Option<String> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &self.gpu {
+            return Some(format!("{}, {}", gpu.name(), gpu.precision().name()));
+        }
+        None
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.gpu.as_ref()
+    }
+}

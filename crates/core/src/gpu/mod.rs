@@ -1,0 +1,59 @@
+//! The simulator's work on a GPU: clients as lanes of a cohort, evaluation and distillation.
+//!
+//! A method's calls are recorded for every client and step before anything runs ([`record`]); clients with the same
+//! recording share launches ([`trainer`]). Nothing crosses to the host inside a client's local training.
+
+mod distill;
+mod evaluate;
+mod record;
+mod trainer;
+
+pub(crate) use evaluate::GpuEvaluator;
+pub(crate) use trainer::{GpuResults, GpuTrainer};
+
+use crate::error::Result;
+use crate::experiment::Experiment;
+use fedproj_data::Dataset;
+use fedproj_nn::cuda::{Data, Gpu};
+use std::sync::Arc;
+
+/// The data of an experiment on a GPU.
+#[derive(Debug)]
+pub(crate) struct OnGpu {
+    pub gpu: Arc<Gpu>,
+    pub experiment: Arc<Experiment>,
+    pub private: Data,
+    pub test: Data,
+    pub public: Option<Data>,
+}
+
+impl OnGpu {
+    pub fn new(gpu: &Arc<Gpu>, experiment: &Arc<Experiment>) -> Result<Arc<Self>> {
+        let upload = |data: &Dataset| {
+            let part = |range: std::ops::Range<usize>, out: &mut [f32]| {
+                let indices: Vec<u32> = (range.start as u32..range.end as u32).collect();
+                data.gather(&indices, out);
+            };
+            Data::upload(gpu, data.n_samples(), data.sample_len(), data.labels(), part)
+        };
+        Ok(Arc::new(Self {
+            private: upload(&experiment.private)?,
+            test: upload(&experiment.test)?,
+            public: experiment.public.as_ref().map(upload).transpose()?,
+            gpu: Arc::clone(gpu),
+            experiment: Arc::clone(experiment),
+        }))
+    }
+
+    /// The device's copy of one of the experiment's data sets.
+    fn data(&self, data: &Dataset) -> Option<&Data> {
+        if std::ptr::eq(data, &raw const self.experiment.test) {
+            Some(&self.test)
+        } else if std::ptr::eq(data, &raw const self.experiment.private) {
+            Some(&self.private)
+        } else {
+            let is_public = self.experiment.public.as_ref().is_some_and(|public| std::ptr::eq(data, public));
+            self.public.as_ref().filter(|_| is_public)
+        }
+    }
+}

@@ -1,0 +1,760 @@
+//! Local training of a cohort on a GPU: every client is a lane, and lanes whose steps are alike share launches.
+
+use super::OnGpu;
+use super::record::{Names, Op, Program, Recorder};
+use crate::contributions::{Contributions, Head, Part};
+use crate::error::{Error, Result};
+use crate::memory::{Cursor, MemoryConfig, Target};
+use crate::method::Method;
+use crate::simulate::Progress;
+use crate::step::{Batch, Finish, Place, Scope, Step, Term};
+use crate::trainer::{ClientResult, ClientState, Download, LocalStats, VectorId, buffers_name};
+use fedproj_nn::cuda::{
+    At, Batches, Cohort, CohortOptions, Data, Keys, LossTerm, Moments, NOBODY, Pass, RelaxedContrast, Rows, Stats, Target as LossTarget, Vectors,
+};
+use fedproj_nn::{Direction, NodeId, NormMode, Rule};
+use fedproj_rng::{Purpose, Stream};
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// A cohort of clients on a GPU, and all vectors that their methods work on.
+#[derive(Debug)]
+pub(crate) struct GpuTrainer {
+    on: Arc<OnGpu>,
+    memory_config: Option<MemoryConfig>,
+    rule: Rule,
+    cohort: Cohort,
+    moments: Moments,
+    theta: Vectors,
+    buffers: Vectors,
+    start: Vectors,
+    start_buffers: Vectors,
+    /// θ before an update that is projected afterwards, and the update.
+    before: Option<(Vectors, Vectors)>,
+    gradients: Vec<Vectors>,
+    names: Names,
+    states: Vec<Vectors>,
+    broadcasts: Vec<Vectors>,
+    uploads: Vec<Vectors>,
+    embeddings: Vec<Vectors>,
+    logits: Option<Data>,
+    features: Option<Data>,
+    programs: Vec<Program>,
+}
+
+/// A client of a wave: what it does, step by step.
+struct Lane {
+    client: u32,
+    samples: Vec<u32>,
+    kept: Vec<String>,
+    /// Programs of its steps, by place in the list.
+    steps: Vec<usize>,
+    epochs: Vec<u32>,
+    finish: Program,
+}
+
+impl GpuTrainer {
+    /// As many lanes as the cohort has clients, or as fit the GPU's memory.
+    pub fn new(on: &Arc<OnGpu>, method: &dyn Method) -> Result<Self> {
+        let experiment = &on.experiment;
+        let (graph, config) = (&experiment.graph, &experiment.config);
+        let memory_config = method.memory().cloned();
+        let batch = memory_config.as_ref().map_or(config.local.batch, |m| m.batch.min(m.size).max(config.local.batch));
+        let taps = method.taps(graph);
+        let options = |lanes| CohortOptions { lanes, batch, taps: &taps, training: true };
+        // θ, two moments, two or three gradients, and what a method keeps.
+        let per_lane = Cohort::lane_bytes(graph, &options(1)) + 8 * 4 * graph.params().len();
+        let fitting = (on.gpu.free_bytes()? / 10 * 8 / per_lane).max(1);
+        let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting);
+        loop {
+            match Self::with_cohort(on, method, memory_config.clone(), &options(lanes)) {
+                Err(Error::Network(fedproj_nn::Error::GpuMemory { .. })) if lanes > 1 => lanes /= 2,
+                made => return made,
+            }
+        }
+    }
+
+    fn with_cohort(on: &Arc<OnGpu>, _: &dyn Method, memory_config: Option<MemoryConfig>, options: &CohortOptions<'_>) -> Result<Self> {
+        let experiment = &on.experiment;
+        let cohort = Cohort::new(&on.gpu, &experiment.graph, options)?;
+        let rule = experiment.config.local.optimizer.rule();
+        Ok(Self {
+            moments: cohort.moments(&rule)?,
+            theta: cohort.vectors(experiment.weights.len())?,
+            buffers: cohort.vectors(experiment.buffers.len())?,
+            start: cohort.shared_vector(&experiment.weights)?,
+            start_buffers: cohort.shared_vector(&experiment.buffers)?,
+            before: None,
+            gradients: Vec::new(),
+            names: Names::default(),
+            states: Vec::new(),
+            broadcasts: Vec::new(),
+            uploads: Vec::new(),
+            embeddings: Vec::new(),
+            logits: None,
+            features: None,
+            programs: Vec::new(),
+            cohort,
+            rule,
+            memory_config,
+            on: Arc::clone(on),
+        })
+    }
+
+    /// Clients that train at a time.
+    pub fn n_lanes(&self) -> usize {
+        self.cohort.n_lanes()
+    }
+
+    /// Trains clients, given largest first; results in the order of their ids. Where all clients fit in one wave their
+    /// weights stay on the GPU, and the lane of each is given: see [`GpuResults`].
+    pub fn train(
+        &mut self,
+        method: &dyn Method,
+        download: &Arc<Download>,
+        mut jobs: Vec<(u32, ClientState)>,
+        progress: &(dyn Fn(Progress) + Sync),
+    ) -> Result<(Vec<ClientResult>, Option<Vec<u32>>)> {
+        let one_wave = jobs.len() <= self.n_lanes();
+        self.receive(download)?;
+        let mut all = Vec::with_capacity(jobs.len());
+        while !jobs.is_empty() {
+            let rest = jobs.split_off(jobs.len().min(self.n_lanes()));
+            let wave = self.train_wave(method, download, jobs)?;
+            for (lane, mut result) in wave.into_iter().enumerate() {
+                if !one_wave {
+                    result.weights = self.cohort.read(&self.theta, lane)?;
+                    result.buffers = self.cohort.read(&self.buffers, lane)?;
+                    result.uploads = self.uploads_of(lane)?;
+                }
+                all.push((lane as u32, result));
+                progress(Progress::ClientDone);
+            }
+            jobs = rest;
+        }
+        all.sort_by_key(|(_, result)| result.client);
+        let lanes = one_wave.then(|| all.iter().map(|(lane, _)| *lane).collect());
+        Ok((all.into_iter().map(|(_, result)| result).collect(), lanes))
+    }
+
+    /// What the server sent, for all lanes to share.
+    fn receive(&mut self, download: &Download) -> Result<()> {
+        self.cohort.write(&mut self.start, 0, &download.weights)?;
+        self.cohort.write(&mut self.start_buffers, 0, &download.buffers)?;
+        for (name, values) in &download.vectors {
+            let at = self.names.broadcasts.iter().position(|n| n == name).unwrap_or(self.names.broadcasts.len());
+            if at == self.names.broadcasts.len() {
+                self.names.broadcasts.push(name.clone());
+            }
+            self.make_vectors()?;
+            self.cohort.write(&mut self.broadcasts[at], 0, values)?;
+        }
+        if let Some((_, targets)) = &download.memory {
+            let n_public = self.on.experiment.public.as_ref().map_or(1, fedproj_data::Dataset::n_samples);
+            let gpu = &self.on.gpu;
+            let put = |slot: &mut Option<Data>, values: &[f32]| -> Result<bool> {
+                if values.is_empty() {
+                    return Ok(std::mem::take(slot).is_some());
+                }
+                if let Some(data) = slot {
+                    data.replace(gpu, values)?;
+                    return Ok(false);
+                }
+                *slot = Some(Data::matrix(gpu, values, values.len() / n_public)?);
+                Ok(true)
+            };
+            let moved = put(&mut self.logits, &targets.logits)? | put(&mut self.features, &targets.features)?;
+            if moved {
+                self.cohort.forget_recorded();
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory for every vector that has a name by now.
+    fn make_vectors(&mut self) -> Result<()> {
+        let n = self.start_len();
+        let n_buffers = self.on.experiment.buffers.len();
+        while self.states.len() < self.names.states.len() {
+            let is_buffers = self.names.states[self.states.len()].ends_with(&buffers_name(""));
+            self.states.push(self.cohort.vectors(if is_buffers { n_buffers } else { n })?);
+        }
+        while self.uploads.len() < self.names.uploads.len() {
+            self.uploads.push(self.cohort.vectors(n)?);
+        }
+        while self.broadcasts.len() < self.names.broadcasts.len() {
+            self.broadcasts.push(self.cohort.shared_vector(&vec![0.0; n])?);
+        }
+        let n_gradients = self.programs.iter().map(Program::n_gradients).max().unwrap_or(0);
+        while self.gradients.len() < n_gradients {
+            self.gradients.push(self.cohort.vectors(n)?);
+        }
+        let projects_updates = |p: &Program| p.ops.iter().any(|op| matches!(op, Op::UpdateProjected { .. }));
+        if self.before.is_none() && self.programs.iter().any(projects_updates) {
+            self.before = Some((self.cohort.vectors(n)?, self.cohort.vectors(n)?));
+        }
+        Ok(())
+    }
+
+    fn start_len(&self) -> usize {
+        self.on.experiment.weights.len()
+    }
+
+    /// Asks the method what it does for a client, step by step.
+    fn plan(&mut self, method: &dyn Method, download: &Download, client: u32, state: &ClientState) -> Result<Lane> {
+        let experiment = Arc::clone(&self.on.experiment);
+        let config = &experiment.config;
+        let samples = experiment.partition.indices(client as usize).into_owned();
+        let mut kept: Vec<String> = state.keys().cloned().collect();
+        for name in &kept {
+            if !self.names.states.contains(name) {
+                self.names.states.push(name.clone());
+            }
+        }
+        let per_epoch = samples.len().div_ceil(config.local.batch);
+        let has_memory = self.memory_config.is_some() && download.memory.is_some();
+        let mut place =
+            Place { seed: config.seed, round: download.round, n_rounds: config.federation.rounds, client, epoch: 0, step: 0 };
+        let (mut steps, mut epochs, mut lr_factor_total) = (Vec::new(), Vec::new(), 0.0);
+        for epoch in 0..config.local.epochs {
+            place.epoch = epoch;
+            let factor = f64::from(config.local.schedule.factor(epoch, config.local.epochs));
+            for _ in 0..per_epoch {
+                let program = self.record(&mut kept, has_memory, 0.0, |recorder| method.local_step(&mut Step { trainer: recorder, place }))?;
+                let updates = |op: &&Op| matches!(op, Op::Update { .. } | Op::UpdateProjected { .. });
+                lr_factor_total += factor * program.ops.iter().filter(updates).count() as f64;
+                steps.push(self.program_id(program));
+                epochs.push(epoch);
+                place.step += 1;
+            }
+        }
+        let lr_total = (lr_factor_total * f64::from(config.local.optimizer.lr)) as f32;
+        let finish = self.record(&mut kept, has_memory, lr_total, |recorder| {
+            method.finish_local(&mut Finish { trainer: recorder });
+            Ok(())
+        })?;
+        for op in &finish.ops {
+            if let Op::KeepModel { name } = op {
+                for name in [name.clone(), buffers_name(name)] {
+                    if !kept.contains(&name) {
+                        kept.push(name.clone());
+                    }
+                    if !self.names.states.contains(&name) {
+                        self.names.states.push(name);
+                    }
+                }
+            }
+        }
+        Ok(Lane { client, samples, kept, steps, epochs, finish })
+    }
+
+    fn record(
+        &mut self,
+        kept: &mut Vec<String>,
+        has_memory: bool,
+        lr_total: f32,
+        work: impl FnOnce(&mut Recorder<'_>) -> Result<()>,
+    ) -> Result<Program> {
+        let on = Arc::clone(&self.on);
+        let graph = &on.experiment.graph;
+        let mut recorder = Recorder { graph, names: &mut self.names, kept, has_memory, lr_total, program: Program::default() };
+        work(&mut recorder)?;
+        Ok(recorder.program)
+    }
+
+    fn program_id(&mut self, program: Program) -> usize {
+        self.programs.iter().position(|p| *p == program).unwrap_or_else(|| {
+            self.programs.push(program);
+            self.programs.len() - 1
+        })
+    }
+
+    /// Trains as many clients as there are lanes.
+    fn train_wave(&mut self, method: &dyn Method, download: &Arc<Download>, jobs: Vec<(u32, ClientState)>) -> Result<Vec<ClientResult>> {
+        let start = Instant::now();
+        let plans = jobs.iter().map(|(client, state)| self.plan(method, download, *client, state)).collect::<Result<Vec<_>>>()?;
+        self.make_vectors()?;
+        let all: Vec<u32> = (0..plans.len() as u32).collect();
+        self.cohort.set_lanes(&all)?;
+        self.cohort.reset_lanes()?;
+        self.begin(&plans, &jobs)?;
+        self.embed(&plans)?;
+        self.set_tables(&plans, download)?;
+        let n_steps = plans.iter().map(|lane| lane.steps.len()).max().unwrap_or(0);
+        for step in 0..n_steps {
+            // Lanes with the same program, in the order of the programs.
+            let mut groups: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+            for (lane, plan) in plans.iter().enumerate() {
+                if let Some(&program) = plan.steps.get(step) {
+                    groups.entry(program).or_default().push(lane as u32);
+                }
+            }
+            for (program, lanes) in groups {
+                self.cohort.set_lanes(&lanes)?;
+                self.run(program)?;
+            }
+        }
+        let stats = self.cohort.stats()?;
+        for (lane, stats) in plans.iter().zip(&stats) {
+            if let Some((step, loss)) = stats.not_finite {
+                let epoch = lane.epochs.get(step as usize).copied().unwrap_or(0);
+                return Err(Error::NotFinite { round: download.round, client: lane.client, epoch, step, loss });
+            }
+        }
+        let after = self.memory_loss_after(&stats)?;
+        for (lane, plan) in plans.iter().enumerate() {
+            self.cohort.set_lanes(&[lane as u32])?;
+            let ops = plan.finish.ops.clone();
+            ops.iter().try_for_each(|op| self.execute(op, &mut 0))?;
+        }
+        self.on.gpu.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64() / plans.len().max(1) as f64;
+        let result = |(lane, plan): (usize, Lane)| {
+            let s = &stats[lane];
+            let n_steps = plan.steps.len() as u32;
+            let compared = s.n_compared > 0;
+            let state = self.state_of(lane, &plan.kept)?;
+            Ok(ClientResult {
+                client: plan.client,
+                n_samples: plan.samples.len(),
+                n_steps,
+                weights: Vec::new(),
+                buffers: Vec::new(),
+                uploads: BTreeMap::new(),
+                state,
+                stats: LocalStats {
+                    loss: s.loss_total / f64::from(n_steps.max(1)),
+                    n_compared: s.n_compared,
+                    n_projected: s.n_projected,
+                    cosine: compared.then(|| s.cosine_total / f64::from(s.n_compared)),
+                    memory_loss_before: s.memory_loss_first,
+                    memory_loss_after: s.memory_loss_first.and(after.get(lane).copied().flatten()),
+                    seconds,
+                },
+            })
+        };
+        plans.into_iter().enumerate().map(result).collect()
+    }
+
+    /// Weights, buffers, moments and what each client keeps, at the start of a wave.
+    fn begin(&mut self, plans: &[Lane], jobs: &[(u32, ClientState)]) -> Result<()> {
+        let (n, n_buffers) = (self.start_len(), self.on.experiment.buffers.len());
+        self.cohort.assign(self.start.rows(), self.theta.rows(), n)?;
+        self.cohort.assign(self.start_buffers.rows(), self.buffers.rows(), n_buffers)?;
+        self.cohort.reset_moments(&self.moments)?;
+        for upload in &self.uploads {
+            self.cohort.clear(upload.rows(), n)?;
+        }
+        for (lane, (plan, (_, state))) in plans.iter().zip(jobs).enumerate() {
+            for name in &plan.kept {
+                let Some(at) = self.names.states.iter().position(|n| n == name) else { continue };
+                match state.get(name) {
+                    Some(values) => self.cohort.write(&mut self.states[at], lane, values)?,
+                    None => self.cohort.zero(&mut self.states[at], lane)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Which samples, rates and keys each step takes: the same draws as on the CPU.
+    fn set_tables(&mut self, plans: &[Lane], download: &Download) -> Result<()> {
+        let config = &self.on.experiment.config;
+        let (seed, round, batch) = (config.seed, download.round, config.local.batch);
+        let (mut samples, mut positions, mut factors, mut keys) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for lane in plans {
+            let (mut own_samples, mut own_positions) = (Vec::new(), Vec::new());
+            for epoch in 0..config.local.epochs {
+                let ids = [round, lane.client, epoch];
+                let order = Stream::new(seed, Purpose::BatchOrder, ids).permutation(lane.samples.len());
+                own_samples.extend(order.iter().map(|&p| lane.samples[p as usize]));
+                own_positions.extend(order);
+                for table in [&mut own_samples, &mut own_positions] {
+                    table.resize(table.len().next_multiple_of(batch), NOBODY);
+                }
+            }
+            samples.push(own_samples);
+            positions.push(own_positions);
+            factors.push(lane.epochs.iter().map(|&e| config.local.schedule.factor(e, config.local.epochs).to_bits()).collect());
+            let key = |step: usize| Stream::new(seed, Purpose::Dropout, [round, lane.client, step as u32]).next_u64();
+            keys.push((0..lane.steps.len()).map(key).flat_map(|k| [k as u32, (k >> 32) as u32]).collect());
+        }
+        self.cohort.set_table(Batches::Private, &samples, batch)?;
+        self.cohort.set_table(Batches::Positions, &positions, batch)?;
+        self.cohort.set_table(Batches::LrFactors, &factors, 1)?;
+        self.cohort.set_table(Batches::DropoutKeys, &keys, 2)?;
+        if let (Some(memory), Some((indices, _))) = (&self.memory_config, &download.memory) {
+            let mut tables = Vec::new();
+            for lane in plans {
+                let mut cursor = Cursor::new(seed, round, lane.client, indices.len(), memory.batch);
+                let draws: usize = lane.steps.iter().map(|&p| self.programs[p].n_memory()).sum();
+                let (mut table, mut next) = (Vec::new(), Vec::new());
+                for _ in 0..draws {
+                    cursor.next(indices, &mut next);
+                    table.extend_from_slice(&next);
+                }
+                tables.push(table);
+            }
+            self.cohort.set_table(Batches::Memory, &tables, memory.batch.min(indices.len()))?;
+        }
+        Ok(())
+    }
+
+    /// Values of nodes for every sample of a client under weights that do not move within the round.
+    fn embed(&mut self, plans: &[Lane]) -> Result<()> {
+        if self.names.embeddings.is_empty() {
+            return Ok(());
+        }
+        let batch = self.on.experiment.config.local.batch;
+        let sequential: Vec<Vec<u32>> = plans
+            .iter()
+            .map(|lane| {
+                let mut all = lane.samples.clone();
+                all.resize(all.len().next_multiple_of(batch), NOBODY);
+                all
+            })
+            .collect();
+        let n_batches = sequential.iter().map(|s| s.len() / batch).max().unwrap_or(0);
+        self.cohort.set_table(Batches::Private, &sequential, batch)?;
+        for (index, (weights, node)) in self.names.embeddings.clone().into_iter().enumerate() {
+            let uses = |lane: &Lane| lane.steps.iter().any(|&p| self.programs[p].ops.contains(&Op::Embed { index }));
+            let lanes: Vec<u32> = plans.iter().enumerate().filter(|(_, lane)| uses(lane)).map(|(i, _)| i as u32).collect();
+            if lanes.is_empty() {
+                continue;
+            }
+            let len = n_batches * batch * self.on.experiment.graph.shape(node).len();
+            self.make_embedding(index, len)?;
+            self.cohort.set_lanes(&lanes)?;
+            self.cohort.rewind()?;
+            let (params, buffers) = match weights {
+                VectorId::State(i) => {
+                    let name = buffers_name(&self.names.states[i]);
+                    let kept = self.names.states.iter().position(|n| *n == name);
+                    (self.states[i].rows(), kept.map_or(self.start_buffers.rows(), |b| self.states[b].rows()))
+                }
+                _ => (self.start.rows(), self.start_buffers.rows()),
+            };
+            for step in 0..n_batches {
+                // A lane with fewer batches gets padding; what it computes from that is never looked at.
+                self.cohort.gather(&self.on.private, Batches::Private, 0, false)?;
+                self.cohort.forward(params, buffers, Pass::EVAL)?;
+                self.cohort.keep_value(node, step * batch, &mut self.embeddings[index])?;
+                self.cohort.advance(1, 0)?;
+            }
+        }
+        let all: Vec<u32> = (0..plans.len() as u32).collect();
+        self.cohort.set_lanes(&all)?;
+        Ok(self.cohort.rewind()?)
+    }
+
+    fn make_embedding(&mut self, index: usize, len: usize) -> Result<()> {
+        while self.embeddings.len() <= index {
+            self.embeddings.push(self.cohort.vectors(0)?);
+        }
+        if self.embeddings[index].len() < len {
+            self.embeddings[index] = self.cohort.vectors(len)?;
+            self.cohort.forget_recorded();
+        }
+        Ok(())
+    }
+
+    /// The memory loss of each lane on its first memory batch, after local training; lanes without memory have none.
+    fn memory_loss_after(&mut self, stats: &[Stats]) -> Result<Vec<Option<f64>>> {
+        let lanes: Vec<u32> = (0..stats.len() as u32).filter(|&l| stats[l as usize].memory_loss_first.is_some()).collect();
+        let Some(config) = self.memory_config.clone().filter(|_| !lanes.is_empty()) else {
+            return Ok(vec![None; stats.len()]);
+        };
+        self.cohort.set_lanes(&lanes)?;
+        self.cohort.rewind()?;
+        self.gather_memory(0)?;
+        self.memory_loss_of(self.theta.rows(), self.buffers.rows(), &config)?;
+        let all = self.cohort.stats()?;
+        Ok((0..stats.len()).map(|l| lanes.contains(&(l as u32)).then(|| all[l].start_loss)).collect())
+    }
+
+    /// Runs a program on the active lanes, recorded from its second use on.
+    fn run(&mut self, program: usize) -> Result<()> {
+        let ops = self.programs[program].ops.clone();
+        let n_memory = self.programs[program].n_memory();
+        // The cohort records what happens between these two calls.
+        if self.cohort.replay(program as u64)? {
+            return Ok(());
+        }
+        let recording = self.cohort.begin_recording(program as u64)?;
+        let done = (|| {
+            let mut offset = 0;
+            ops.iter().try_for_each(|op| self.execute(op, &mut offset))?;
+            Ok(self.cohort.advance(1, n_memory)?)
+        })();
+        self.cohort.end_recording(recording)?;
+        done
+    }
+
+    fn rows(&self, id: VectorId) -> Rows {
+        match id {
+            VectorId::Weights => self.theta.rows(),
+            VectorId::RoundStart => self.start.rows(),
+            VectorId::Gradient(i) => self.gradients[i].rows(),
+            VectorId::State(i) => self.states[i].rows(),
+            VectorId::Broadcast(i) => self.broadcasts[i].rows(),
+            VectorId::Upload(i) => self.uploads[i].rows(),
+        }
+    }
+
+    /// Does what a method asked for; `offset` counts the memory batches of this step.
+    fn execute(&mut self, op: &Op, offset: &mut usize) -> Result<()> {
+        let n = self.start_len();
+        match op {
+            Op::Gradient { batch, objective, out } => self.gradient(*batch, objective, *out, offset)?,
+            Op::Embed { index } => {
+                let row = self.on.experiment.graph.shape(self.names.embeddings[*index].1).len();
+                self.cohort.gather_embedding(&self.embeddings[*index], row, *index)?;
+            }
+            Op::AddScaled { y, a, x } => self.cohort.axpy(*a, self.rows(*x), self.rows(*y))?,
+            Op::AddScaledDiff { g, a, x, y } => {
+                self.cohort.axpy_difference(*a, self.rows(*x), self.rows(*y), self.rows(*g))?;
+            }
+            Op::Clip { g, norm_max } => self.cohort.clip(self.rows(*g), *norm_max)?,
+            Op::Project { g, r, rule } => {
+                if rule.from_round_start {
+                    self.start_memory_loss()?;
+                }
+                let (g, r) = (self.rows(*g), self.rows(*r));
+                self.cohort.project(g, r, &rule.bounds, rule.scope == Scope::Layer, rule.from_round_start, g, 1.0)?;
+            }
+            Op::Update { g } => self.update(*g)?,
+            Op::UpdateProjected { g, r, rule } => {
+                let Some((before, moved)) = &self.before else { return Ok(()) };
+                let (before, moved, theta) = (before.rows(), moved.rows(), self.theta.rows());
+                self.cohort.assign(theta, before, n)?;
+                self.update(*g)?;
+                if rule.from_round_start {
+                    self.start_memory_loss()?;
+                }
+                // u = θ_before − θ_after takes the gradient's part, so what is added to u is taken from θ.
+                self.cohort.clear(moved, n)?;
+                self.cohort.axpy_difference(1.0, before, theta, moved)?;
+                let by_tensor = rule.scope == Scope::Layer;
+                self.cohort.project(moved, self.rows(*r), &rule.bounds, by_tensor, rule.from_round_start, theta, -1.0)?;
+            }
+            Op::KeepModel { name } => {
+                for (name, from, len) in
+                    [(name.clone(), &self.theta, n), (buffers_name(name), &self.buffers, self.on.experiment.buffers.len())]
+                {
+                    if let Some(at) = self.names.states.iter().position(|n| *n == name) {
+                        self.cohort.assign(from.rows(), self.states[at].rows(), len)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn update(&self, g: VectorId) -> Result<()> {
+        let g = self.rows(g);
+        let clip = self.on.experiment.config.local.clip;
+        if clip > 0.0 {
+            self.cohort.clip(g, clip)?;
+        }
+        Ok(self.cohort.update(&self.rule, &self.moments, self.theta.rows(), g)?)
+    }
+
+    fn gradient(&mut self, batch: Batch, objective: &[Term], out: usize, offset: &mut usize) -> Result<()> {
+        let (pass, at) = match batch {
+            Batch::Private => {
+                self.cohort.gather(&self.on.private, Batches::Private, 0, false)?;
+                (Pass { norm: NormMode::Update, dropout: Keys::OfStep }, At::Private)
+            }
+            Batch::Memory => {
+                self.gather_memory(*offset)?;
+                *offset += 1;
+                let norm = self.memory_config.as_ref().map_or(NormMode::Frozen, |m| m.bn.mode());
+                (Pass { norm, dropout: Keys::None }, At::Memory)
+            }
+        };
+        let theta = self.theta.rows();
+        self.cohort.forward(theta, self.buffers.rows(), pass)?;
+        let mut first = true;
+        for term in objective {
+            self.add_term(term, &mut first)?;
+        }
+        self.cohort.record_loss(at)?;
+        Ok(self.cohort.backward(theta, self.gradients[out].rows())?)
+    }
+
+    fn gather_memory(&mut self, offset: usize) -> Result<()> {
+        let Some(public) = &self.on.public else { return Ok(()) };
+        let cast = self.memory_config.as_ref().is_some_and(|m| m.integer_cast);
+        self.cohort.gather(public, Batches::Memory, offset, cast)?;
+        if let Some(logits) = &self.logits {
+            self.cohort.gather_target(logits, Batches::Memory, offset, LossTarget::Logits, cast)?;
+        }
+        if let Some(features) = &self.features {
+            self.cohort.gather_target(features, Batches::Memory, offset, LossTarget::Features, false)?;
+        }
+        Ok(())
+    }
+
+    fn add_term(&mut self, term: &Term, first: &mut bool) -> Result<()> {
+        let output = self.on.experiment.graph.output();
+        let mut add = |cohort: &mut Cohort, node: NodeId, term: LossTerm, target: LossTarget, weight: f32| -> Result<()> {
+            Ok(cohort.add_loss(node, &term, target, weight, std::mem::take(first))?)
+        };
+        match *term {
+            Term::CrossEntropy => add(&mut self.cohort, output, LossTerm::CrossEntropy, LossTarget::Logits, 1.0),
+            Term::MemoryKl { temperature } => add(&mut self.cohort, output, kl(temperature), LossTarget::Logits, 1.0),
+            Term::MemoryFeatures { weight } => match self.on.experiment.graph.features() {
+                Some(node) => add(&mut self.cohort, node, LossTerm::MaskedSquares, LossTarget::Features, weight),
+                None => Ok(()),
+            },
+            Term::ModelContrast { node, positive, negative, temperature, weight } => {
+                let contrast = LossTerm::ModelContrast { positive: positive.0, negative: negative.0, temperature };
+                add(&mut self.cohort, node, contrast, LossTarget::Logits, weight)
+            }
+            Term::RelaxedContrast(c) => {
+                let levels = self.on.experiment.graph.levels().to_vec();
+                let term = LossTerm::RelaxedContrast(RelaxedContrast {
+                    temperature: c.temperature,
+                    threshold: c.threshold,
+                    contrast_weight: c.contrast_weight,
+                    penalty_weight: c.penalty_weight,
+                    scale: 1.0 / levels.len().max(1) as f32,
+                });
+                levels.into_iter().try_for_each(|node| add(&mut self.cohort, node, term, LossTarget::Logits, 1.0))
+            }
+        }
+    }
+
+    /// The memory loss of the round's first weights on the batch gathered last.
+    fn start_memory_loss(&mut self) -> Result<()> {
+        let Some(config) = self.memory_config.clone() else { return Ok(()) };
+        self.memory_loss_of(self.start.rows(), self.start_buffers.rows(), &config)
+    }
+
+    /// As [`crate::trainer`]'s: batch-norm as in the gradient, without moving averages.
+    fn memory_loss_of(&mut self, params: Rows, buffers: Rows, config: &MemoryConfig) -> Result<()> {
+        let norm = match config.bn.mode() {
+            NormMode::Update => NormMode::Batch,
+            other => other,
+        };
+        self.cohort.forward(params, buffers, Pass { norm, dropout: Keys::None })?;
+        let target = match config.target {
+            Target::Labels => Term::CrossEntropy,
+            Target::Ensemble | Target::GlobalModel => Term::MemoryKl { temperature: config.temperature },
+        };
+        let mut first = true;
+        self.add_term(&target, &mut first)?;
+        if config.feature_weight > 0.0 {
+            self.add_term(&Term::MemoryFeatures { weight: config.feature_weight }, &mut first)?;
+        }
+        Ok(self.cohort.record_loss(At::RoundStart)?)
+    }
+
+    fn state_of(&self, lane: usize, kept: &[String]) -> Result<ClientState> {
+        let mut state = ClientState::new();
+        for name in kept {
+            if let Some(at) = self.names.states.iter().position(|n| n == name) {
+                state.insert(name.clone(), self.cohort.read(&self.states[at], lane)?);
+            }
+        }
+        Ok(state)
+    }
+
+    fn uploads_of(&self, lane: usize) -> Result<BTreeMap<String, Vec<f32>>> {
+        let named = self.names.uploads.iter().zip(&self.uploads);
+        named.map(|(name, v)| Ok((name.clone(), self.cohort.read(v, lane)?))).collect()
+    }
+
+    /// The results of a wave with all their vectors.
+    pub fn downloaded(&self, results: &[ClientResult], lanes: &[u32]) -> Result<Vec<ClientResult>> {
+        let whole = |(result, &lane): (&ClientResult, &u32)| {
+            Ok(ClientResult {
+                weights: self.cohort.read(&self.theta, lane as usize)?,
+                buffers: self.cohort.read(&self.buffers, lane as usize)?,
+                uploads: self.uploads_of(lane as usize)?,
+                state: ClientState::new(),
+                stats: result.stats.clone(),
+                ..*result
+            })
+        };
+        results.iter().zip(lanes).map(whole).collect()
+    }
+}
+
+fn kl(temperature: f32) -> LossTerm {
+    LossTerm::Kl { temperature, direction: Direction::TeacherToStudent, times_t_squared: false, only_marked: false }
+}
+
+/// Contributions whose vectors are still on the GPU: sums are taken there, and a vector comes over when it is read.
+#[derive(Debug)]
+pub(crate) struct GpuResults<'a> {
+    trainer: &'a GpuTrainer,
+    results: &'a [ClientResult],
+    lanes: &'a [u32],
+    read: Vec<[OnceLock<Vec<f32>>; 2]>,
+}
+
+impl<'a> GpuResults<'a> {
+    pub fn new(trainer: &'a GpuTrainer, results: &'a [ClientResult], lanes: &'a [u32]) -> Self {
+        Self { trainer, results, lanes, read: results.iter().map(|_| [OnceLock::new(), OnceLock::new()]).collect() }
+    }
+
+    fn vectors(&self, part: Part<'_>) -> Option<&'a Vectors> {
+        match part {
+            Part::Weights => Some(&self.trainer.theta),
+            Part::Buffers => Some(&self.trainer.buffers),
+            Part::Upload(name) => {
+                let at = self.trainer.names.uploads.iter().position(|n| n == name)?;
+                self.trainer.uploads.get(at)
+            }
+            Part::Logits | Part::Features => None,
+        }
+    }
+}
+
+impl Contributions for GpuResults<'_> {
+    fn n(&self) -> usize {
+        self.results.len()
+    }
+
+    fn head(&self, at: usize) -> Head<'_> {
+        let ClientResult { client, n_samples, n_steps, ref stats, .. } = self.results[at];
+        Head { client, n_samples, n_steps, stats }
+    }
+
+    fn len_of(&self, _: usize, part: Part<'_>) -> usize {
+        self.vectors(part).map_or(0, Vectors::len)
+    }
+
+    fn n_values(&self, _: usize) -> usize {
+        let trainer = self.trainer;
+        trainer.theta.len() + trainer.buffers.len() + trainer.uploads.iter().map(Vectors::len).sum::<usize>()
+    }
+
+    fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
+        let Some(vectors) = self.vectors(part) else { return Ok(()) };
+        let lane = self.lanes[at] as usize;
+        let whole = match part {
+            Part::Weights => &self.read[at][0],
+            Part::Buffers => &self.read[at][1],
+            _ => {
+                out.copy_from_slice(&self.trainer.cohort.read(vectors, lane)?[from..from + out.len()]);
+                return Ok(());
+            }
+        };
+        if whole.get().is_none() {
+            let _ = whole.set(self.trainer.cohort.read(vectors, lane)?);
+        }
+        if let Some(values) = whole.get() {
+            out.copy_from_slice(&values[from..from + out.len()]);
+        }
+        Ok(())
+    }
+
+    fn weighted_sum(&self, chosen: &[usize], weights: &[f32], part: Part<'_>) -> Option<Result<Vec<f32>>> {
+        let vectors = self.vectors(part)?;
+        let order: Vec<u32> = chosen.iter().map(|&at| self.lanes[at]).collect();
+        Some(self.trainer.cohort.weighted_sum(vectors, &order, weights).map_err(Error::from))
+    }
+}
