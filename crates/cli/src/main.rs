@@ -3,6 +3,8 @@
 mod bench;
 mod compare;
 mod data;
+mod drive;
+mod interrupt;
 mod methods;
 mod models;
 mod new;
@@ -10,6 +12,7 @@ mod partition;
 mod reproduce;
 mod run;
 mod settings;
+mod setups;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -79,6 +82,10 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<interrupt::Stopped>() => {
+            eprintln!("{error}");
+            ExitCode::from(interrupt::EXIT_CODE)
+        }
         Err(error) => {
             eprintln!("error: {}", message(&error));
             ExitCode::from(exit_code(&error))

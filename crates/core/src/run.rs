@@ -89,14 +89,12 @@ impl Run {
     /// The outcome of a finished run with this configuration, if the directory holds one.
     ///
     /// # Errors
-    /// If the directory holds a run of another configuration.
+    /// If the directory holds a run of another configuration, finished or not.
     pub fn finished(dir: &Path, config: &Config) -> Result<Option<Summary>> {
-        let path = dir.join("summary.json");
-        if !path.exists() {
-            return Ok(None);
+        if dir.join("config.toml").exists() {
+            check_config(dir, config)?;
         }
-        check_config(dir, config)?;
-        read_summary(dir).map(Some)
+        if dir.join("summary.json").exists() { read_summary(dir).map(Some) } else { Ok(None) }
     }
 
     /// Starts a run, or goes on with one: `resume` says whether a directory with an unfinished run is welcome.
@@ -182,6 +180,14 @@ impl Run {
         }
         self.rounds.push(record);
         Ok(self.rounds.last())
+    }
+
+    /// Puts the rounds that are done into a checkpoint, whatever `federation.checkpoint_every` says: before a stop.
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub fn save(&self) -> Result<()> {
+        self.rounds.last().map_or(Ok(()), |last| self.checkpoint(last.round + 1))
     }
 
     /// Writes a checkpoint and removes all but the newest two.
