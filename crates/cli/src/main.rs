@@ -9,6 +9,7 @@ mod methods;
 mod models;
 mod new;
 mod partition;
+mod report;
 mod reproduce;
 mod run;
 mod settings;
@@ -35,6 +36,8 @@ enum Command {
     Reproduce(reproduce::Reproduce),
     /// Compares finished runs: mean ± deviation over seeds, paired differences
     Compare(compare::CompareArgs),
+    /// Makes a page of finished runs: tables, curves, partition, costs, what deviates from the paper
+    Report(report::ReportArgs),
     /// Runs a recorded run again and compares it bit for bit
     Verify(verify::VerifyArgs),
     /// Writes a commented configuration file
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Command::Run(args) => args.run(),
         Command::Reproduce(study) => study.run(),
         Command::Compare(args) => args.run(),
+        Command::Report(args) => args.run(),
         Command::Verify(args) => args.run(),
         Command::New(args) => args.run(),
         Command::Partition(args) => args.run(),

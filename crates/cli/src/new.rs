@@ -138,11 +138,26 @@ const SWEEP: &str = "
 #\"data.partition.beta\" = [0.3, 0.5]
 ";
 
-/// The text of the file.
-fn configuration(setup: &Setup, preset: &str) -> Result<String> {
+/// The paper's set-up for a data set, a method and a preset; none where the paper does not use the set.
+pub fn paper_setup(data: &str, beta: f64, method: &str, preset: &str) -> Result<Option<Config>> {
+    let Some(setup) = SETUPS.iter().find(|s| s.data == data && s.data != "digits") else { return Ok(None) };
+    let mut pairs: Vec<String> = settings(setup, preset).iter().map(|(key, value)| format!("{key}={value}")).collect();
+    pairs.push(format!("data.partition.beta={beta:?}"));
+    pairs.push(format!("method.name={method}"));
+    Ok(Some(Config::from_layers(None, &pairs)?))
+}
+
+/// The keys that the file writes out, with their values in TOML.
+fn settings(setup: &Setup, preset: &str) -> Vec<(&'static str, String)> {
     let mut written = vec![("seed", "0".into()), ("preset", format!("\"{preset}\""))];
     written.extend(setup.settings());
     written.push(("method.name", "\"fedproj\"".into()));
+    written
+}
+
+/// The text of the file.
+fn configuration(setup: &Setup, preset: &str) -> Result<String> {
+    let written = settings(setup, preset);
     let pairs: Vec<String> = written.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let effective = Value::try_from(Config::from_layers(None, &pairs)?)?;
     let mut text = HEAD.to_owned();

@@ -25,7 +25,10 @@ struct Header {
 }
 
 /// Writes a file so that it appears complete or not at all: a temporary one, synced, then renamed.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+///
+/// # Errors
+/// If the directory cannot be written.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let temporary = path.with_extension("tmp");
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&temporary)?;

@@ -81,11 +81,13 @@ pub fn compare(outcomes: &[(String, Summary)]) -> Comparison {
     Comparison { baseline, rows }
 }
 
-fn mean(values: &[f64]) -> f64 {
+/// Mean; 0 of nothing.
+pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-fn deviation(values: &[f64]) -> Option<f64> {
+/// Sample deviation (n − 1); `None` for fewer than two values.
+pub fn deviation(values: &[f64]) -> Option<f64> {
     let m = mean(values);
     let n = values.len();
     (n > 1).then(|| (values.iter().map(|v| (v - m).powi(2)).sum::<f64>() / (n - 1) as f64).sqrt())

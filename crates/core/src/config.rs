@@ -9,6 +9,7 @@ use crate::presets::{self, Preset};
 use fedproj_data::{PartitionConfig, SourceConfig};
 use fedproj_nn::{Init, Rule, models};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use toml::{Table, Value};
 
 /// Everything that decides a run's bytes.
@@ -337,6 +338,26 @@ impl Config {
     pub fn to_toml(&self) -> Result<String> {
         let table = table_of(self)?;
         toml::to_string(&table).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))
+    }
+
+    /// Every key that the chosen method looks at, with its value as text; the tables of the other methods are left out.
+    pub fn keys_in_use(&self) -> BTreeMap<String, String> {
+        fn flatten(value: &Value, path: &str, out: &mut BTreeMap<String, String>) {
+            if let Value::Table(table) = value {
+                for (key, value) in table {
+                    flatten(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, out);
+                }
+            } else {
+                out.insert(path.to_owned(), value.to_string().replace('"', ""));
+            }
+        }
+        let mut out = BTreeMap::new();
+        if let Ok(table) = table_of(self) {
+            flatten(&Value::Table(table), "", &mut out);
+        }
+        let own = format!("method.{}.", self.method.name);
+        out.retain(|key, _| !key.starts_with("method.") || key == "method.name" || key.starts_with(&own));
+        out
     }
 
     fn check(&self) -> Result<()> {

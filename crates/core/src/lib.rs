@@ -23,7 +23,8 @@ mod sweep;
 pub mod terms;
 mod trainer;
 
-pub use compare::{ComparedRow, Comparison, Difference, compare};
+pub use checkpoint::write_atomically;
+pub use compare::{ComparedRow, Comparison, Difference, compare, deviation, mean};
 pub use config::{
     Config, DataConfig, FederationConfig, InitConfig, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
     ScheduleConfig,

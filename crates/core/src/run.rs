@@ -4,7 +4,7 @@
 //! from its last checkpoint, drops later lines and makes them again, bit for bit.
 
 use crate::checkpoint::{self, write_atomically};
-use crate::config::{Config, table_of};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::record::{RoundRecord, Summary};
@@ -29,10 +29,42 @@ pub struct Manifest {
     pub hashes: BTreeMap<String, String>,
     /// Sizes: clients, cohort, samples, parameters.
     pub sizes: BTreeMap<String, usize>,
+    /// Names of the classes; empty in runs of earlier versions.
+    #[serde(default)]
+    pub classes: Vec<String>,
+    /// Samples of each class that the first clients hold, client by client; empty in runs of earlier versions.
+    #[serde(default)]
+    pub class_counts: Vec<Vec<u32>>,
 }
 
+/// Clients whose classes a manifest counts; there may be a million.
+const N_CLIENTS_COUNTED: usize = 200;
+
 impl Manifest {
-    fn of(experiment: &Experiment, n_threads: usize) -> Self {
+    /// The manifest of a run directory; `None` if the directory has none.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn read(dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join("manifest.json");
+        match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::io("read", &path)(error)),
+            Ok(text) => {
+                serde_json::from_str(&text).map(Some).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
+            }
+        }
+    }
+
+    /// One key a line: the counts of classes would fill pages if every number had its own.
+    fn to_json(&self) -> String {
+        let Ok(serde_json::Value::Object(keys)) = serde_json::to_value(self) else { return String::new() };
+        let lines: Vec<String> = keys.iter().map(|(key, value)| format!("  \"{key}\": {value}")).collect();
+        format!("{{\n{}\n}}\n", lines.join(",\n"))
+    }
+
+    /// What a run of this experiment is made of.
+    pub fn of(experiment: &Experiment, n_threads: usize) -> Self {
         let e = experiment;
         let mut partition = blake3::Hasher::new();
         // A million virtual clients are told by their rule; hashing each would cost more than the run.
@@ -69,7 +101,17 @@ impl Manifest {
             (text("public_samples"), e.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples)),
             (text("parameters"), e.weights.len()),
         ]);
-        Self { version: env!("CARGO_PKG_VERSION").into(), seed: e.config.seed, hardware, hashes, sizes }
+        let (labels, n_classes) = (e.private.labels().unwrap_or(&[]), e.private.n_classes());
+        let counted = 0..n_clients.min(N_CLIENTS_COUNTED);
+        Self {
+            version: env!("CARGO_PKG_VERSION").into(),
+            seed: e.config.seed,
+            hardware,
+            hashes,
+            sizes,
+            classes: e.private.class_names().to_vec(),
+            class_counts: counted.map(|client| e.partition.class_counts(client, labels, n_classes)).collect(),
+        }
     }
 }
 
@@ -130,8 +172,7 @@ impl Run {
         };
         if !exists {
             // The configuration comes last: where it stands, the manifest stands too.
-            let manifest = serde_json::to_string_pretty(&manifest).unwrap_or_default();
-            write_atomically(&dir.join("manifest.json"), manifest.as_bytes())?;
+            write_atomically(&dir.join("manifest.json"), manifest.to_json().as_bytes())?;
             write_atomically(&dir.join("config.toml"), text.as_bytes())?;
         }
         // Lines after the checkpoint, or half a line that a crash left, are dropped here.
@@ -269,7 +310,7 @@ impl StoredRun {
     /// What tells each of some runs from the others besides the seed: the method, and the keys in which runs of one method
     /// differ.
     pub fn labels(runs: &[Self]) -> Vec<String> {
-        let all: Vec<BTreeMap<String, String>> = runs.iter().map(|run| flat_keys(&run.config)).collect();
+        let all: Vec<BTreeMap<String, String>> = runs.iter().map(|run| run.config.keys_in_use()).collect();
         let differs = |key: &String| {
             let pairs = runs.iter().zip(&all);
             pairs.clone().any(|(a, keys_a)| {
@@ -285,24 +326,6 @@ impl StoredRun {
         };
         runs.iter().zip(&all).map(label).collect()
     }
-}
-
-/// Every key of a configuration with its value as text.
-fn flat_keys(config: &Config) -> BTreeMap<String, String> {
-    fn flatten(value: &toml::Value, path: &str, out: &mut BTreeMap<String, String>) {
-        if let toml::Value::Table(table) = value {
-            for (key, value) in table {
-                flatten(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, out);
-            }
-        } else {
-            out.insert(path.to_owned(), value.to_string().replace('"', ""));
-        }
-    }
-    let mut out = BTreeMap::new();
-    if let Ok(table) = table_of(config) {
-        flatten(&toml::Value::Table(table), "", &mut out);
-    }
-    out
 }
 
 fn read_summary(dir: &Path) -> Result<Summary> {

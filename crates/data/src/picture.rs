@@ -26,20 +26,39 @@ const N_CLIENTS_MAX: usize = 200;
 /// # Errors
 /// If the data set has no labels.
 pub fn svg(partition: &Partition, data: &Dataset) -> Result<String> {
-    let table = Table::new(partition, data, N_CLIENTS_MAX)?;
-    let (n_clients, n_classes) = (table.counts.len(), data.n_classes());
+    Ok(draw(&Table::new(partition, data, N_CLIENTS_MAX)?, data.class_names()))
+}
+
+/// The same from counts alone, client by client; `n_clients` says how many there are in all.
+pub fn svg_of_counts(name: &str, counts: &[Vec<u32>], n_clients: usize, class_names: &[String]) -> String {
+    let counts = counts[..counts.len().min(N_CLIENTS_MAX)].to_vec();
+    let sizes: Vec<usize> = counts.iter().map(|classes| classes.iter().sum::<u32>() as usize).collect();
+    let (least, most) = (sizes.iter().min().copied().unwrap_or(0), sizes.iter().max().copied().unwrap_or(0));
+    let mean = sizes.iter().sum::<usize>() as f64 / sizes.len().max(1) as f64;
+    let table = Table {
+        title: Table::title(name, n_clients, counts.len(), class_names.len()),
+        subtitle: format!("samples per client {least} to {most}, mean {mean:.1}"),
+        count_max: counts.iter().flatten().copied().max().unwrap_or(1).max(1),
+        counts,
+        sizes,
+    };
+    draw(&table, class_names)
+}
+
+fn draw(table: &Table, class_names: &[String]) -> String {
+    let (n_clients, n_classes) = (table.counts.len(), class_names.len());
     let cell = (900.0 / n_clients as f64).clamp(4.5, 36.0);
     let row = if n_classes <= 30 { 18.0 } else { (540.0 / n_classes as f64).max(5.0) };
     let layout = Layout { left: 118.0, bars: 70.0, top: 128.0, cell, row, n_clients, n_classes };
     let mut out = String::new();
     layout.open(&mut out, &table.title, &table.subtitle);
     layout.bars(&mut out, &table.sizes);
-    layout.cells(&mut out, &table);
-    layout.class_labels(&mut out, data.class_names());
+    layout.cells(&mut out, table);
+    layout.class_labels(&mut out, class_names);
     layout.client_labels(&mut out);
     layout.legend(&mut out, table.count_max);
-    out.push_str("</svg>\n");
-    Ok(out)
+    out.push_str("</g></svg>\n");
+    out
 }
 
 /// Plain text: one line per client with its size and one block per class.
@@ -102,15 +121,18 @@ impl Table {
         }
         let skew = partition.skew_index(labels, data.n_classes());
         let mean = total as f64 / n_clients as f64;
-        let n_shown = counts.len();
-        let first = if n_shown < n_clients { format!(" (first {n_shown} shown)") } else { String::new() };
         Ok(Self {
-            title: format!("{}: {n_clients} clients{first}, {} classes", data.name(), data.n_classes()),
+            title: Self::title(data.name(), n_clients, counts.len(), data.n_classes()),
             subtitle: format!("samples per client {least} to {most}, mean {mean:.1} · label skew {skew:.3}"),
             count_max: counts.iter().flatten().copied().max().unwrap_or(1).max(1),
             counts,
             sizes,
         })
+    }
+
+    fn title(name: &str, n_clients: usize, n_shown: usize, n_classes: usize) -> String {
+        let first = if n_shown < n_clients { format!(" (first {n_shown} shown)") } else { String::new() };
+        format!("{name}: {n_clients} clients{first}, {n_classes} classes")
     }
 
     /// A count relative to the largest one.
@@ -141,10 +163,10 @@ impl Layout {
         let _ = write!(
             out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
-             height=\"{height:.0}\" font-family=\"sans-serif\" font-size=\"11\" fill=\"#222\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+             height=\"{height:.0}\" font-family=\"sans-serif\" font-size=\"11\">\n\
+             <rect class=\"paper\" width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<g class=\"ink\" fill=\"#222\">\n\
              <text x=\"12\" y=\"22\" font-size=\"15\" font-weight=\"bold\">{}</text>\n\
-             <text x=\"12\" y=\"40\" fill=\"#555\">{}</text>\n",
+             <text x=\"12\" y=\"40\" class=\"soft\" fill=\"#555\">{}</text>\n",
             escaped(title),
             escaped(subtitle)
         );
@@ -158,9 +180,9 @@ impl Layout {
         let _ = writeln!(
             out,
             "<g stroke=\"#bbb\"><path d=\"M{x0:.1} {base:.1}H{x1:.1}M{x0:.1} {full:.1}H{x1:.1}\"/></g>\n\
-             <g text-anchor=\"end\" fill=\"#555\"><text x=\"{tx:.1}\" y=\"{base:.1}\">0</text>\
+             <g text-anchor=\"end\" class=\"soft\" fill=\"#555\"><text x=\"{tx:.1}\" y=\"{base:.1}\">0</text>\
              <text x=\"{tx:.1}\" y=\"{ty:.1}\">{size_max}</text>\
-             <text x=\"{tx:.1}\" y=\"{my:.1}\" fill=\"#222\">samples</text></g>\n<g fill=\"#7a7a7a\">",
+             <text x=\"{tx:.1}\" y=\"{my:.1}\" class=\"ink\" fill=\"#222\">samples</text></g>\n<g fill=\"#7a7a7a\">",
             tx = x0 - 6.0,
             ty = full + 8.0,
             my = f64::midpoint(base, full) + 4.0,
@@ -183,7 +205,7 @@ impl Layout {
         let (width, height) = (self.width(), self.row * self.n_classes as f64);
         let _ = writeln!(
             out,
-            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"none\" stroke=\"#bbb\"/>",
+            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"#fff\" stroke=\"#bbb\"/>",
             self.left, self.top
         );
         let gap = if self.cell < 8.0 || self.row < 8.0 { 0.4 } else { 1.0 };
@@ -243,8 +265,12 @@ impl Layout {
         for (at, text) in ticks.iter().skip(usize::from(count_max < 2)) {
             let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\">{text}</text>", x + at, y + 26.0);
         }
-        let _ =
-            writeln!(out, "</g>\n<text x=\"{:.1}\" y=\"{:.1}\" fill=\"#555\">white: none</text>", x + 216.0, y + 10.0);
+        let _ = writeln!(
+            out,
+            "</g>\n<text x=\"{:.1}\" y=\"{:.1}\" class=\"soft\" fill=\"#555\">white: none</text>",
+            x + 216.0,
+            y + 10.0
+        );
     }
 
     fn x(&self, client: usize) -> f64 {

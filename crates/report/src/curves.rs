@@ -1,15 +1,16 @@
-//! Line charts over rounds: small multiples with a shared legend, means as lines and ranges as bands.
+//! Line charts: small multiples with a shared legend, means as lines and ranges as bands.
 
-use crate::palette::{Look, SERIES};
+use crate::palette::Look;
 use crate::svg::{Anchor, Style, Svg, number};
 use std::fmt::Write;
 
 /// Pixels.
-const PLOT: (f64, f64) = (270.0, 170.0);
-const CELL: (f64, f64) = (356.0, 262.0);
 const MARGIN: (f64, f64) = (58.0, 40.0);
+/// Right of a plot, and below it.
+const GAP: (f64, f64) = (28.0, 52.0);
 const TOP: f64 = 60.0;
-const COLUMNS: usize = 3;
+/// Characters in a line of the legend.
+const N_LEGEND_CHARS: usize = 30;
 
 /// Charts side by side.
 #[derive(Clone, Debug)]
@@ -18,12 +19,45 @@ pub struct Charts {
     pub title: String,
     /// Second line.
     pub subtitle: String,
-    /// Names of the series, in the order of [`SERIES`]; the legend takes the place after the last chart.
-    pub series: Vec<String>,
+    /// The series; the legend takes the place after the last chart.
+    pub series: Vec<Series>,
     /// Lines of the legend below the names.
     pub notes: Vec<String>,
     /// The charts, row by row.
     pub charts: Vec<Chart>,
+    /// Their size and place.
+    pub layout: Layout,
+}
+
+/// Size and place of charts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Layout {
+    /// Charts in a row, the legend among them.
+    pub columns: usize,
+    /// Width and height of a plot, in pixels.
+    pub plot: (f64, f64),
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self { columns: 3, plot: (270.0, 170.0) }
+    }
+}
+
+/// A series: the same in every chart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// Its name in the legend.
+    pub name: String,
+    /// How it looks.
+    pub look: Look,
+}
+
+impl Series {
+    /// A series of a name and a look.
+    pub fn new(name: impl Into<String>, look: Look) -> Self {
+        Self { name: name.into(), look }
+    }
 }
 
 /// One chart.
@@ -54,18 +88,35 @@ pub struct Spread {
     pub max: f64,
 }
 
+/// Round numbers around a range: the axis' least value, its greatest and the distance of at most seven ticks.
+pub fn axis(least: f64, most: f64) -> (f64, f64, f64) {
+    let width = if most - least > 1e-12 { most - least } else { least.abs().max(1.0) * 0.1 };
+    let power = 10f64.powf((width / 6.0).log10().floor());
+    let steps = [1.0, 2.0, 2.5, 5.0, 10.0, 20.0].map(|m| m * power);
+    let ends = |step: f64| ((least / step + 1e-9).floor() * step, (most / step - 1e-9).ceil() * step);
+    let fits = |step: &f64| ((ends(*step).1 - ends(*step).0) / step).round() <= 6.0;
+    let step = steps.into_iter().find(fits).unwrap_or(20.0 * power);
+    let (from, to) = ends(step);
+    (from, to.max(from + step), step)
+}
+
 impl Charts {
     /// The picture.
     pub fn draw(&self) -> String {
-        let n_rows = (self.charts.len() + 1).div_ceil(COLUMNS);
-        let (width, height) = (COLUMNS as f64 * CELL.0 + 16.0, TOP + n_rows as f64 * CELL.1);
+        let Layout { columns, plot } = self.layout;
+        let cell = (MARGIN.0 + plot.0 + GAP.0, MARGIN.1 + plot.1 + GAP.1);
+        let n_rows = (self.charts.len() + 1).div_ceil(columns);
+        let legend = 30.0 * self.series.len() as f64 + 18.0 * self.notes.len() as f64 + MARGIN.1 + 20.0;
+        // A row that holds nothing but the legend is as high as that needs.
+        let last_row = if self.charts.len().is_multiple_of(columns) { legend } else { legend.max(cell.1) };
+        let (width, height) = (columns as f64 * cell.0 + 16.0, TOP + (n_rows - 1) as f64 * cell.1 + last_row);
         let mut svg = Svg::new(width, height, &self.title);
         svg.text(16.0, 26.0, &self.title, Style::new(17.0).bold());
         svg.text(16.0, 45.0, &self.subtitle, Style::new(12.0).soft());
-        let corner = |i: usize| ((i % COLUMNS) as f64 * CELL.0, TOP + (i / COLUMNS) as f64 * CELL.1);
+        let corner = |i: usize| ((i % columns) as f64 * cell.0, TOP + (i / columns) as f64 * cell.1);
         for (i, chart) in self.charts.iter().enumerate() {
             let (x, y) = corner(i);
-            chart.draw(&mut svg, x + MARGIN.0, y + MARGIN.1);
+            chart.draw(&mut svg, (x + MARGIN.0, y + MARGIN.1), plot, &self.series);
         }
         let (x, y) = corner(self.charts.len());
         self.legend(&mut svg, x + MARGIN.0, y + MARGIN.1);
@@ -74,11 +125,14 @@ impl Charts {
 
     fn legend(&self, svg: &mut Svg, x: f64, mut y: f64) {
         y += 14.0;
-        for (name, look) in self.series.iter().zip(SERIES) {
+        for Series { name, look } in &self.series {
             stroke(svg.line((x, y - 5.0), (x + 44.0, y - 5.0)), look).end();
             svg.tag("path").set("d", &look.mark.path(x + 22.0, y - 5.0, 4.0)).set("fill", look.colour).end();
-            svg.text(x + 56.0, y, name, Style::new(14.0));
-            y += 26.0;
+            let lines = wrap(name, N_LEGEND_CHARS);
+            for (i, line) in lines.iter().enumerate() {
+                svg.text(x + 56.0, y + 15.0 * i as f64, line, Style::new(if lines.len() > 1 { 12.0 } else { 14.0 }));
+            }
+            y += 26.0 + 15.0 * (lines.len() - 1) as f64;
         }
         for note in &self.notes {
             svg.text(x, y, note, Style::new(12.0).soft());
@@ -87,63 +141,97 @@ impl Charts {
     }
 }
 
+/// Words in lines of at most so many characters, unless one word is longer.
+fn wrap(text: &str, n_chars: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is always a line");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > n_chars {
+            lines.push(word.to_owned());
+        } else {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines
+}
+
 impl Chart {
-    fn draw(&self, svg: &mut Svg, left: f64, top: f64) {
+    fn draw(&self, svg: &mut Svg, (left, top): (f64, f64), plot: (f64, f64), series: &[Series]) {
         let place = |x: f64, y: f64| {
             let (x0, x1, _) = &self.x;
             let (y0, y1, _) = self.y;
-            (left + PLOT.0 * (x - x0) / (x1 - x0), top + PLOT.1 * (y1 - y.clamp(y0, y1)) / (y1 - y0))
+            (left + plot.0 * (x - x0) / (x1 - x0), top + plot.1 * (y1 - y.clamp(y0, y1)) / (y1 - y0))
         };
         svg.text(left, top - 12.0, &self.title, Style::new(13.0).bold());
-        self.axes(svg, left, top, &place);
-        for (i, (line, look)) in self.lines.iter().zip(SERIES).enumerate() {
-            let Some(first) = line.first() else { continue };
-            let mut band = String::new();
-            for p in line {
-                let (x, y) = place(p.x, p.max);
-                let _ = write!(band, "{}{} {}", if p == first { "M" } else { "L" }, number(x), number(y));
+        self.axes(svg, (left, top), plot, &place);
+        // All bands lie below all lines.
+        for (line, Series { look, .. }) in self.lines.iter().zip(series) {
+            if line.iter().all(|p| p.min >= p.max) {
+                continue;
             }
+            let mut band = path(line.iter().map(|p| place(p.x, p.max)));
             for p in line.iter().rev() {
                 let (x, y) = place(p.x, p.min);
                 let _ = write!(band, "L{} {}", number(x), number(y));
             }
             svg.tag("path").set("d", &(band + "z")).set("fill", look.colour).set("fill-opacity", "0.16").end();
-            let mut d = String::new();
-            for p in line {
-                let (x, y) = place(p.x, p.mean);
-                let _ = write!(d, "{}{} {}", if p == first { "M" } else { "L" }, number(x), number(y));
+        }
+        for (i, (line, Series { look, .. })) in self.lines.iter().zip(series).enumerate() {
+            if line.is_empty() {
+                continue;
             }
+            let d = path(line.iter().map(|p| place(p.x, p.mean)));
             stroke(svg.tag("path").set("d", &d).set("fill", "none"), look).set("stroke-linejoin", "round").end();
-            // Few marks, each series' at rounds of its own: lines that lie on each other still show both kinds.
-            let is_marked = |p: &&Spread| (p.x as usize + 5 - 2 * i).is_multiple_of(5);
-            let at = |p: &Spread| place(p.x, p.mean);
-            let marks: String = line.iter().filter(is_marked).map(at).map(|(x, y)| look.mark.path(x, y, 3.6)).collect();
+            // Few marks, each series' at points of its own: lines that lie on each other still show both kinds.
+            let every = (line.len() / 4).max(1);
+            let marked = line.iter().enumerate().filter(|(k, _)| (k + 3 * i + 1).is_multiple_of(every));
+            let marks: String =
+                marked.map(|(_, p)| place(p.x, p.mean)).map(|(x, y)| look.mark.path(x, y, 3.6)).collect();
             svg.tag("path").set("d", &marks).set("fill", look.colour).end();
         }
     }
 
-    fn axes(&self, svg: &mut Svg, left: f64, top: f64, place: &dyn Fn(f64, f64) -> (f64, f64)) {
+    fn axes(&self, svg: &mut Svg, (left, top): (f64, f64), plot: (f64, f64), place: &dyn Fn(f64, f64) -> (f64, f64)) {
         let (least, most, step) = self.y;
         let n_ticks = ((most - least) / step).round() as usize;
+        let decimals = decimals(step);
         for i in 0..=n_ticks {
             let value = least + step * i as f64;
             let (_, y) = place(self.x.0, value);
-            svg.rule((left, y), (left + PLOT.0, y));
-            svg.text(left - 7.0, y + 4.0, &number(value), Style::new(11.0).soft().anchor(Anchor::End));
+            svg.rule((left, y), (left + plot.0, y));
+            let text = format!("{value:.decimals$}");
+            svg.text(left - 7.0, y + 4.0, &text, Style::new(11.0).soft().anchor(Anchor::End));
         }
-        let bottom = top + PLOT.1;
+        let bottom = top + plot.1;
         for &tick in &self.x.2 {
             let (x, _) = place(tick, least);
             svg.line((x, bottom), (x, bottom + 5.0)).set("stroke", "#777777").set("class", "frame").end();
             svg.text(x, bottom + 18.0, &number(tick), Style::new(11.0).soft().anchor(Anchor::Middle));
         }
-        let (x, y) = (left + PLOT.0 / 2.0, bottom + 35.0);
+        let (x, y) = (left + plot.0 / 2.0, bottom + 35.0);
         svg.text(x, y, &self.x_label, Style::new(11.0).soft().anchor(Anchor::Middle));
-        svg.line((left, bottom), (left + PLOT.0, bottom)).set("stroke", "#777777").set("class", "frame").end();
+        svg.line((left, bottom), (left + plot.0, bottom)).set("stroke", "#777777").set("class", "frame").end();
     }
 }
 
-fn stroke(tag: crate::svg::Tag<'_>, look: Look) -> crate::svg::Tag<'_> {
+/// Decimals by which multiples of a step differ.
+fn decimals(step: f64) -> usize {
+    (0..6).find(|&d| (step * 10f64.powi(d)).fract().abs() < 1e-9).unwrap_or(6) as usize
+}
+
+/// Straight lines through points.
+fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
+    let mut d = String::new();
+    for (x, y) in points {
+        let _ = write!(d, "{}{} {}", if d.is_empty() { "M" } else { "L" }, number(x), number(y));
+    }
+    d
+}
+
+fn stroke<'a>(tag: crate::svg::Tag<'a>, look: &Look) -> crate::svg::Tag<'a> {
     let tag = tag.set("stroke", look.colour).number("stroke-width", look.width);
     if look.dashes.is_empty() { tag } else { tag.set("stroke-dasharray", look.dashes) }
 }
@@ -151,6 +239,7 @@ fn stroke(tag: crate::svg::Tag<'_>, look: Look) -> crate::svg::Tag<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::palette::SERIES;
 
     #[test]
     fn a_chart_is_well_formed_and_draws_each_series_that_has_points() {
@@ -165,13 +254,41 @@ mod tests {
         let charts = Charts {
             title: "t".into(),
             subtitle: String::new(),
-            series: ["a", "b", "c"].map(str::to_owned).to_vec(),
+            series: ["a", "b", "c"].into_iter().zip(SERIES).map(|(name, look)| Series::new(name, look)).collect(),
             notes: vec!["n".into()],
             charts: vec![chart],
+            layout: Layout::default(),
         };
         let text = charts.draw();
         let read = roxmltree::Document::parse(&text).unwrap();
         let lines = read.descendants().filter(|n| n.has_tag_name("path") && n.attribute("fill") == Some("none"));
         assert_eq!(lines.count(), 2);
+    }
+
+    #[test]
+    fn axes_end_at_round_numbers_around_the_data() {
+        let cases = [
+            ((0.0, 31.4), (0.0, 40.0, 10.0)),
+            ((0.0, 1.0), (0.0, 1.0, 0.2)),
+            ((61.2, 69.9), (60.0, 70.0, 2.0)),
+            ((0.0, 100.0), (0.0, 100.0, 20.0)),
+            ((-0.03, 0.011), (-0.03, 0.02, 0.01)),
+        ];
+        for ((least, most), expected) in cases {
+            let found = axis(least, most);
+            let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
+            assert!(
+                near(found.0, expected.0) && near(found.1, expected.1) && near(found.2, expected.2),
+                "{least} to {most}: {found:?}"
+            );
+        }
+        let flat = axis(5.0, 5.0);
+        assert!(flat.0 <= 5.0 && flat.1 >= 5.0 && flat.1 > flat.0);
+    }
+
+    #[test]
+    fn long_names_are_wrapped_between_words() {
+        assert_eq!(wrap("FedProj, alpha 0.1, beta 0.3", 12), ["FedProj,", "alpha 0.1,", "beta 0.3"]);
+        assert_eq!(wrap("", 12), [""]);
     }
 }

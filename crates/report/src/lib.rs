@@ -29,7 +29,7 @@ mod sketch;
 mod svg;
 mod table;
 
-pub use curves::{Chart, Charts, Spread};
+pub use curves::{Chart, Charts, Layout, Series, Spread, axis};
 pub use mesh::{Extent, Mesh, Outline};
 pub use page::{Block, Page, Section};
 pub use palette::{CLASSES, Look, Mark, SERIES};

@@ -40,6 +40,13 @@ pub enum Block {
         /// What it shows.
         caption: String,
     },
+    /// A text in lines, such as a configuration, to be unfolded.
+    Code {
+        /// What it is; stands where the text is folded.
+        summary: String,
+        /// The lines, and whether each is marked.
+        lines: Vec<(String, bool)>,
+    },
     /// Names and values, such as a set-up.
     Facts(Vec<(String, String)>),
 }
@@ -48,11 +55,12 @@ pub enum Block {
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
 
 const STYLE: &str = "
-:root { --ink: #1a1a1a; --soft: #555; --paper: #fff; --rule: #d9d9d9; --frame: #777; --band: #f4f4f2; color-scheme: light dark; }
+:root { --ink: #1a1a1a; --soft: #555; --paper: #fff; --rule: #d9d9d9; --frame: #777; --band: #f4f4f2; --mark: #ffe9a8;
+  color-scheme: light dark; }
 @media screen and (prefers-color-scheme: dark) {
-  :root { --ink: #ececec; --soft: #b4b4b4; --paper: #15171a; --rule: #3a3d42; --frame: #8b8f96; --band: #1f2226; }
-  /* The palette's darker blue is too dark for the dark; the lighter one stands in. */
-  svg [fill='#0072B2'] { fill: #56B4E9; } svg [stroke='#0072B2'] { stroke: #56B4E9; }
+  :root { --ink: #ececec; --soft: #b4b4b4; --paper: #15171a; --rule: #3a3d42; --frame: #8b8f96; --band: #1f2226; --mark: #57460f; }
+  /* The palette's darker blue is too dark for the dark; one between it and the lighter blue stands in. */
+  svg [fill='#0072B2'] { fill: #3D95DB; } svg [stroke='#0072B2'] { stroke: #3D95DB; }
 }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.2rem 4rem; max-width: 76rem; background: var(--paper); color: var(--ink);
@@ -71,6 +79,8 @@ th.name, td.name { text-align: left; }
 th button { font: inherit; font-weight: bold; color: inherit; background: none; border: 0; padding: 0; cursor: pointer; }
 th[aria-sort=ascending] button::after { content: ' ▲'; } th[aria-sort=descending] button::after { content: ' ▼'; }
 tbody tr:nth-child(odd) { background: var(--band); }
+details { margin: .5rem 0; } summary { cursor: pointer; } pre { padding: .7rem; font-size: .85rem; margin: .4rem 0; }
+mark { background: var(--mark); color: inherit; }
 dt { font-weight: bold; margin-top: .5rem; } dd { margin: 0 0 0 1rem; }
 svg .ink { fill: var(--ink); } svg .soft { fill: var(--soft); } svg .paper { fill: var(--paper); }
 svg .rule { stroke: var(--rule); } svg .frame { stroke: var(--frame); } svg .mark { stroke: var(--ink); }
@@ -85,7 +95,8 @@ document.querySelectorAll('th button').forEach(button => button.addEventListener
   const down = head.getAttribute('aria-sort') === 'ascending';
   head.parentElement.querySelectorAll('th').forEach(th => th.removeAttribute('aria-sort'));
   head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
-  const text = row => row.cells[column].textContent, rank = row => { const v = parseFloat(text(row)); return isNaN(v) ? -Infinity : v; };
+  const text = row => row.cells[column].textContent;
+  const rank = row => { const v = parseFloat(text(row).replace('−', '-')); return isNaN(v) ? -Infinity : v; };
   const named = head.classList.contains('name');
   const order = (a, b) => named ? text(a).localeCompare(text(b)) : (rank(a) === rank(b) ? 0 : rank(a) - rank(b));
   [...body.rows].sort((a, b) => down ? order(b, a) : order(a, b)).forEach(row => body.append(row));
@@ -126,6 +137,15 @@ impl Block {
                     out,
                     "<figure>\n<div class=\"scroll\">\n{svg}</div>\n<figcaption>{caption}</figcaption>\n</figure>"
                 )
+            }
+            Self::Code { summary, lines } => {
+                let line = |(text, is_marked): &(String, bool)| match is_marked {
+                    true => format!("<mark>{}</mark>\n", escape(text)),
+                    false => escape(text) + "\n",
+                };
+                let text: String = lines.iter().map(line).collect();
+                let summary = escape(summary);
+                writeln!(out, "<details>\n<summary>{summary}</summary>\n<pre class=\"scroll\">{text}</pre>\n</details>")
             }
             Self::Facts(facts) => {
                 let fact =

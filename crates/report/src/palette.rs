@@ -23,6 +23,8 @@ pub enum Mark {
     Triangle,
     /// A square.
     Square,
+    /// A square on its corner.
+    Diamond,
 }
 
 impl Mark {
@@ -36,6 +38,10 @@ impl Mark {
                 format!("M{left} {}a{r} {r} 0 1 0 {two} 0a{r} {r} 0 1 0 {back} 0z", n(y))
             }
             Self::Square => format!("M{left} {top}h{two}v{two}h-{two}z"),
+            Self::Diamond => {
+                let r = 1.3 * r;
+                format!("M{} {}l{r} {r}l-{r} {r}l-{r} -{r}z", n(x), n(y - r), r = n(r))
+            }
             Self::Triangle => {
                 let (side, height) = (1.15 * r, 2.1 * r);
                 format!("M{} {}l{} {}h{}z", n(x), n(y - 1.25 * r), n(side), n(height), n(-2.0 * side))
@@ -44,11 +50,21 @@ impl Mark {
     }
 }
 
-/// Looks of the series of a chart, in order: unbroken blue, dashed orange over it, thick green.
-pub const SERIES: [Look; 3] = [
+/// Looks of the series of a chart, in order: unbroken blue, dashed orange over it, thick green, and so on. Colours come
+/// again with other dashes and another mark.
+pub const SERIES: [Look; 12] = [
     Look { colour: "#0072B2", dashes: "", width: 2.6, mark: Mark::Circle },
     Look { colour: "#E69F00", dashes: "6 6", width: 2.6, mark: Mark::Square },
     Look { colour: "#009E73", dashes: "", width: 2.8, mark: Mark::Triangle },
+    Look { colour: "#D55E00", dashes: "", width: 1.8, mark: Mark::Diamond },
+    Look { colour: "#CC79A7", dashes: "", width: 1.8, mark: Mark::Square },
+    Look { colour: "#56B4E9", dashes: "", width: 1.8, mark: Mark::Triangle },
+    Look { colour: "#777777", dashes: "", width: 1.8, mark: Mark::Circle },
+    Look { colour: "#D55E00", dashes: "2 3", width: 1.8, mark: Mark::Circle },
+    Look { colour: "#CC79A7", dashes: "7 3", width: 1.8, mark: Mark::Diamond },
+    Look { colour: "#56B4E9", dashes: "2 3", width: 1.8, mark: Mark::Square },
+    Look { colour: "#777777", dashes: "7 3", width: 1.8, mark: Mark::Triangle },
+    Look { colour: "#0072B2", dashes: "2 3", width: 1.8, mark: Mark::Diamond },
 ];
 
 /// Colours and marks of classes: red, yellow and blue as in the paper.

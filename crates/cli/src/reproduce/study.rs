@@ -92,19 +92,24 @@ impl Study {
             quiet: args.quiet,
             go_on: command_line_with(None),
         };
+        let runs: Vec<PathBuf> = jobs.iter().map(|job| job.dir.clone()).collect();
         let summaries = driver.run_all(&jobs, |title, _, summary, left| {
             if !args.quiet {
                 eprintln!("{title}accuracy {:.2} %, {}{left}", 100.0 * summary.headline, duration(summary.seconds));
             }
         })?;
         let tables = self.tables(&jobs, &summaries)?;
+        let written = crate::report::write(&runs, &out.join("report"), Some(&title))?;
         if args.json {
-            say!("{}", serde_json::json!({ "study": self.name, "title": title, "out": out, "tables": tables }));
+            let report = written.report;
+            say!("{}", serde_json::json!({ "study": self.name, "title": title, "report": report, "tables": tables }));
         } else if !args.quiet {
             for BetaTable { beta, table } in &tables {
                 say!("\n{title}, β = {beta}");
                 print_table(table);
             }
+            written.notes.iter().for_each(|note| say!("{note}"));
+            say!("report   {}", written.report.display());
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::plane::Plane;
 use super::results::{Results, runs};
 use super::study::{METHODS, Outcome, ROUNDS, SHOWN, Setting, extent};
 use fedproj_core::RoundRecord;
-use fedproj_report::{Chart, Charts, Panel, Point, RegionGrid, Sketch, Spread};
+use fedproj_report::{Chart, Charts, Layout, Panel, Point, RegionGrid, SERIES, Series, Sketch, Spread};
 
 /// A figure: the name of its files, the SVG and what it shows.
 pub struct Figure {
@@ -141,9 +141,10 @@ fn curves(outcomes: &[Outcome], setting: Setting) -> Figure {
     let all = Charts {
         title: format!("Round by round: clients {}", setting.title()),
         subtitle: "accuracy on all 150 flowers".into(),
-        series: METHODS.map(|(_, name)| name.to_owned()).to_vec(),
+        series: METHODS.iter().zip(SERIES).map(|((_, name), look)| Series::new(*name, look)).collect(),
         notes,
         charts,
+        layout: Layout::default(),
     };
     Figure {
         name: format!("curves-{}", setting.key()),

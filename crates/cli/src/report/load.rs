@@ -1,0 +1,88 @@
+//! The runs of a report, and what is wrong with those that are left out.
+
+use anyhow::{Context, Result, bail};
+use fedproj_core::{Error, Manifest, StoredRun};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// A finished run with its manifest, where it has one.
+#[derive(Clone)]
+pub struct Loaded {
+    /// Configuration, outcome and rounds.
+    pub run: StoredRun,
+    /// What it was made of and on.
+    pub manifest: Option<Manifest>,
+}
+
+/// All finished runs at or below the paths, and a note on each that is left out.
+pub fn load(paths: &[PathBuf]) -> Result<(Vec<Loaded>, Vec<String>)> {
+    let (mut runs, mut unfinished) = (Vec::new(), Vec::new());
+    let mut seen = BTreeSet::new();
+    for path in paths {
+        if !path.is_dir() {
+            bail!(Error::config(format!(
+                "`{}` is no directory; a run is a directory with config.toml",
+                path.display()
+            )));
+        }
+        let n_before = runs.len() + unfinished.len();
+        find(path, &mut seen, &mut runs, &mut unfinished)?;
+        if runs.len() + unfinished.len() == n_before && !seen.contains(&canonical(path)?) {
+            bail!(Error::config(format!(
+                "`{}` holds no run, and no directory below it does\nhint: `fedproj run --out DIR` makes one; it has \
+                 config.toml, metrics.jsonl and, when it is done, summary.json",
+                path.display()
+            )));
+        }
+    }
+    if runs.is_empty() {
+        bail!(Error::config(format!(
+            "no run is finished: {}\nhint: `fedproj run … --resume` goes on with one",
+            unfinished.join("; ")
+        )));
+    }
+    let mut notes: Vec<String> = unfinished.iter().map(|what| format!("Left out: {what}.")).collect();
+    let versions: BTreeSet<&str> = runs.iter().filter_map(|r| Some(r.manifest.as_ref()?.version.as_str())).collect();
+    if versions.len() > 1 {
+        let versions: Vec<&str> = versions.into_iter().collect();
+        notes.push(format!("The runs were made by several versions of the program: {}.", versions.join(", ")));
+    }
+    Ok((runs, notes))
+}
+
+fn find(path: &Path, seen: &mut BTreeSet<PathBuf>, runs: &mut Vec<Loaded>, unfinished: &mut Vec<String>) -> Result<()> {
+    if path.join("summary.json").exists() {
+        if seen.insert(canonical(path)?) {
+            runs.push(open(path)?);
+        }
+        return Ok(());
+    }
+    if path.join("config.toml").exists() {
+        if seen.insert(canonical(path)?) {
+            let rounds = std::fs::read_to_string(path.join("metrics.jsonl")).unwrap_or_default().lines().count();
+            unfinished.push(format!("`{}` is unfinished, {rounds} rounds are done", path.display()));
+        }
+        return Ok(());
+    }
+    let entries = std::fs::read_dir(path).with_context(|| format!("cannot list `{}`", path.display()))?;
+    let mut folders: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).filter(|p| p.is_dir()).collect();
+    folders.sort();
+    folders.iter().try_for_each(|folder| find(folder, seen, runs, unfinished))
+}
+
+fn open(dir: &Path) -> Result<Loaded> {
+    let run = StoredRun::open(dir)?;
+    let (expected, found) = (run.config.federation.rounds as usize, run.rounds.len());
+    if expected != found {
+        bail!(
+            "`{}`: metrics.jsonl holds {found} rounds, but the configuration asks for {expected}\n\
+             hint: the file was cut or changed; leave this run out, or run it again",
+            dir.display()
+        );
+    }
+    Ok(Loaded { run, manifest: Manifest::read(dir)? })
+}
+
+fn canonical(path: &Path) -> Result<PathBuf> {
+    path.canonicalize().with_context(|| format!("cannot read `{}`", path.display()))
+}

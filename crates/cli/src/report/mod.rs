@@ -1,0 +1,150 @@
+//! `fedproj report`: one page, with figures and tables, of any finished runs.
+//!
+//! [`load`] reads runs, [`arms`] sorts them, [`tables`] and [`figures`] show them, [`paper`] sets them beside the paper,
+//! [`page`] puts everything on a page. Everything is made before the first file is written, and a file appears whole or
+//! not at all.
+
+mod arms;
+mod figures;
+mod load;
+mod page;
+mod paper;
+mod partition;
+mod tables;
+
+use crate::say;
+use anyhow::{Context, Result};
+use clap::Args;
+use fedproj_core::write_atomically;
+use fedproj_report::{Table, png};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use tables::SettingResult;
+
+/// Pixels of a PNG for one of the SVG.
+const PNG_SCALE: f32 = 2.0;
+
+/// Arguments of `report`.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// Run directories, or directories of run directories
+    #[arg(required = true, value_name = "RUN")]
+    runs: Vec<PathBuf>,
+    /// Where the page, figures/ and tables/ go; `report` below RUN if there is one RUN, else `report` here
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// The page's title; else one that says what was compared
+    #[arg(long)]
+    title: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl ReportArgs {
+    /// Writes the report and prints its table.
+    pub fn run(self) -> Result<()> {
+        let out = match (self.out, &self.runs[..]) {
+            (Some(out), _) => out,
+            (None, [run]) => run.join("report"),
+            (None, _) => PathBuf::from("report"),
+        };
+        let written = write(&self.runs, &out, self.title.as_deref())?;
+        if self.json {
+            say!("{}", serde_json::to_string(&written)?);
+        } else {
+            say!("{}\n", written.title);
+            say!("{}", written.table.to_text());
+            written.notes.iter().for_each(|note| say!("{note}"));
+            say!("report   {}", written.report.display());
+            say!("figures  {} (SVG and PNG)", out.join("figures").display());
+            say!("tables   {} (CSV and LaTeX)", out.join("tables").display());
+        }
+        Ok(())
+    }
+}
+
+/// What [`write()`] wrote.
+#[derive(Debug, Serialize)]
+pub struct Written {
+    /// The page's title.
+    pub title: String,
+    /// The page.
+    pub report: PathBuf,
+    /// All files, the page among them.
+    pub files: Vec<PathBuf>,
+    /// The results as numbers.
+    pub settings: Vec<SettingResult>,
+    /// The results for people.
+    #[serde(skip)]
+    pub table: Table,
+    /// What a reader of the table must know: runs left out, a set-up that is not the paper's.
+    pub notes: Vec<String>,
+}
+
+/// Writes `report.html`, `report.json`, `figures/` and `tables/` of all finished runs at or below `runs` into `out`.
+///
+/// Runs are told apart by their data (settings), and on the same data by method and the keys in which runs of one method
+/// differ (arms), so that a sweep over any key gets a row a value.
+///
+/// # Errors
+/// If there is no finished run, a run cannot be read, or `out` cannot be written.
+pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Written> {
+    let (runs, mut notes) = load::load(runs)?;
+    let settings = arms::sort(runs, &mut notes);
+    let results: Vec<SettingResult> = settings.iter().map(tables::results).collect::<Result<_>>()?;
+    let mut figures = vec![figures::accuracy(&settings), figures::time(&settings)];
+    figures.extend(figures::clients(&settings));
+    figures.extend(figures::projection(&settings));
+    let (partitions, without_partition) = partition::pictures(&settings);
+    figures.extend(partitions);
+    let mut sheets = vec![tables::accuracy(&results), tables::costs(&settings), tables::runs(&settings)];
+    sheets.extend(tables::clients(&settings));
+    sheets.extend(tables::deviations(&results));
+    let content = page::Content {
+        title: title.map_or_else(|| page::title(&settings), str::to_owned),
+        settings: &settings,
+        results: &results,
+        notes: &notes,
+        sheets: &sheets,
+        figures: &figures,
+        without_partition: &without_partition,
+    };
+    let html = content.page()?.to_html();
+    let (title, table) = (content.title, sheets[0].shown.clone());
+    for (setting, result) in settings.iter().zip(&results) {
+        if result.rows.iter().any(|row| row.paper.is_some()) {
+            notes.push(paper::statement(setting, result.deviations.as_deref().unwrap_or_default()));
+        }
+    }
+    let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
+    for sheet in &sheets {
+        let path = out.join("tables").join(sheet.name);
+        files.push((path.with_extension("csv"), sheet.raw.to_csv().into()));
+        files.push((path.with_extension("tex"), sheet.shown.to_latex().into()));
+    }
+    for figure in &figures {
+        let path = out.join("figures").join(&figure.name);
+        let pixels = png(&figure.svg, PNG_SCALE).with_context(|| format!("figure `{}`", figure.name))?;
+        files.push((path.with_extension("svg"), figure.svg.clone().into()));
+        files.push((path.with_extension("png"), pixels));
+    }
+    // The page comes last: where it stands, the rest stands too.
+    let report = out.join("report.html");
+    files.push((report.clone(), html.into()));
+    for folder in ["figures", "tables"] {
+        let folder = out.join(folder);
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make `{}`", folder.display()))?;
+    }
+    for (path, bytes) in &files {
+        write_atomically(path, bytes)?;
+    }
+    Ok(Written {
+        title,
+        report,
+        files: files.into_iter().map(|(path, _)| path).collect(),
+        settings: results,
+        table,
+        notes,
+    })
+}

@@ -1,0 +1,223 @@
+//! The page of a report: what stands where, and what is said about it.
+
+use super::arms::{Arm, Setting, differing};
+use super::figures::Figure;
+use super::paper;
+use super::tables::{SettingResult, Sheet};
+use anyhow::Result;
+use fedproj_report::{Block, Page, Section};
+use std::collections::BTreeSet;
+
+/// Everything that is shown.
+pub struct Content<'a> {
+    /// Title.
+    pub title: String,
+    /// Settings and arms.
+    pub settings: &'a [Setting],
+    /// Their results.
+    pub results: &'a [SettingResult],
+    /// What the reader must know about the runs.
+    pub notes: &'a [String],
+    /// All tables.
+    pub sheets: &'a [Sheet],
+    /// All figures.
+    pub figures: &'a [Figure],
+    /// Why a setting has no picture of its partition.
+    pub without_partition: &'a [String],
+}
+
+/// A title that says what was compared.
+pub fn title(settings: &[Setting]) -> String {
+    let names: BTreeSet<&str> = settings.iter().flat_map(|s| &s.arms).map(|a| a.name.as_str()).collect();
+    let what = match settings {
+        [one] => match &one.arms[..] {
+            [only] => only.name.clone(),
+            [a, b] => format!("{} and {} compared", a.name, b.name),
+            [a, b, c] => format!("{}, {} and {} compared", a.name, b.name, c.name),
+            arms => format!("{} settings compared, {} to {}", arms.len(), arms[0].name, arms[arms.len() - 1].name),
+        },
+        _ => format!("{} methods or settings compared", names.len()),
+    };
+    match settings {
+        [one] => format!("{what} on {}", one.title),
+        many => format!("{what} on {} data settings", many.len()),
+    }
+}
+
+impl Content<'_> {
+    /// The page.
+    pub fn page(&self) -> Result<Page> {
+        let mut sections = vec![self.results_section()];
+        let accuracy: Vec<Block> = ["accuracy", "time"].iter().filter_map(|name| self.figure(name)).collect();
+        sections.push(section("Learning curves", accuracy));
+        sections.push(self.clients_section());
+        sections.push(self.partition_section());
+        sections
+            .push(section("Time and bytes", [self.table("costs"), Some(costs_text())].into_iter().flatten().collect()));
+        sections.push(self.deviations_section());
+        sections.push(self.configuration_section()?);
+        let runs = text(
+            "Hashes are the first digits of BLAKE3; runs.csv has them whole. Runs of one seed share data, partition and sampling of clients whatever the method.",
+        );
+        sections.push(section(
+            "Seeds, versions, hardware and data",
+            [self.table("runs"), Some(runs)].into_iter().flatten().collect(),
+        ));
+        Ok(Page {
+            title: self.title.clone(),
+            lead: self.lead(),
+            sections,
+            footer: format!("fedproj {}: made by `fedproj report`.", env!("CARGO_PKG_VERSION")),
+        })
+    }
+
+    /// What the reader learns, in a sentence or two.
+    fn lead(&self) -> String {
+        let n_runs: usize = self.settings.iter().flat_map(|s| &s.arms).map(|a| a.runs.len()).sum();
+        let best = |result: &SettingResult| {
+            let best = result.rows.iter().max_by(|a, b| a.compared.mean.total_cmp(&b.compared.mean))?;
+            let place = if self.results.len() > 1 { format!(" ({})", result.setting) } else { String::new() };
+            Some(format!("{} {:.2} %{place}", best.compared.name, 100.0 * best.compared.mean))
+        };
+        let best: Vec<String> = self.results.iter().filter_map(best).collect();
+        let runs = if n_runs == 1 { "One run".to_owned() } else { format!("{n_runs} runs") };
+        let highest = if n_runs == 1 { "Accuracy" } else { "Highest mean accuracy" };
+        format!("{runs}. {highest}: {}.", best.join(", "))
+    }
+
+    fn results_section(&self) -> Section {
+        let mut blocks: Vec<Block> = self.table("accuracy").into_iter().collect();
+        let baselines: BTreeSet<&str> = self.results.iter().map(|r| r.baseline.as_str()).collect();
+        let baselines: Vec<&str> = baselines.into_iter().collect();
+        let n_arms: usize = self.settings.iter().map(|s| s.arms.len()).sum();
+        blocks.push(text(
+            "Accuracy: test accuracy of the global model, mean of the last rounds (federation.headline_rounds; as many \
+             as clients take part in a round, unless set), ± sample deviation over seeds.",
+        ));
+        if n_arms > self.settings.len() {
+            let baselines = baselines.join(", ");
+            blocks.push(text(&format!("Differences: to {baselines}, paired by seed, with Student's 95 % interval.")));
+        }
+        for (setting, result) in self.settings.iter().zip(self.results) {
+            if result.rows.iter().any(|row| row.paper.is_some()) {
+                blocks.push(text(&paper::statement(setting, result.deviations.as_deref().unwrap_or_default())));
+            }
+        }
+        if self.settings.len() > 1 {
+            blocks.push(text("Settings differ in data or partition: compare within a setting, not across."));
+        }
+        blocks.extend(self.notes.iter().map(|note| text(note)));
+        section("Results", blocks)
+    }
+
+    fn clients_section(&self) -> Section {
+        let mut blocks: Vec<Block> = self.table("clients").into_iter().collect();
+        if !blocks.is_empty() {
+            blocks.push(text("Means over all rounds in which a value was recorded, ± deviation over seeds."));
+        }
+        match self.figure("clients") {
+            Some(figure) => blocks.push(figure),
+            None => blocks.push(text(
+                "Clients' accuracy and forgetting were not recorded; federation.evaluate_clients=true records them.",
+            )),
+        }
+        blocks.extend(self.figure("projection"));
+        section("Clients, forgetting and projection", blocks)
+    }
+
+    fn partition_section(&self) -> Section {
+        let pictures = self.figures.iter().filter(|f| f.name.starts_with("partition"));
+        let mut blocks: Vec<Block> = pictures.map(block).collect();
+        blocks.extend(self.without_partition.iter().map(|why| text(why)));
+        section("Who holds what", blocks)
+    }
+
+    fn deviations_section(&self) -> Section {
+        let mut blocks: Vec<Block> = self.table("deviations").into_iter().collect();
+        let unknown: Vec<&str> =
+            self.results.iter().filter(|r| r.deviations.is_none()).map(|r| r.setting.as_str()).collect();
+        if !blocks.is_empty() {
+            blocks.push(text(
+                "Compared with the paper's set-up for the data set and β, as preset paper reads its text; where the \
+                 text is silent (batch, weight decay, schedule, memory size), that is the published code's value.",
+            ));
+        } else if unknown.is_empty() {
+            blocks.push(text("Nothing: every setting is as the preset paper reads the text."));
+        }
+        if !unknown.is_empty() {
+            blocks.push(text(&format!(
+                "The paper has no results on: {}. There is nothing to compare with.",
+                unknown.join("; ")
+            )));
+        }
+        section("What deviates from the paper, and why", blocks)
+    }
+
+    fn configuration_section(&self) -> Result<Section> {
+        let arms = || self.settings.iter().flat_map(|s| s.arms.iter().map(move |a| (s, a)));
+        let keys: Vec<_> = arms().map(|(_, arm)| arm.keys()).collect();
+        let marked = differing(keys.iter());
+        let mut blocks = vec![text(if keys.len() > 1 {
+            "One configuration a row of the table, without the seed's value and the tables of other methods; what is \
+             not the same in all is marked."
+        } else {
+            "The whole configuration but for the tables of other methods."
+        })];
+        for (setting, arm) in arms() {
+            let name =
+                if self.settings.len() > 1 { format!("{}, {}", arm.name, setting.title) } else { arm.name.clone() };
+            let seeds: Vec<String> = arm.runs.iter().map(|r| r.run.summary.seed.to_string()).collect();
+            blocks.push(Block::Code {
+                summary: format!("{name}; seeds {}", seeds.join(", ")),
+                lines: toml_lines(arm, &marked)?,
+            });
+        }
+        Ok(section("Configuration", blocks))
+    }
+
+    fn table(&self, name: &str) -> Option<Block> {
+        self.sheets.iter().find(|s| s.name == name).map(|s| Block::Table(s.shown.clone()))
+    }
+
+    fn figure(&self, name: &str) -> Option<Block> {
+        self.figures.iter().find(|f| f.name == name).map(block)
+    }
+}
+
+fn block(figure: &Figure) -> Block {
+    Block::Figure { svg: figure.svg.clone(), caption: figure.caption.clone() }
+}
+
+fn text(text: &str) -> Block {
+    Block::Text(text.to_owned())
+}
+
+fn costs_text() -> Block {
+    text(
+        "Means over rounds and seeds. Seconds are the simulator's on the machine below, all clients of a round together; \
+         bytes are what a real federation would have sent to and from all clients of a round.",
+    )
+}
+
+fn section(heading: &str, blocks: Vec<Block>) -> Section {
+    Section { heading: heading.to_owned(), blocks }
+}
+
+/// The configuration's lines that matter to the method, those marked whose key is in `marked`.
+fn toml_lines(arm: &Arm, marked: &BTreeSet<String>) -> Result<Vec<(String, bool)>> {
+    let config = arm.config();
+    let text = config.to_toml()?;
+    let (mut lines, mut table, mut is_used) = (Vec::new(), String::new(), true);
+    let own = format!("method.{}", config.method.name);
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
+            table = format!("{name}.");
+            is_used = !name.starts_with("method.") || name == own || name.starts_with(&format!("{own}."));
+        }
+        let key = line.split_once(" = ").map(|(key, _)| format!("{table}{key}"));
+        if is_used && key.as_deref() != Some("seed") {
+            lines.push((line.to_owned(), key.is_some_and(|key| marked.contains(&key))));
+        }
+    }
+    Ok(lines)
+}

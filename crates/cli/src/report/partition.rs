@@ -1,0 +1,57 @@
+//! Pictures of who holds what, from the manifest or, for runs that did not record it, from the data.
+
+use super::arms::Setting;
+use super::figures::Figure;
+use super::load::Loaded;
+use anyhow::{Context, Result};
+use fedproj_core::{Experiment, Manifest};
+use fedproj_data::picture;
+
+/// A picture for the first seed of each setting, and a sentence for each that has none.
+pub fn pictures(settings: &[Setting]) -> (Vec<Figure>, Vec<String>) {
+    let (mut figures, mut without) = (Vec::new(), Vec::new());
+    for (i, setting) in settings.iter().enumerate() {
+        let first = &setting.arms[0].runs[0];
+        let seed = first.run.summary.seed;
+        match counted(first) {
+            Ok(manifest) => {
+                let n_clients = manifest.sizes.get("clients").copied().unwrap_or(manifest.class_counts.len());
+                let number = if settings.len() > 1 { format!("-{}", i + 1) } else { String::new() };
+                figures.push(Figure {
+                    name: format!("partition{number}-seed{seed}"),
+                    svg: picture::svg_of_counts(
+                        &first.run.config.data.private.name,
+                        &manifest.class_counts,
+                        n_clients,
+                        &manifest.classes,
+                    ),
+                    caption: format!("{}, seed {seed}: the samples of each class that each client holds.", setting.title),
+                });
+            }
+            Err(error) => without.push(format!(
+                "{}: no picture of the partition. These runs did not record it, and it cannot be made again here: {error:#}.",
+                setting.title
+            )),
+        }
+    }
+    (figures, without)
+}
+
+/// A manifest that counts classes: the run's own, or that of the same experiment made again.
+fn counted(run: &Loaded) -> Result<Manifest> {
+    let recorded = run.manifest.clone().context("there is no manifest.json")?;
+    if !recorded.class_counts.is_empty() {
+        return Ok(recorded);
+    }
+    // Plain averaging needs no public data, so that none need be there.
+    let mut config = run.run.config.clone();
+    config.method.name = "fedavg".into();
+    let method = config.method.build()?;
+    let experiment = Experiment::load(config, method.as_ref(), crate::data::data_dir(None).as_deref())?;
+    let again = Manifest::of(&experiment, 1);
+    for part in ["private", "partition"] {
+        let is_same = recorded.hashes.get(part) == again.hashes.get(part);
+        anyhow::ensure!(is_same, "the data found here are not those of the run ({part} has another hash)");
+    }
+    Ok(again)
+}

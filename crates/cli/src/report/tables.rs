@@ -1,0 +1,267 @@
+//! The tables of a report, each for people ([`Sheet::shown`]) and for machines ([`Sheet::raw`]).
+
+use super::arms::{Arm, Setting};
+use super::paper::{self, Deviation};
+use anyhow::Result;
+use fedproj_core::{ComparedRow, RoundRecord, deviation, mean};
+use fedproj_report::Table;
+use serde::Serialize;
+
+/// A table in its two forms.
+pub struct Sheet {
+    /// Name of its files.
+    pub name: &'static str,
+    /// Rounded, in per cent, for page, terminal and LaTeX.
+    pub shown: Table,
+    /// Unrounded, a number a cell, for CSV.
+    pub raw: Table,
+}
+
+/// A setting's results.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SettingResult {
+    /// The data in words.
+    pub setting: String,
+    /// The arm that the others are compared with.
+    pub baseline: String,
+    /// One row an arm.
+    pub rows: Vec<ArmResult>,
+    /// What is not as in the paper; null where the paper has no such setting.
+    pub deviations: Option<Vec<Deviation>>,
+}
+
+/// An arm's results; accuracies are shares.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ArmResult {
+    /// As `fedproj compare` has it.
+    #[serde(flatten)]
+    pub compared: ComparedRow,
+    /// The paper's figure in per cent, where data set, β and method are the same.
+    pub paper: Option<paper::Figure>,
+}
+
+/// The results of a setting.
+pub fn results(setting: &Setting) -> Result<SettingResult> {
+    let comparison = setting.comparison();
+    let row = |(compared, arm): (ComparedRow, &Arm)| Ok(ArmResult { compared, paper: paper::figure(arm)? });
+    Ok(SettingResult {
+        setting: setting.title.clone(),
+        baseline: comparison.baseline,
+        rows: comparison.rows.into_iter().zip(&setting.arms).map(row).collect::<Result<_>>()?,
+        deviations: paper::deviations(setting)?,
+    })
+}
+
+/// A column: its head, and a head and cell for machines for each number in it.
+type Cells = Vec<(String, Vec<Option<f64>>)>;
+
+/// A table with a row for each arm. The setting has a column where there are several; `columns` are the heads for people
+/// and, behind each, those for machines. A column that is empty for people is left out there.
+fn sheet(name: &'static str, columns: &[(&str, &[&str])], rows: Vec<(String, String, Cells)>) -> Sheet {
+    let has_settings = rows.iter().any(|(setting, ..)| *setting != rows[0].0);
+    let is_shown: Vec<bool> =
+        (0..columns.len()).map(|c| rows.iter().any(|(_, _, cells)| !cells[c].0.is_empty())).collect();
+    let names = |setting: &str, arm: &str| {
+        let setting = has_settings.then(|| setting.to_owned());
+        setting.into_iter().chain([arm.to_owned()]).collect::<Vec<String>>()
+    };
+    let n_names = 1 + usize::from(has_settings);
+    let shown_heads = columns.iter().zip(&is_shown).filter(|(_, is)| **is).map(|((head, _), _)| (*head).to_owned());
+    let raw_heads = columns.iter().flat_map(|(_, raw)| raw.iter().map(|head| (*head).to_owned()));
+    let mut shown = Table { headers: names("setting", "method"), n_names, rows: Vec::new() };
+    let mut raw = Table { headers: names("setting", "method"), n_names, rows: Vec::new() };
+    shown.headers.extend(shown_heads);
+    raw.headers.extend(raw_heads);
+    for (setting, arm, cells) in rows {
+        let number = |value: &Option<f64>| value.map(|v| v.to_string()).unwrap_or_default();
+        raw.rows.push(names(&setting, &arm));
+        shown.rows.push(names(&setting, &arm));
+        if let (Some(raw), Some(shown)) = (raw.rows.last_mut(), shown.rows.last_mut()) {
+            raw.extend(cells.iter().flat_map(|(_, numbers)| numbers.iter().map(number)));
+            shown.extend(cells.into_iter().zip(&is_shown).filter(|(_, is)| **is).map(|((text, _), _)| text));
+        }
+    }
+    Sheet { name, shown, raw }
+}
+
+/// Accuracy, differences and the paper's figures.
+pub fn accuracy(results: &[SettingResult]) -> Sheet {
+    let columns: [(&str, &[&str]); 7] = [
+        ("seeds", &["seeds"]),
+        ("accuracy %", &["accuracy_mean", "accuracy_std"]),
+        ("difference, 95 %", &["difference_mean", "difference_half_width", "pairs"]),
+        ("paper %", &["paper_mean", "paper_std"]),
+        ("ours − paper", &["difference_to_paper"]),
+        ("last %", &["last_mean"]),
+        ("best %", &["best_mean"]),
+    ];
+    let row = |setting: &SettingResult, row: &ArmResult| {
+        let c = &row.compared;
+        let difference = match c.difference {
+            None => String::new(),
+            Some(d) => match d.half_width {
+                Some(half) => format!("{} ± {:.2}", signed(100.0 * d.mean), 100.0 * half),
+                None => format!("{} (one pair)", signed(100.0 * d.mean)),
+            },
+        };
+        let d = c.difference;
+        let paper = row.paper.map(|p| format!("{:.2} ± {:.2}", p.mean, p.std)).unwrap_or_default();
+        let to_paper = row.paper.map(|p| 100.0 * c.mean - p.mean);
+        let cells = vec![
+            (c.seeds.len().to_string(), vec![Some(c.seeds.len() as f64)]),
+            (plus_minus(100.0 * c.mean, c.std.map(|s| 100.0 * s)), vec![Some(c.mean), c.std]),
+            (difference, vec![d.map(|d| d.mean), d.and_then(|d| d.half_width), d.map(|d| d.n as f64)]),
+            (paper, vec![row.paper.map(|p| p.mean / 100.0), row.paper.map(|p| p.std / 100.0)]),
+            (to_paper.map(signed).unwrap_or_default(), vec![to_paper.map(|v| v / 100.0)]),
+            (format!("{:.2}", 100.0 * c.last), vec![Some(c.last)]),
+            (format!("{:.2}", 100.0 * c.best), vec![Some(c.best)]),
+        ];
+        (setting.setting.clone(), c.name.clone(), cells)
+    };
+    sheet(
+        "accuracy",
+        &columns,
+        results.iter().flat_map(|s| s.rows.iter().map(|r| row(s, r)).collect::<Vec<_>>()).collect(),
+    )
+}
+
+/// Seconds and bytes.
+pub fn costs(settings: &[Setting]) -> Sheet {
+    let columns: [(&str, &[&str]); 7] = [
+        ("local s / round", &["local_seconds_a_round"]),
+        ("fusion s / round", &["fusion_seconds_a_round"]),
+        ("evaluation s / round", &["evaluation_seconds_a_round"]),
+        ("all s", &["seconds"]),
+        ("down MB / round", &["bytes_down_a_round"]),
+        ("up MB / round", &["bytes_up_a_round"]),
+        ("all MB", &["bytes"]),
+    ];
+    let row = |setting: &Setting, arm: &Arm| {
+        let a_round =
+            |of: &dyn Fn(&RoundRecord) -> f64| over_runs(arm, |rounds| Some(mean(&all(rounds, of)))).map(|(m, _)| m);
+        let in_all = |of: &dyn Fn(&RoundRecord) -> f64| {
+            over_runs(arm, |rounds| Some(all(rounds, of).iter().sum())).map(|(m, _)| m)
+        };
+        let down = |r: &RoundRecord| r.bytes_down as f64;
+        let up = |r: &RoundRecord| r.bytes_up as f64;
+        let numbers = [
+            (a_round(&|r| r.seconds.local), 1.0, 2),
+            (a_round(&|r| r.seconds.fusion), 1.0, 2),
+            (a_round(&|r| r.seconds.evaluation), 1.0, 2),
+            (in_all(&|r| r.seconds.total()), 1.0, 1),
+            (a_round(&down), 1e-6, 2),
+            (a_round(&up), 1e-6, 2),
+            (in_all(&|r| down(r) + up(r)), 1e-6, 1),
+        ];
+        let cell = |(value, unit, decimals): (Option<f64>, f64, usize)| {
+            (value.map(|v| format!("{:.decimals$}", unit * v)).unwrap_or_default(), vec![value])
+        };
+        (setting.title.clone(), arm.name.clone(), numbers.map(cell).to_vec())
+    };
+    sheet("costs", &columns, arm_rows(settings, row))
+}
+
+/// Clients after local training and projection, where a run recorded either.
+pub fn clients(settings: &[Setting]) -> Option<Sheet> {
+    let columns: [(&str, &[&str]); 6] = [
+        ("clients' accuracy %", &["client_accuracy_mean", "client_accuracy_std"]),
+        ("on own classes %", &["personal_accuracy_mean", "personal_accuracy_std"]),
+        ("forgetting %", &["forgetting_mean", "forgetting_std"]),
+        ("steps projected %", &["projection_rate_mean", "projection_rate_std"]),
+        ("cosine of g and r", &["cosine_mean", "cosine_std"]),
+        ("gain by distillation", &["distillation_gain_mean", "distillation_gain_std"]),
+    ];
+    let row = |setting: &Setting, arm: &Arm| {
+        let spread = |unit: f64, of: fn(&RoundRecord) -> Option<f64>| {
+            let over = over_runs(arm, |rounds| {
+                let values: Vec<f64> = rounds.iter().filter_map(of).collect();
+                (!values.is_empty()).then(|| mean(&values))
+            });
+            let text = over.map(|(m, s)| plus_minus(unit * m, s.map(|s| unit * s))).unwrap_or_default();
+            (text, vec![over.map(|o| o.0), over.and_then(|o| o.1)])
+        };
+        let cells = vec![
+            spread(100.0, |r| r.client_accuracy),
+            spread(100.0, |r| r.personal_accuracy),
+            spread(100.0, |r| r.forgetting),
+            spread(100.0, |r| r.projection_rate),
+            spread(1.0, |r| r.cosine),
+            spread(100.0, |r| Some(r.accuracy? - r.accuracy_before_distillation?)),
+        ];
+        (setting.title.clone(), arm.name.clone(), cells)
+    };
+    let sheet = sheet("clients", &columns, arm_rows(settings, row));
+    (sheet.shown.headers.len() > sheet.shown.n_names).then_some(sheet)
+}
+
+/// What is not as in the paper.
+pub fn deviations(results: &[SettingResult]) -> Option<Sheet> {
+    let mut rows = Vec::new();
+    for setting in results {
+        for d in setting.deviations.iter().flatten() {
+            let who = if d.arms.len() == setting.rows.len() { "all".to_owned() } else { d.arms.join(", ") };
+            let cells = [&setting.setting, &d.key, &d.paper, &d.here, &who, &d.why].map(Clone::clone);
+            rows.push(if results.len() > 1 { cells.to_vec() } else { cells[1..].to_vec() });
+        }
+    }
+    let heads = ["setting", "key", "paper", "here", "in", "why"];
+    let heads = if results.len() > 1 { &heads[..] } else { &heads[1..] };
+    let table = Table { headers: heads.iter().map(|h| (*h).to_owned()).collect(), n_names: heads.len(), rows };
+    (!table.rows.is_empty()).then(|| Sheet { name: "deviations", shown: table.clone(), raw: table })
+}
+
+/// Each run: seed, version, hardware, hashes.
+pub fn runs(settings: &[Setting]) -> Sheet {
+    const HASHES: [&str; 5] = ["private", "test", "public", "partition", "initial_model"];
+    const SHORT: usize = 12;
+    let heads = ["setting", "method", "seed", "version", "hardware", "threads"];
+    let heads = heads.into_iter().chain(HASHES).chain(["final_model"]).map(|h| h.replace('_', " "));
+    let mut raw = Table { headers: heads.collect(), n_names: 2, rows: Vec::new() };
+    for setting in settings {
+        for arm in &setting.arms {
+            for run in &arm.runs {
+                let manifest = run.manifest.as_ref();
+                let hardware = |key: &str| manifest.and_then(|m| m.hardware.get(key)).cloned().unwrap_or_default();
+                let machine: Vec<String> =
+                    ["os", "arch", "isa", "device"].iter().map(|k| hardware(k)).filter(|v| !v.is_empty()).collect();
+                let hash = |key: &&str| manifest.and_then(|m| m.hashes.get(*key)).cloned().unwrap_or_default();
+                let version = manifest.map(|m| m.version.clone()).unwrap_or_default();
+                let mut row = vec![setting.title.clone(), arm.name.clone(), run.run.summary.seed.to_string(), version];
+                row.extend([machine.join(" "), hardware("threads")]);
+                row.extend(HASHES.iter().map(hash));
+                row.push(run.run.summary.model_hash.clone());
+                raw.rows.push(row);
+            }
+        }
+    }
+    let mut shown = raw.clone();
+    for row in &mut shown.rows {
+        row[6..].iter_mut().for_each(|hash| hash.truncate(SHORT));
+    }
+    Sheet { name: "runs", shown, raw }
+}
+
+fn arm_rows<T>(settings: &[Setting], row: impl Fn(&Setting, &Arm) -> T) -> Vec<T> {
+    settings.iter().flat_map(|setting| setting.arms.iter().map(|arm| row(setting, arm)).collect::<Vec<_>>()).collect()
+}
+
+fn all(rounds: &[RoundRecord], of: &dyn Fn(&RoundRecord) -> f64) -> Vec<f64> {
+    rounds.iter().map(of).collect()
+}
+
+/// Mean and deviation over the runs of an arm.
+fn over_runs(arm: &Arm, of: impl Fn(&[RoundRecord]) -> Option<f64>) -> Option<(f64, Option<f64>)> {
+    let values: Vec<f64> = arm.runs.iter().filter_map(|r| of(&r.run.rounds)).collect();
+    (!values.is_empty()).then(|| (mean(&values), deviation(&values)))
+}
+
+/// `21.32 ± 3.04`; without a deviation the mean alone.
+fn plus_minus(mean: f64, std: Option<f64>) -> String {
+    let mean = if mean < 0.0 { signed(mean) } else { format!("{mean:.2}") };
+    std.map_or(mean.clone(), |std| format!("{mean} ± {std:.2}"))
+}
+
+/// With its sign, the minus as long as the plus.
+fn signed(value: f64) -> String {
+    format!("{value:+.2}").replace('-', "−")
+}
