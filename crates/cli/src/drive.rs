@@ -33,9 +33,13 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Runs all jobs to their ends and tells each outcome as it comes, with the time left over all in words. Directories that
-    /// hold something else are found first.
-    pub fn run_all(&self, jobs: &[Job], mut tell: impl FnMut(&str, &Job, &Summary, &str)) -> Result<Vec<Summary>> {
+    /// Runs all jobs to their ends and tells each outcome as it comes, with the seconds left over all, or `None` if it was
+    /// done before. Directories that hold something else are found first.
+    pub fn run_all(
+        &self,
+        jobs: &[Job],
+        mut tell: impl FnMut(&str, &Job, &Summary, Option<f64>),
+    ) -> Result<Vec<Summary>> {
         let mut outcomes =
             jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
         interrupt::watch(&self.go_on)?;
@@ -46,16 +50,16 @@ impl Driver {
                 if !self.quiet {
                     eprintln!("{title}`{}` is done already", job.dir.display());
                 }
-                tell(&title, job, summary, "");
+                tell(&title, job, summary, None);
                 continue;
             }
-            let time_left = |outcomes: &[Option<Summary>], rounds: &[RoundRecord]| {
-                let left = seconds_left(jobs, outcomes, at, rounds).filter(|left| jobs.len() > 1 && *left > 0.0);
-                left.map_or(String::new(), |left| format!(", {} left for all runs", duration(left)))
+            let note = |rounds: &[RoundRecord]| {
+                let left = seconds_left(jobs, &outcomes, at, rounds).filter(|_| jobs.len() > 1);
+                left.map_or(String::new(), |left| format!(", {} for all runs", duration(left)))
             };
-            let summary = self.run_one(job, &title, &|rounds| time_left(&outcomes, rounds))?;
+            let summary = self.run_one(job, &title, &note)?;
             outcomes[at] = Some(summary.clone());
-            tell(&title, job, &summary, &time_left(&outcomes, &[]));
+            tell(&title, job, &summary, seconds_left(jobs, &outcomes, at, &[]));
         }
         Ok(outcomes.into_iter().flatten().collect())
     }
@@ -78,7 +82,7 @@ impl Driver {
                 bail!(Stopped { at, go_on: self.go_on.clone() });
             }
             let shown = accuracy.map_or(String::new(), |a| format!(", accuracy {:.2} %", 100.0 * a));
-            bar.set_message(format!("round {}/{n_rounds}{shown}{}", round + 1, note(run.rounds())));
+            bar.set_message(format!("left{}; round {}/{n_rounds}{shown}", note(run.rounds()), round + 1));
             let progress = |progress| {
                 if progress == Progress::ClientDone {
                     bar.inc(1);
@@ -99,7 +103,8 @@ impl Driver {
             return ProgressBar::hidden();
         }
         let bar = ProgressBar::new(n_clients);
-        let template = format!("{title}{{bar:30}} {{msg}}, {{per_sec}} clients, {{eta}} left for this");
+        // What does not fit into the terminal's width is cut off at the end, so the least important comes last.
+        let template = format!("{title}{{bar:16}} {{eta}} {{wide_msg}}");
         if let Ok(style) = ProgressStyle::with_template(&template) {
             bar.set_style(style);
         }

@@ -94,8 +94,9 @@ impl Study {
         };
         let runs: Vec<PathBuf> = jobs.iter().map(|job| job.dir.clone()).collect();
         let summaries = driver.run_all(&jobs, |title, _, summary, left| {
-            if !args.quiet {
-                eprintln!("{title}accuracy {:.2} %, {}{left}", 100.0 * summary.headline, duration(summary.seconds));
+            if let (Some(left), false) = (left, args.quiet) {
+                let (accuracy, took, left) = (100.0 * summary.headline, duration(summary.seconds), duration(left));
+                eprintln!("{title}accuracy {accuracy:.2} % after {took}, {left} left for all runs");
             }
         })?;
         let tables = self.tables(&jobs, &summaries)?;
@@ -172,7 +173,7 @@ impl Study {
     /// Title, data sets and whatever departs from the paper's set-up.
     fn describe(&self, args: &StudyArgs, setup: &Setup, config: &Config) -> String {
         let public = match config.data.public.name.as_str() {
-            "tinyimagenet32" => "Tiny-ImageNet at 32×32 (20 000 images), which stands in for ImageNet-100",
+            "tinyimagenet32" => "Tiny-ImageNet at 32×32, which stands in for ImageNet-100",
             "folder" if is_imagenet100(&config.data.public) => "ImageNet-100 at 32×32",
             name => self.setups.iter().find(|setup| setup.data == name).map_or(name, |setup| setup.title),
         };
@@ -321,6 +322,20 @@ mod tests {
                 assert!((f64::from(distill.alpha) - alpha).abs() < 1e-6, "{dataset}, β = {beta}: {}", distill.alpha);
             }
         }
+    }
+
+    #[test]
+    fn imagenet100_is_taken_where_it_is_and_its_stand_in_is_named() {
+        let args = Line::parse_from(["study", "--dataset", "cifar100"]).args;
+        let setup = TABLE1.setup(&args).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let title = || {
+            let runs = TABLE1.plan(&args, &setup, vec!["fedproj".into()], Some(dir.path())).unwrap();
+            TABLE1.describe(&args, &setup, &runs[0].config)
+        };
+        assert!(title().contains("stands in for ImageNet-100"), "{}", title());
+        std::fs::create_dir(dir.path().join(IMAGENET100)).unwrap();
+        assert!(title().contains("public set ImageNet-100"), "{}", title());
     }
 
     #[test]
