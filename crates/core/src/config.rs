@@ -515,6 +515,15 @@ mod tests {
     }
 
     #[test]
+    fn keys_in_use_are_those_of_the_chosen_method() {
+        let config = Config::from_layers(None, &["method.name=moon".into()]).unwrap();
+        let keys = config.keys_in_use();
+        assert_eq!(keys["method.name"], "moon");
+        assert_eq!(keys["local.optimizer.lr"], "0.001");
+        assert!(keys.contains_key("method.moon.temperature") && !keys.keys().any(|k| k.starts_with("method.fed")));
+    }
+
+    #[test]
     fn layers_override_one_another_key_by_key() {
         let file: Table =
             toml::from_str("preset = 'paper'\n[data]\npartition = { kind = 'iid', clients = 4 }").unwrap();

@@ -33,6 +33,9 @@ pub struct RoundRecord {
     pub memory_loss_after: Option<f64>,
     /// Mean over clients of the largest loss of accuracy on a class through local training.
     pub forgetting: Option<f64>,
+    /// That loss client by client, in the order of `cohort`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forgetting_by_client: Option<Vec<f64>>,
     /// Mean test accuracy of the clients' models after local training.
     pub client_accuracy: Option<f64>,
     /// The same on the classes that each client holds.

@@ -290,15 +290,16 @@ impl Simulation {
         let scores = self.evaluator.scores(&models, &self.experiment.test)?;
         let n = scores.len() as f64;
         let labels = self.experiment.private.labels().unwrap_or(&[]);
-        let (mut forgetting, mut client, mut personal) = (0.0, 0.0, 0.0);
+        let (mut forgetting, mut client, mut personal) = (Vec::with_capacity(scores.len()), 0.0, 0.0);
         for (score, result) in scores.iter().zip(results) {
             let lost = before.per_class.iter().zip(&score.per_class).map(|(before, after)| before - after);
-            forgetting += lost.fold(f64::NEG_INFINITY, f64::max) / n;
+            forgetting.push(lost.fold(f64::NEG_INFINITY, f64::max));
             client += score.accuracy / n;
             let held = self.experiment.partition.class_counts(result.client as usize, labels, score.per_class.len());
             personal += score.accuracy_on((0..held.len()).filter(|&class| held[class] > 0)) / n;
         }
-        record.forgetting = Some(forgetting);
+        record.forgetting = Some(forgetting.iter().map(|lost| lost / n).sum());
+        record.forgetting_by_client = Some(forgetting);
         record.client_accuracy = Some(client);
         record.personal_accuracy = Some(personal);
         Ok(())

@@ -9,6 +9,8 @@ const MARGIN: (f64, f64) = (58.0, 40.0);
 /// Right of a plot, and below it.
 const GAP: (f64, f64) = (28.0, 52.0);
 const TOP: f64 = 60.0;
+/// Width of a column of the legend.
+const LEGEND: f64 = 330.0;
 /// Characters in a line of the legend.
 const N_LEGEND_CHARS: usize = 30;
 
@@ -105,38 +107,50 @@ impl Charts {
     pub fn draw(&self) -> String {
         let Layout { columns, plot } = self.layout;
         let cell = (MARGIN.0 + plot.0 + GAP.0, MARGIN.1 + plot.1 + GAP.1);
-        let n_rows = (self.charts.len() + 1).div_ceil(columns);
-        let legend = 30.0 * self.series.len() as f64 + 18.0 * self.notes.len() as f64 + MARGIN.1 + 20.0;
-        // A row that holds nothing but the legend is as high as that needs.
-        let last_row = if self.charts.len().is_multiple_of(columns) { legend } else { legend.max(cell.1) };
-        let (width, height) = (columns as f64 * cell.0 + 16.0, TOP + (n_rows - 1) as f64 * cell.1 + last_row);
-        let mut svg = Svg::new(width, height, &self.title);
+        let (n_beside, n_rows) = (self.charts.len() % columns, self.charts.len().div_ceil(columns));
+        let width = (self.charts.len().min(columns) as f64 * cell.0).max(n_beside as f64 * cell.0 + LEGEND) + 16.0;
+        // The legend stands beside the last charts, or below them in as many columns as there is room for.
+        let (legend_at, n_legend) = match n_beside {
+            0 => ((0.0, TOP + n_rows as f64 * cell.1 + 8.0), ((width / LEGEND) as usize).max(1)),
+            n => ((n as f64 * cell.0, TOP + (n_rows - 1) as f64 * cell.1 + MARGIN.1), 1),
+        };
+        let mut svg =
+            Svg::new(width, self.legend_end(legend_at.1, n_legend).max(TOP + n_rows as f64 * cell.1), &self.title);
         svg.text(16.0, 26.0, &self.title, Style::new(17.0).bold());
         svg.text(16.0, 45.0, &self.subtitle, Style::new(12.0).soft());
-        let corner = |i: usize| ((i % columns) as f64 * cell.0, TOP + (i / columns) as f64 * cell.1);
         for (i, chart) in self.charts.iter().enumerate() {
-            let (x, y) = corner(i);
+            let (x, y) = ((i % columns) as f64 * cell.0, TOP + (i / columns) as f64 * cell.1);
             chart.draw(&mut svg, (x + MARGIN.0, y + MARGIN.1), plot, &self.series);
         }
-        let (x, y) = corner(self.charts.len());
-        self.legend(&mut svg, x + MARGIN.0, y + MARGIN.1);
+        self.legend(&mut svg, (legend_at.0 + MARGIN.0, legend_at.1), n_legend);
         svg.finish()
     }
 
-    fn legend(&self, svg: &mut Svg, x: f64, mut y: f64) {
-        y += 14.0;
-        for Series { name, look } in &self.series {
+    /// Height of a row of the legend: that of its longest name.
+    fn legend_row(&self) -> f64 {
+        let n_lines = self.series.iter().map(|s| wrap(&s.name, N_LEGEND_CHARS).len()).max().unwrap_or(1);
+        26.0 + 15.0 * (n_lines - 1) as f64
+    }
+
+    fn legend_end(&self, top: f64, n_columns: usize) -> f64 {
+        let n_rows = self.series.len().div_ceil(n_columns);
+        top + self.legend_row() * n_rows as f64 + 18.0 * self.notes.len() as f64 + 24.0
+    }
+
+    fn legend(&self, svg: &mut Svg, (left, top): (f64, f64), n_columns: usize) {
+        let n_rows = self.series.len().div_ceil(n_columns);
+        for (i, Series { name, look }) in self.series.iter().enumerate() {
+            let (x, y) = (left + LEGEND * (i / n_rows) as f64, top + 14.0 + self.legend_row() * (i % n_rows) as f64);
             stroke(svg.line((x, y - 5.0), (x + 44.0, y - 5.0)), look).end();
             svg.tag("path").set("d", &look.mark.path(x + 22.0, y - 5.0, 4.0)).set("fill", look.colour).end();
             let lines = wrap(name, N_LEGEND_CHARS);
             for (i, line) in lines.iter().enumerate() {
                 svg.text(x + 56.0, y + 15.0 * i as f64, line, Style::new(if lines.len() > 1 { 12.0 } else { 14.0 }));
             }
-            y += 26.0 + 15.0 * (lines.len() - 1) as f64;
         }
-        for note in &self.notes {
-            svg.text(x, y, note, Style::new(12.0).soft());
-            y += 18.0;
+        let below = top + 14.0 + self.legend_row() * n_rows as f64;
+        for (i, note) in self.notes.iter().enumerate() {
+            svg.text(left, below + 18.0 * i as f64, note, Style::new(12.0).soft());
         }
     }
 }
@@ -202,7 +216,7 @@ impl Chart {
             let value = least + step * i as f64;
             let (_, y) = place(self.x.0, value);
             svg.rule((left, y), (left + plot.0, y));
-            let text = format!("{value:.decimals$}");
+            let text = format!("{value:.decimals$}").replace('-', "−");
             svg.text(left - 7.0, y + 4.0, &text, Style::new(11.0).soft().anchor(Anchor::End));
         }
         let bottom = top + plot.1;

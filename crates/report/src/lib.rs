@@ -20,6 +20,7 @@
 //! ```
 
 mod curves;
+mod heat;
 mod mesh;
 mod page;
 mod palette;
@@ -30,6 +31,7 @@ mod svg;
 mod table;
 
 pub use curves::{Chart, Charts, Layout, Series, Spread, axis};
+pub use heat::Heat;
 pub use mesh::{Extent, Mesh, Outline};
 pub use page::{Block, Page, Section};
 pub use palette::{CLASSES, Look, Mark, SERIES};

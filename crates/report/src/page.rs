@@ -71,11 +71,13 @@ p, dl { max-width: 52rem; }
 .lead { font-size: 1.1rem; }
 figure { margin: 1.2rem 0 1.8rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: 6px; }
-figure svg { display: block; width: 100%; min-width: 46rem; height: auto; }
+figure svg { display: block; max-width: 100%; min-width: 44rem; height: auto; }
+/* On a phone a picture keeps its size, or its text could not be read; it scrolls in its box, as tables do. */
+@media screen and (max-width: 40rem) { figure svg { max-width: none; } }
 figcaption, footer { color: var(--soft); font-size: .9rem; margin-top: .4rem; max-width: 60rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .38rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule); }
-th.name, td.name { text-align: left; }
+th.name, td.name { text-align: left; white-space: normal; min-width: 6.5rem; max-width: 20rem; }
 th button { font: inherit; font-weight: bold; color: inherit; background: none; border: 0; padding: 0; cursor: pointer; }
 th[aria-sort=ascending] button::after { content: ' ▲'; } th[aria-sort=descending] button::after { content: ' ▼'; }
 tbody tr:nth-child(odd) { background: var(--band); }
@@ -84,8 +86,9 @@ mark { background: var(--mark); color: inherit; }
 dt { font-weight: bold; margin-top: .5rem; } dd { margin: 0 0 0 1rem; }
 svg .ink { fill: var(--ink); } svg .soft { fill: var(--soft); } svg .paper { fill: var(--paper); }
 svg .rule { stroke: var(--rule); } svg .frame { stroke: var(--frame); } svg .mark { stroke: var(--ink); }
-@media print { body { padding: 0; max-width: none; font-size: 10pt; } figure, tr { break-inside: avoid; }
-  h2 { break-after: avoid; } .scroll { overflow: visible; border: 0; } figure svg { min-width: 0; } }
+@media print { html { font-size: 10pt; } body { padding: 0; max-width: none; } figure, tr { break-inside: avoid; }
+  h2 { break-after: avoid; } .scroll { overflow: visible; border: 0; }
+  figure svg { min-width: 0; } table { font-size: 7.5pt; } th, td { padding: .25rem .4rem; } th, td { white-space: normal; } }
 ";
 
 /// Sorts a table by the column whose head is clicked: as numbers where both cells start with one.

@@ -14,6 +14,8 @@ pub type Keys = BTreeMap<String, String>;
 pub struct Setting {
     /// The data in words.
     pub title: String,
+    /// What tells it from the other settings.
+    pub short: String,
     /// What is compared; differences are to the first.
     pub arms: Vec<Arm>,
 }
@@ -80,7 +82,7 @@ pub fn sort(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Setting> {
         .zip(&titles)
         .map(|((keys, runs), title)| {
             let title = if is_unique(title) { title.clone() } else { format!("{title}{}", label(&keys, &told_by)) };
-            Setting { title, arms: arms(runs, notes) }
+            Setting { title, short: short(&keys, &told_by), arms: arms(runs, notes) }
         })
         .collect()
 }
@@ -110,7 +112,10 @@ fn arms(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Arm> {
     let method = |keys: &Keys| keys.get("method.name").cloned().unwrap_or_default();
     let told_by: Vec<BTreeSet<String>> = arms
         .iter()
-        .map(|(keys, _)| differing(arms.iter().map(|(k, _)| k).filter(|other| method(other) == method(keys))))
+        .map(|(keys, _)| {
+            let siblings: Vec<&Keys> = arms.iter().map(|(k, _)| k).filter(|k| method(k) == method(keys)).collect();
+            told_by(&siblings)
+        })
         .collect();
     let arm = |((keys, mut runs), told_by): ((Keys, Vec<Loaded>), BTreeSet<String>)| {
         runs.sort_by_key(|r| r.run.summary.seed);
@@ -118,6 +123,24 @@ fn arms(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Arm> {
         Arm { name, told_by: keys.into_iter().filter(|(key, _)| told_by.contains(key)).collect(), runs }
     };
     arms.into_iter().zip(told_by).map(arm).collect()
+}
+
+/// The keys that tell the arms of one method apart, without those that follow from the preset.
+fn told_by(arms: &[&Keys]) -> BTreeSet<String> {
+    let mut all = differing(arms.iter().copied());
+    if all.contains("preset") {
+        let presets: Vec<Keys> = arms.iter().map(|keys| preset_keys(keys)).collect();
+        let is_chosen = |key: &String| arms.iter().zip(&presets).any(|(keys, preset)| keys.get(key) != preset.get(key));
+        all.retain(|key| key == "preset" || is_chosen(key));
+    }
+    all
+}
+
+/// What a preset sets for a method, a data set and β.
+fn preset_keys(keys: &Keys) -> Keys {
+    let given = ["preset", "method.name", "data.private.name", "data.partition.beta"];
+    let pairs: Vec<String> = given.iter().filter_map(|key| Some(format!("{key}={}", keys.get(*key)?))).collect();
+    Config::from_layers(None, &pairs).map(|config| config.keys_in_use()).unwrap_or_default()
 }
 
 /// The keys whose values are not all the same.
@@ -139,6 +162,20 @@ fn label(keys: &Keys, told_by: &BTreeSet<String>) -> String {
         last(key, if is_unique { 1 } else { 2 })
     };
     told_by.iter().filter_map(|key| Some(format!(", {} {}", short(key), keys.get(key)?))).collect()
+}
+
+/// `cifar10, β = 0.3, 20 clients`: those of the keys that settings differ in.
+fn short(keys: &Keys, told_by: &BTreeSet<String>) -> String {
+    let part = |key: &String| {
+        let value = keys.get(key)?;
+        Some(match &key[..] {
+            "data.private.name" | "data.partition.kind" => value.clone(),
+            "data.partition.beta" => format!("β = {value}"),
+            _ => format!("{} {value}", key.rsplit('.').next()?),
+        })
+    };
+    let (names, others): (Vec<&String>, Vec<&String>) = told_by.iter().partition(|key| *key == "data.private.name");
+    names.into_iter().chain(others).filter_map(part).collect::<Vec<_>>().join(", ")
 }
 
 /// Compares values key by key, as numbers where both are.
@@ -172,4 +209,87 @@ fn data_title(config: &Config) -> String {
     let samples =
         if data.private_samples == 0 { String::new() } else { format!(" ({} samples)", data.private_samples) };
     format!("{}{samples}, {dealt}", data.private.name)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use fedproj_core::{StoredRun, Summary};
+
+    /// A run with settings and an accuracy, without rounds.
+    pub fn run(settings: &[&str], seed: u64, headline: f64) -> Loaded {
+        let mut pairs: Vec<String> = settings.iter().map(|&s| s.to_owned()).collect();
+        pairs.push(format!("seed={seed}"));
+        let config = Config::from_layers(None, &pairs).unwrap();
+        let (method, model_hash) = (config.method.name.clone(), String::new());
+        let summary = Summary { method, seed, headline, last: headline, best: headline, model_hash, seconds: 1.0 };
+        let dir = format!("{}-{seed}", settings.join("-")).into();
+        Loaded { run: StoredRun { dir, config, summary, rounds: Vec::new() }, manifest: None }
+    }
+
+    fn check(runs: Vec<Loaded>, expected: &[(&str, &[(&str, usize)])]) -> Vec<String> {
+        let mut notes = Vec::new();
+        let sorted = sort(runs, &mut notes);
+        let found: Vec<(&str, Vec<(&str, usize)>)> = sorted
+            .iter()
+            .map(|s| (&s.title[..], s.arms.iter().map(|a| (&a.name[..], a.runs.len())).collect()))
+            .collect();
+        let expected: Vec<_> = expected.iter().map(|(title, arms)| (*title, arms.to_vec())).collect();
+        assert_eq!(found, expected);
+        notes
+    }
+
+    #[test]
+    fn arms_are_named_by_what_differs_in_keys_their_method_reads() {
+        let alpha = |alpha: &str| format!("method.fedproj.distill.alpha={alpha}");
+        let runs =
+            ["10.0", "0.0", "2.0"].iter().flat_map(|a| (0..2).map(|seed| run(&[&alpha(a)], seed, 0.5))).collect();
+        let arms = [("FedProj, alpha 0.0", 2), ("FedProj, alpha 2.0", 2), ("FedProj, alpha 10.0", 2)];
+        check(runs, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+        // A key of FedProj's says nothing about FedAvg.
+        let runs = vec![run(&["method.name=fedproj"], 0, 0.5), run(&["method.name=fedavg", &alpha("0.3")], 0, 0.5)];
+        check(runs, &[("digits, Dirichlet β = 0.3, 10 clients", &[("FedAvg", 1), ("FedProj", 1)])]);
+        let rates = ["0.0", "0.5"].map(|p| run(&[&format!("method.fedproj.projection.dropout={p}")], 0, 0.5)).to_vec();
+        let arms = [("FedProj, dropout 0.0", 1), ("FedProj, dropout 0.5", 1)];
+        check(rates, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+    }
+
+    #[test]
+    fn a_preset_stands_for_the_keys_that_it_sets() {
+        let presets = ["authors-code", "paper"].map(|p| run(&[&format!("preset={p}")], 0, 0.5)).to_vec();
+        let arms = [("FedProj, preset authors-code", 1), ("FedProj, preset paper", 1)];
+        check(presets, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+        let runs = vec![run(&["preset=paper", "local.epochs=3"], 0, 0.5), run(&["preset=clean"], 0, 0.5)];
+        let arms = [("FedProj, epochs 3, preset paper", 1), ("FedProj, epochs 10, preset clean", 1)];
+        check(runs, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+    }
+
+    #[test]
+    fn words_that_two_keys_share_get_their_table() {
+        let runs = vec![
+            run(&["local.epochs=1", "method.fedproj.distill.epochs=1"], 0, 0.5),
+            run(&["local.epochs=2", "method.fedproj.distill.epochs=3"], 0, 0.5),
+        ];
+        let arms = [("FedProj, local.epochs 1, distill.epochs 1", 1), ("FedProj, local.epochs 2, distill.epochs 3", 1)];
+        check(runs, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+    }
+
+    #[test]
+    fn data_and_partition_make_settings_and_repeats_are_left_out() {
+        let runs = vec![
+            run(&["data.partition.beta=0.5"], 0, 0.5),
+            run(&["data.partition.beta=0.3"], 0, 0.5),
+            run(&["data.partition={kind='iid', clients=4}"], 0, 0.5),
+            run(&["data.partition.beta=0.3"], 0, 0.5),
+        ];
+        let notes = check(
+            runs,
+            &[
+                ("digits, iid, 4 clients", &[("FedProj", 1)]),
+                ("digits, Dirichlet β = 0.3, 10 clients", &[("FedProj", 1)]),
+                ("digits, Dirichlet β = 0.5, 10 clients", &[("FedProj", 1)]),
+            ],
+        );
+        assert!(matches!(&notes[..], [note] if note.contains("beta=0.3-0` has the configuration")), "{notes:?}");
+    }
 }

@@ -3,7 +3,7 @@
 use super::arms::{Arm, Setting};
 use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{RoundRecord, deviation, mean};
-use fedproj_report::{Chart, Charts, Layout, SERIES, Series, Spread, axis};
+use fedproj_report::{Chart, Charts, Heat, Layout, SERIES, Series, Spread, axis};
 use std::collections::BTreeSet;
 
 /// A figure.
@@ -22,130 +22,207 @@ struct Plan {
     x_label: &'static str,
     x: fn(&[RoundRecord]) -> f64,
     y: fn(&RoundRecord) -> Option<f64>,
+    has_band: bool,
 }
 
-fn rounds_done(rounds: &[RoundRecord]) -> f64 {
-    rounds.len() as f64
+/// A value over the rounds, with a band.
+fn by_round(title: &'static str, y: fn(&RoundRecord) -> Option<f64>) -> Plan {
+    Plan { title, x_label: "rounds done", x: |rounds| rounds.len() as f64, y, has_band: true }
 }
 
 fn percent(share: Option<f64>) -> Option<f64> {
     share.map(|v| 100.0 * v)
 }
 
-const BY_ROUND: &str = "rounds done";
+/// Clients that are drawn one by one.
+const N_CLIENTS_MAX: usize = 200;
+/// Two charts in a row.
+const HALF: Layout = Layout { columns: 2, plot: (480.0, 290.0) };
 
-/// Accuracy over rounds, one large chart a setting.
-pub fn accuracy(settings: &[Setting]) -> Figure {
-    let plans = [Plan { title: "accuracy, %", x_label: BY_ROUND, x: rounds_done, y: |r| percent(r.accuracy) }];
-    let layout = Layout { columns: 2, plot: if settings.len() == 1 { (620.0, 360.0) } else { (430.0, 260.0) } };
+/// All figures but the partitions, in the order of the page.
+pub fn figures(settings: &[Setting]) -> Vec<Figure> {
+    let mut figures = vec![accuracy(settings)];
+    figures.extend(each(settings, "time", "What accuracy costs", HALF, &TIME));
+    figures.extend(each(settings, "clients", "Clients after local training", Layout::default(), &clients()));
+    figures.extend(forgetting(settings));
+    figures.extend(each(settings, "projection", "What the projection did", Layout::default(), &projection()));
+    figures
+}
+
+/// What a figure's caption says, by the name of its files.
+fn caption(name: &str) -> &'static str {
+    match name {
+        "time" => {
+            "The same accuracies over the seconds that the simulator took, evaluation apart, and over the bytes that a \
+             real federation would have sent; means over seeds."
+        }
+        "clients" => {
+            "Mean over the clients of a round, on the test set: accuracy on all classes, on those that a client holds, \
+             and forgetting, the greatest loss of accuracy on a class through local training."
+        }
+        _ => {
+            "Share of the steps whose gradient g pointed against the memory's gradient r and was projected, their \
+             cosine, and what local training did to the memory loss (above 0: forgotten)."
+        }
+    }
+}
+
+const TIME: [Plan; 2] = [
+    Plan {
+        title: "accuracy over time, %",
+        x_label: "seconds of training and fusion",
+        x: |rounds| rounds.iter().map(|r| r.seconds.local + r.seconds.fusion).sum(),
+        y: |r| percent(r.accuracy),
+        has_band: false,
+    },
+    Plan {
+        title: "accuracy over what is sent, %",
+        x_label: "megabytes, down and up",
+        x: |rounds| rounds.iter().map(|r| 1e-6 * (r.bytes_down + r.bytes_up) as f64).sum(),
+        y: |r| percent(r.accuracy),
+        has_band: false,
+    },
+];
+
+fn clients() -> [Plan; 3] {
+    [
+        by_round("clients' accuracy, %", |r| percent(r.client_accuracy)),
+        by_round("accuracy on own classes, %", |r| percent(r.personal_accuracy)),
+        by_round("forgetting, %", |r| percent(r.forgetting)),
+    ]
+}
+
+fn projection() -> [Plan; 3] {
+    [
+        by_round("steps projected, %", |r| percent(r.projection_rate)),
+        by_round("cosine of g and r", |r| r.cosine),
+        by_round("memory loss after − before", |r| Some(r.memory_loss_after? - r.memory_loss_before?)),
+    ]
+}
+
+/// Accuracy over rounds, one chart a setting.
+fn accuracy(settings: &[Setting]) -> Figure {
+    let plan = by_round("accuracy, %", |r| percent(r.accuracy));
+    let series = series(settings, std::slice::from_ref(&plan));
+    let mut charts: Vec<Chart> = settings.iter().filter_map(|s| chart(&plan, s, settings, &series)).collect();
+    let (layout, subtitle) = match settings {
+        [one] => (Layout { columns: 2, plot: (620.0, 380.0) }, one.title.clone()),
+        many => {
+            for (chart, setting) in charts.iter_mut().zip(many) {
+                chart.title.clone_from(&setting.title);
+            }
+            (HALF, "accuracy, %".to_owned())
+        }
+    };
+    let title = "Test accuracy of the global model, round by round".to_owned();
     Figure {
         name: "accuracy".into(),
-        svg: draw("Test accuracy of the global model, round by round", settings, &plans, layout),
+        svg: Charts { title, subtitle, series, notes: notes(settings, true), charts, layout }.draw(),
         caption: "Accuracy on the test set after each round.".into(),
     }
 }
 
-/// Accuracy over time and over what is sent.
-pub fn time(settings: &[Setting]) -> Figure {
-    let seconds = |rounds: &[RoundRecord]| rounds.iter().map(|r| r.seconds.local + r.seconds.fusion).sum();
-    let megabytes = |rounds: &[RoundRecord]| rounds.iter().map(|r| 1e-6 * (r.bytes_down + r.bytes_up) as f64).sum();
-    let y = |r: &RoundRecord| percent(r.accuracy);
-    let plans = [
-        Plan { title: "accuracy over time, %", x_label: "seconds of training and fusion", x: seconds, y },
-        Plan { title: "accuracy over what is sent, %", x_label: "megabytes, down and up", x: megabytes, y },
-    ];
-    Figure {
-        name: "time".into(),
-        svg: draw("What accuracy costs", settings, &plans, Layout::default()),
-        caption: "The same accuracies over the seconds that the simulator took, evaluation apart, and over the bytes \
-                  that a real federation would have sent."
-            .into(),
-    }
-}
-
-/// Clients after local training; none where it was not recorded.
-pub fn clients(settings: &[Setting]) -> Option<Figure> {
-    let plan = |title, y| Plan { title, x_label: BY_ROUND, x: rounds_done, y };
-    let plans = [
-        plan("clients' accuracy, %", |r| percent(r.client_accuracy)),
-        plan("accuracy on own classes, %", |r| percent(r.personal_accuracy)),
-        plan("forgetting, %", |r| percent(r.forgetting)),
-    ];
-    let any = has_any(settings, |r| r.forgetting.is_some());
-    any.then(|| Figure {
-        name: "clients".into(),
-        svg: draw("Clients after local training", settings, &plans, Layout::default()),
-        caption: "Mean over the clients of a round, on the test set: accuracy on all classes, on those that a client \
-                  holds, and forgetting, the greatest loss of accuracy on a class through local training."
-            .into(),
-    })
-}
-
-/// What the projection did; none where nothing was projected.
-pub fn projection(settings: &[Setting]) -> Option<Figure> {
-    let plan = |title, y| Plan { title, x_label: BY_ROUND, x: rounds_done, y };
-    let plans = [
-        plan("steps projected, %", |r: &RoundRecord| percent(r.projection_rate)),
-        plan("cosine of g and r", |r| r.cosine),
-        plan("memory loss after − before", |r| Some(r.memory_loss_after? - r.memory_loss_before?)),
-    ];
-    let any = has_any(settings, |r| r.projection_rate.is_some());
-    any.then(|| Figure {
-        name: "projection".into(),
-        svg: draw("What the projection did", settings, &plans, Layout::default()),
-        caption: "Share of the steps whose gradient g pointed against the memory's gradient r and was projected, \
-                  their cosine, and what local training did to the memory loss (above 0: forgotten)."
-            .into(),
-    })
-}
-
-fn has_any(settings: &[Setting], of: fn(&RoundRecord) -> bool) -> bool {
-    let mut runs = settings.iter().flat_map(|s| &s.arms).flat_map(|a| &a.runs);
-    runs.any(|r| r.run.rounds.iter().any(of))
-}
-
-/// One chart a plan and setting, with the same axes in every setting.
-fn draw(title: &str, settings: &[Setting], plans: &[Plan], layout: Layout) -> String {
-    let series = series(settings);
-    let mut charts = Vec::new();
-    for plan in plans {
-        let lines: Vec<Vec<Vec<Spread>>> = settings
-            .iter()
-            .map(|setting| {
-                let of = |s: &Series| setting.arms.iter().find(|a| a.name == s.name).map(|a| line(a, plan));
-                series.iter().map(|s| of(s).unwrap_or_default()).collect()
-            })
-            .collect();
-        let points = || lines.iter().flatten().flatten();
-        if points().next().is_none() {
+/// A figure a setting, with the same axes in all; none where nothing was recorded.
+fn each(settings: &[Setting], name: &str, title: &str, layout: Layout, plans: &[Plan]) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for (i, setting) in settings.iter().enumerate() {
+        let is_here = |s: &Series| setting.arms.iter().any(|a| a.name == s.name);
+        let series: Vec<Series> = series(settings, plans).into_iter().filter(is_here).collect();
+        if series.is_empty() {
             continue;
         }
-        let least = points().map(|p| p.min).fold(f64::INFINITY, f64::min);
-        let most = points().map(|p| p.max).fold(f64::NEG_INFINITY, f64::max);
-        let y = axis(least.min(0.0), most.max(0.0));
-        let x_last = points().map(|p| p.x).fold(0.0, f64::max);
-        let (_, x_end, x_step) = axis(0.0, x_last);
-        let n_ticks = (x_end / x_step).round() as usize;
-        let ticks: Vec<f64> = (0..=n_ticks).map(|i| i as f64 * x_step).collect();
-        for (setting, lines) in settings.iter().zip(lines) {
-            let title =
-                if settings.len() == 1 { plan.title.to_owned() } else { format!("{}: {}", plan.title, setting.title) };
-            charts.push(Chart { title, y, x: (0.0, x_end, ticks.clone()), x_label: plan.x_label.into(), lines });
-        }
+        let charts = Charts {
+            title: title.to_owned(),
+            subtitle: setting.title.clone(),
+            notes: notes(settings, plans.iter().any(|p| p.has_band)),
+            charts: plans.iter().filter_map(|plan| chart(plan, setting, settings, &series)).collect(),
+            series,
+            layout,
+        };
+        let (name, caption) = (format!("{name}{}", numbered(i, settings.len())), caption(name).to_owned());
+        figures.push(Figure { name, svg: charts.draw(), caption });
     }
-    let n_seeds: BTreeSet<usize> = settings.iter().flat_map(|s| &s.arms).map(|a| a.runs.len()).collect();
-    let (fewest, most) = (n_seeds.first().copied().unwrap_or(0), n_seeds.last().copied().unwrap_or(0));
-    let notes = match (fewest, most) {
-        (_, 1) => vec!["one seed".to_owned()],
-        (a, b) if a == b => vec![format!("line: mean over {a} seeds"), "band: ± 1 deviation".to_owned()],
-        (a, b) => vec![format!("line: mean over {a} to {b} seeds"), "band: ± 1 deviation".to_owned()],
-    };
-    let subtitle = if settings.len() == 1 { settings[0].title.clone() } else { format!("{} settings", settings.len()) };
-    Charts { title: title.to_owned(), subtitle, series, notes, charts, layout }.draw()
+    figures
 }
 
-/// The arms of all settings, each with a look. A method looks the same in every report where it has one arm.
-fn series(settings: &[Setting]) -> Vec<Series> {
+/// Forgetting of each client with each method, for the first seed of each setting; none where it was not recorded.
+fn forgetting(settings: &[Setting]) -> Vec<Figure> {
+    let row = |arm: &Arm| {
+        let first = &arm.runs[0];
+        let mut lost: Vec<Vec<f64>> = Vec::new();
+        for round in &first.run.rounds {
+            for (client, value) in round.cohort.iter().zip(round.forgetting_by_client.iter().flatten()) {
+                let client = *client as usize;
+                lost.resize_with(lost.len().max(client + 1), Vec::new);
+                lost[client].push(100.0 * value);
+            }
+        }
+        let values: Vec<Option<f64>> = lost.iter().map(|v| (!v.is_empty()).then(|| mean(v))).collect();
+        (!values.is_empty()).then(|| (arm.name.clone(), values))
+    };
+    let mut figures = Vec::new();
+    for (i, setting) in settings.iter().enumerate() {
+        let rows: Vec<_> = setting.arms.iter().filter_map(row).collect();
+        // A million clients cannot be told apart in a picture.
+        if rows.is_empty() || rows.iter().any(|(_, values)| values.len() > N_CLIENTS_MAX) {
+            continue;
+        }
+        let heat = Heat {
+            title: "Forgetting of each client".into(),
+            subtitle: format!("{}; seed {}", setting.title, setting.arms[0].runs[0].run.summary.seed),
+            column_label: "client".into(),
+            value_label: "forgetting, %".into(),
+            rows,
+        };
+        figures.push(Figure {
+            name: format!("forgetting{}", numbered(i, settings.len())),
+            svg: heat.draw(),
+            caption: "The greatest loss of accuracy on a class through local training, mean over the rounds in which \
+                      the client took part."
+                .into(),
+        });
+    }
+    figures
+}
+
+/// What tells the files of one setting from those of another; nothing where there is one.
+pub fn numbered(i: usize, n_settings: usize) -> String {
+    if n_settings > 1 { format!("-{}", i + 1) } else { String::new() }
+}
+
+/// What lines and bands are.
+fn notes(settings: &[Setting], has_band: bool) -> Vec<String> {
+    let n_seeds = || settings.iter().flat_map(|s| &s.arms).map(|a| a.runs.len());
+    let (fewest, most) = (n_seeds().min().unwrap_or(0), n_seeds().max().unwrap_or(0));
+    let line = match (fewest, most) {
+        (_, 1) => return vec!["one seed".to_owned()],
+        (a, b) if a == b => format!("line: mean over {a} seeds"),
+        (a, b) => format!("line: mean over {a} to {b} seeds"),
+    };
+    if has_band { vec![line, "band: ± 1 deviation".to_owned()] } else { vec![line] }
+}
+
+/// The chart of a plan for a setting, with axes for all settings; none where nothing was recorded.
+fn chart(plan: &Plan, setting: &Setting, settings: &[Setting], series: &[Series]) -> Option<Chart> {
+    let lines: Vec<Vec<Spread>> = settings.iter().flat_map(|s| &s.arms).map(|arm| line(arm, plan)).collect();
+    let points = || lines.iter().flatten();
+    points().next()?;
+    // A band that reaches below 0 is cut there where no mean does.
+    let least = points().map(|p| if p.mean < 0.0 { p.min } else { 0.0 }).fold(0.0, f64::min);
+    let most = points().map(|p| if p.mean > 0.0 { p.max } else { 0.0 }).fold(0.0, f64::max);
+    let (_, x_end, x_step) = axis(0.0, points().map(|p| p.x).fold(0.0, f64::max));
+    let own = |s: &Series| setting.arms.iter().find(|a| a.name == s.name).map(|a| line(a, plan));
+    Some(Chart {
+        title: plan.title.into(),
+        y: axis(least, most),
+        x: (0.0, x_end, (0..=(x_end / x_step).round() as usize).map(|i| i as f64 * x_step).collect()),
+        x_label: plan.x_label.into(),
+        lines: series.iter().map(|s| own(s).unwrap_or_default()).collect(),
+    })
+}
+
+/// The arms that have a value in a plan, each with a look. A method looks the same in every report where it has one arm.
+fn series(settings: &[Setting], plans: &[Plan]) -> Vec<Series> {
     let mut arms: Vec<&Arm> = Vec::new();
     for arm in settings.iter().flat_map(|s| &s.arms) {
         if !arms.iter().any(|a| a.name == arm.name) {
@@ -153,11 +230,13 @@ fn series(settings: &[Setting]) -> Vec<Series> {
         }
     }
     let methods: BTreeSet<&str> = arms.iter().map(|a| a.config().method.name.as_str()).collect();
-    let look = |(i, arm): (usize, &&Arm)| {
-        let at = if methods.len() == arms.len() { method_look(&arm.config().method.name) } else { i };
+    let has_one_each = methods.len() == arms.len();
+    let look = |(i, arm): (usize, &Arm)| {
+        let at = if has_one_each { method_look(&arm.config().method.name) } else { i };
         Series::new(arm.name.clone(), SERIES[at % SERIES.len()])
     };
-    arms.iter().enumerate().map(look).collect()
+    let has_value = |(_, arm): &(usize, &Arm)| plans.iter().any(|plan| !line(arm, plan).is_empty());
+    arms.into_iter().enumerate().filter(has_value).map(look).collect()
 }
 
 /// The pilot's three methods first, then the others as in the catalogue.
@@ -174,7 +253,7 @@ fn line(arm: &Arm, plan: &Plan) -> Vec<Spread> {
         let rounds = || arm.runs.iter().filter_map(|r| r.run.rounds.get(..n));
         let values: Vec<f64> = rounds().filter_map(|r| (plan.y)(r.last()?)).filter(|v| v.is_finite()).collect();
         let xs: Vec<f64> = rounds().map(plan.x).collect();
-        let (m, s) = (mean(&values), deviation(&values).unwrap_or(0.0));
+        let (m, s) = (mean(&values), deviation(&values).filter(|_| plan.has_band).unwrap_or(0.0));
         (!values.is_empty()).then(|| Spread { x: mean(&xs), mean: m, min: m - s, max: m + s })
     };
     (1..=n_rounds).filter_map(point).collect()

@@ -25,14 +25,25 @@ pub fn load(paths: &[PathBuf]) -> Result<(Vec<Loaded>, Vec<String>)> {
                 path.display()
             )));
         }
-        let n_before = runs.len() + unfinished.len();
-        find(path, &mut seen, &mut runs, &mut unfinished)?;
-        if runs.len() + unfinished.len() == n_before && !seen.contains(&canonical(path)?) {
+        let found = find(path)?;
+        if found.is_empty() {
             bail!(Error::config(format!(
                 "`{}` holds no run, and no directory below it does\nhint: `fedproj run --out DIR` makes one; it has \
                  config.toml, metrics.jsonl and, when it is done, summary.json",
                 path.display()
             )));
+        }
+        for dir in found {
+            let place = dir.canonicalize().with_context(|| format!("cannot read `{}`", dir.display()))?;
+            if !seen.insert(place) {
+                continue;
+            }
+            if dir.join("summary.json").exists() {
+                runs.push(open(&dir)?);
+            } else {
+                let n_rounds = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default().lines().count();
+                unfinished.push(format!("`{}` is unfinished, {n_rounds} rounds are done", dir.display()));
+            }
         }
     }
     if runs.is_empty() {
@@ -50,24 +61,16 @@ pub fn load(paths: &[PathBuf]) -> Result<(Vec<Loaded>, Vec<String>)> {
     Ok((runs, notes))
 }
 
-fn find(path: &Path, seen: &mut BTreeSet<PathBuf>, runs: &mut Vec<Loaded>, unfinished: &mut Vec<String>) -> Result<()> {
-    if path.join("summary.json").exists() {
-        if seen.insert(canonical(path)?) {
-            runs.push(open(path)?);
-        }
-        return Ok(());
-    }
-    if path.join("config.toml").exists() {
-        if seen.insert(canonical(path)?) {
-            let rounds = std::fs::read_to_string(path.join("metrics.jsonl")).unwrap_or_default().lines().count();
-            unfinished.push(format!("`{}` is unfinished, {rounds} rounds are done", path.display()));
-        }
-        return Ok(());
+/// The run directories at or below a path, finished or not, in the order of their names.
+fn find(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.join("config.toml").exists() || path.join("summary.json").exists() {
+        return Ok(vec![path.to_owned()]);
     }
     let entries = std::fs::read_dir(path).with_context(|| format!("cannot list `{}`", path.display()))?;
     let mut folders: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).filter(|p| p.is_dir()).collect();
     folders.sort();
-    folders.iter().try_for_each(|folder| find(folder, seen, runs, unfinished))
+    let found: Vec<Vec<PathBuf>> = folders.iter().map(|folder| find(folder)).collect::<Result<_>>()?;
+    Ok(found.concat())
 }
 
 fn open(dir: &Path) -> Result<Loaded> {
@@ -81,8 +84,4 @@ fn open(dir: &Path) -> Result<Loaded> {
         );
     }
     Ok(Loaded { run, manifest: Manifest::read(dir)? })
-}
-
-fn canonical(path: &Path) -> Result<PathBuf> {
-    path.canonicalize().with_context(|| format!("cannot read `{}`", path.display()))
 }

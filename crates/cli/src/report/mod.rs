@@ -92,10 +92,12 @@ pub struct Written {
 pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Written> {
     let (runs, mut notes) = load::load(runs)?;
     let settings = arms::sort(runs, &mut notes);
+    if settings.len() > 1 {
+        notes.push("Settings differ in data or partition: compare within a setting, not across.".into());
+    }
     let results: Vec<SettingResult> = settings.iter().map(tables::results).collect::<Result<_>>()?;
-    let mut figures = vec![figures::accuracy(&settings), figures::time(&settings)];
-    figures.extend(figures::clients(&settings));
-    figures.extend(figures::projection(&settings));
+    notes.extend(paper::statements(&results));
+    let mut figures = figures::figures(&settings);
     let (partitions, without_partition) = partition::pictures(&settings);
     figures.extend(partitions);
     let mut sheets = vec![tables::accuracy(&results), tables::costs(&settings), tables::runs(&settings)];
@@ -112,11 +114,6 @@ pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Writte
     };
     let html = content.page()?.to_html();
     let (title, table) = (content.title, sheets[0].shown.clone());
-    for (setting, result) in settings.iter().zip(&results) {
-        if result.rows.iter().any(|row| row.paper.is_some()) {
-            notes.push(paper::statement(setting, result.deviations.as_deref().unwrap_or_default()));
-        }
-    }
     let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
     for sheet in &sheets {
         let path = out.join("tables").join(sheet.name);
@@ -129,6 +126,8 @@ pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Writte
         files.push((path.with_extension("svg"), figure.svg.clone().into()));
         files.push((path.with_extension("png"), pixels));
     }
+    let json = serde_json::json!({ "title": title, "settings": results, "notes": notes });
+    files.push((out.join("report.json"), (serde_json::to_string_pretty(&json)? + "\n").into()));
     // The page comes last: where it stands, the rest stands too.
     let report = out.join("report.html");
     files.push((report.clone(), html.into()));

@@ -2,7 +2,6 @@
 
 use super::arms::{Arm, Setting, differing};
 use super::figures::Figure;
-use super::paper;
 use super::tables::{SettingResult, Sheet};
 use anyhow::Result;
 use fedproj_report::{Block, Page, Section};
@@ -28,19 +27,25 @@ pub struct Content<'a> {
 
 /// A title that says what was compared.
 pub fn title(settings: &[Setting]) -> String {
-    let names: BTreeSet<&str> = settings.iter().flat_map(|s| &s.arms).map(|a| a.name.as_str()).collect();
-    let what = match settings {
-        [one] => match &one.arms[..] {
-            [only] => only.name.clone(),
-            [a, b] => format!("{} and {} compared", a.name, b.name),
-            [a, b, c] => format!("{}, {} and {} compared", a.name, b.name, c.name),
-            arms => format!("{} settings compared, {} to {}", arms.len(), arms[0].name, arms[arms.len() - 1].name),
-        },
-        _ => format!("{} methods or settings compared", names.len()),
+    let arms = || settings.iter().flat_map(|s| &s.arms);
+    let mut names: Vec<&str> = Vec::new();
+    for arm in arms() {
+        if !names.contains(&&arm.name[..]) {
+            names.push(&arm.name);
+        }
+    }
+    let what = match names[..] {
+        [only] => only.to_owned(),
+        [a, b] => format!("{a} and {b} compared"),
+        [a, b, c] => format!("{a}, {b} and {c} compared"),
+        _ if arms().all(|a| a.told_by.is_empty()) => format!("{} methods compared", names.len()),
+        _ => format!("{} configurations compared", names.len()),
     };
+    let data: BTreeSet<&str> = arms().map(|a| a.config().data.private.name.as_str()).collect();
+    let data: Vec<&str> = data.into_iter().collect();
     match settings {
         [one] => format!("{what} on {}", one.title),
-        many => format!("{what} on {} data settings", many.len()),
+        many => format!("{what} on {} ({} settings)", data.join(", "), many.len()),
     }
 }
 
@@ -48,8 +53,7 @@ impl Content<'_> {
     /// The page.
     pub fn page(&self) -> Result<Page> {
         let mut sections = vec![self.results_section()];
-        let accuracy: Vec<Block> = ["accuracy", "time"].iter().filter_map(|name| self.figure(name)).collect();
-        sections.push(section("Learning curves", accuracy));
+        sections.push(section("Learning curves", [self.figures("accuracy"), self.figures("time")].concat()));
         sections.push(self.clients_section());
         sections.push(self.partition_section());
         sections
@@ -75,8 +79,8 @@ impl Content<'_> {
     fn lead(&self) -> String {
         let n_runs: usize = self.settings.iter().flat_map(|s| &s.arms).map(|a| a.runs.len()).sum();
         let best = |result: &SettingResult| {
-            let best = result.rows.iter().max_by(|a, b| a.compared.mean.total_cmp(&b.compared.mean))?;
-            let place = if self.results.len() > 1 { format!(" ({})", result.setting) } else { String::new() };
+            let best = result.rows.iter().rev().max_by(|a, b| a.compared.mean.total_cmp(&b.compared.mean))?;
+            let place = if self.results.len() > 1 { format!(" ({})", result.short) } else { String::new() };
             Some(format!("{} {:.2} %{place}", best.compared.name, 100.0 * best.compared.mean))
         };
         let best: Vec<String> = self.results.iter().filter_map(best).collect();
@@ -98,14 +102,6 @@ impl Content<'_> {
             let baselines = baselines.join(", ");
             blocks.push(text(&format!("Differences: to {baselines}, paired by seed, with Student's 95 % interval.")));
         }
-        for (setting, result) in self.settings.iter().zip(self.results) {
-            if result.rows.iter().any(|row| row.paper.is_some()) {
-                blocks.push(text(&paper::statement(setting, result.deviations.as_deref().unwrap_or_default())));
-            }
-        }
-        if self.settings.len() > 1 {
-            blocks.push(text("Settings differ in data or partition: compare within a setting, not across."));
-        }
         blocks.extend(self.notes.iter().map(|note| text(note)));
         section("Results", blocks)
     }
@@ -115,19 +111,19 @@ impl Content<'_> {
         if !blocks.is_empty() {
             blocks.push(text("Means over all rounds in which a value was recorded, ± deviation over seeds."));
         }
-        match self.figure("clients") {
-            Some(figure) => blocks.push(figure),
-            None => blocks.push(text(
+        let figures = [self.figures("clients"), self.figures("forgetting")].concat();
+        if figures.is_empty() {
+            blocks.push(text(
                 "Clients' accuracy and forgetting were not recorded; federation.evaluate_clients=true records them.",
-            )),
+            ));
         }
-        blocks.extend(self.figure("projection"));
+        blocks.extend(figures);
+        blocks.extend(self.figures("projection"));
         section("Clients, forgetting and projection", blocks)
     }
 
     fn partition_section(&self) -> Section {
-        let pictures = self.figures.iter().filter(|f| f.name.starts_with("partition"));
-        let mut blocks: Vec<Block> = pictures.map(block).collect();
+        let mut blocks = self.figures("partition");
         blocks.extend(self.without_partition.iter().map(|why| text(why)));
         section("Who holds what", blocks)
     }
@@ -165,7 +161,7 @@ impl Content<'_> {
         })];
         for (setting, arm) in arms() {
             let name =
-                if self.settings.len() > 1 { format!("{}, {}", arm.name, setting.title) } else { arm.name.clone() };
+                if self.settings.len() > 1 { format!("{}; {}", arm.name, setting.short) } else { arm.name.clone() };
             let seeds: Vec<String> = arm.runs.iter().map(|r| r.run.summary.seed.to_string()).collect();
             blocks.push(Block::Code {
                 summary: format!("{name}; seeds {}", seeds.join(", ")),
@@ -179,13 +175,11 @@ impl Content<'_> {
         self.sheets.iter().find(|s| s.name == name).map(|s| Block::Table(s.shown.clone()))
     }
 
-    fn figure(&self, name: &str) -> Option<Block> {
-        self.figures.iter().find(|f| f.name == name).map(block)
+    /// The figures of this name, of all settings.
+    fn figures(&self, name: &str) -> Vec<Block> {
+        let block = |f: &Figure| Block::Figure { svg: f.svg.clone(), caption: f.caption.clone() };
+        self.figures.iter().filter(|f| f.name.split('-').next() == Some(name)).map(block).collect()
     }
-}
-
-fn block(figure: &Figure) -> Block {
-    Block::Figure { svg: figure.svg.clone(), caption: figure.caption.clone() }
 }
 
 fn text(text: &str) -> Block {

@@ -1,6 +1,7 @@
 //! The paper's figures, and how a setting differs from the one that they are for.
 
 use super::arms::{Arm, Setting};
+use super::tables::SettingResult;
 use crate::new::paper_setup;
 use anyhow::Result;
 use fedproj_core::Config;
@@ -108,7 +109,9 @@ pub fn figure(arm: &Arm) -> Result<Option<Figure>> {
     let (Some(line), Some(beta)) = (line, beta(config)) else { return Ok(None) };
     let Some(paper) = paper_setup(&config.data.private.name, beta, method, "paper")? else { return Ok(None) };
     let keys = paper.keys_in_use();
-    Ok(arm.told_by.iter().all(|(key, value)| keys.get(key) == Some(value)).then_some(line.figure))
+    // Every preset is a reading of the same method.
+    let is_papers = |(key, value): (&String, &String)| key == "preset" || keys.get(key) == Some(value);
+    Ok(arm.told_by.iter().all(is_papers).then_some(line.figure))
 }
 
 /// What is not as in the paper; none where the paper has no such setting.
@@ -124,8 +127,9 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
         let preset_name = config.keys_in_use().remove("preset").unwrap_or_default();
         let preset = paper_setup(data, beta, method, &preset_name)?.map(|c| c.keys_in_use()).unwrap_or_default();
         let needs_public = config.method.build()?.needs_public();
-        let here = config.keys_in_use();
-        for (key, paper) in paper.keys_in_use() {
+        let (here, paper) = (config.keys_in_use(), paper.keys_in_use());
+        let is_small = paper.iter().any(|(key, paper)| here.get(key).is_some_and(|v| is_smaller(key, v, paper)));
+        for (key, paper) in paper {
             let value = here.get(&key).cloned().unwrap_or_else(|| "not set".into());
             // Our stand-in for a public set is not the paper's.
             let (paper, is_as_paper) = match &key[..] {
@@ -135,8 +139,12 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
             if is_as_paper || WATCHING.contains(&&key[..]) || (key.starts_with("data.public") && !needs_public) {
                 continue;
             }
-            let why = if SCALE.contains(&&key[..]) {
+            let why = if key == "data.public.name" {
+                "another set in its place".to_owned()
+            } else if is_smaller(&key, &value, &paper) {
                 "smaller, to cost less time".to_owned()
+            } else if is_small && SCALE.contains(&&key[..]) {
+                "part of the smaller scale".to_owned()
             } else if preset.get(&key) == Some(&value) {
                 format!("preset {preset_name}")
             } else {
@@ -162,34 +170,66 @@ fn push(all: &mut Vec<Deviation>, new: Deviation) {
     }
 }
 
-/// The statement beside the paper's figures.
-pub fn statement(setting: &Setting, deviations: &[Deviation]) -> String {
-    let shown: Vec<String> = deviations
-        .iter()
-        .filter(|d| SCALE.contains(&&d.key[..]))
-        .map(|d| format!("{} {} instead of {}", d.key, shown(&d.key, &d.here), shown(&d.key, &d.paper)))
-        .collect();
-    let title = &setting.title;
-    if shown.is_empty() {
-        let n = deviations.len();
-        return format!("{title}: the paper's scale; {n} settings are not as its text has them, and are listed below.");
-    }
-    format!(
-        "{title}: this is not the paper's set-up ({}). Its figures stand here for orientation; these runs are not \
-         expected to reach them.",
-        shown.join(", ")
-    )
+/// Whether a value makes a run cheaper than the paper's.
+fn is_smaller(key: &str, value: &str, paper: &str) -> bool {
+    // 0 samples are all there are.
+    let size = |text: &str| text.parse::<f64>().ok().map(|v| if v == 0.0 { f64::INFINITY } else { v });
+    SCALE.contains(&key) && size(value).zip(size(paper)).is_some_and(|(value, paper)| value < paper)
 }
 
-/// A value in words.
-fn shown<'a>(key: &str, value: &'a str) -> &'a str {
-    if key.ends_with("_samples") && value == "0" { "all" } else { value }
+impl Deviation {
+    /// A value in words.
+    pub fn shown<'a>(&self, value: &'a str) -> &'a str {
+        if self.key.ends_with("_samples") && value == "0" { "all" } else { value }
+    }
+}
+
+/// The statements beside the paper's figures: one for all settings if it is the same.
+pub fn statements(results: &[SettingResult]) -> Vec<String> {
+    let with_figures = results.iter().filter(|r| r.rows.iter().any(|row| row.paper.is_some()));
+    let all: Vec<(&str, String)> =
+        with_figures.map(|r| (&r.setting[..], statement(r.deviations.as_deref().unwrap_or_default()))).collect();
+    match &all[..] {
+        [(_, first), rest @ ..] if rest.iter().all(|(_, text)| text == first) => vec![first.clone()],
+        _ => all.iter().map(|(setting, text)| format!("{setting}: {text}")).collect(),
+    }
+}
+
+fn statement(deviations: &[Deviation]) -> String {
+    let in_words = |d: &Deviation| {
+        let words: Vec<&str> = d.key.trim_end_matches(".name").split('.').collect();
+        // `memory batch` and `local epochs`, but `rounds`.
+        let n_words = if words[0] == "method" || words[0] == "local" { 2 } else { 1 };
+        let what = words[words.len().saturating_sub(n_words)..].join(" ").replace('_', " ");
+        format!("{what} {} instead of {}", d.shown(&d.here), d.shown(&d.paper))
+    };
+    let smaller: Vec<String> = deviations.iter().filter(|d| SCALE.contains(&&d.key[..])).map(in_words).collect();
+    if smaller.is_empty() {
+        let n = deviations.len();
+        return format!("This is the paper's scale; {n} settings are not as its text has them (see below).");
+    }
+    format!(
+        "This is not the paper's set-up ({}). Its figures stand here for orientation; these runs are not expected to \
+         reach them.",
+        smaller.join(", ")
+    )
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::arms::method_title;
+    use super::super::arms::{method_title, sort, tests::run};
     use super::*;
+
+    fn settings(all: &[&[&str]]) -> Vec<Setting> {
+        sort(all.iter().map(|settings| run(settings, 0, 0.5)).collect(), &mut Vec::new())
+    }
+
+    /// The paper's means for the arms of one setting.
+    fn means(all: &[&[&str]]) -> Vec<Option<f64>> {
+        settings(all)[0].arms.iter().map(|arm| figure(arm).unwrap().map(|f| f.mean)).collect()
+    }
+
+    const CIFAR10: [&str; 2] = ["data.private=cifar10", "data.public=cifar100"];
 
     #[test]
     fn every_line_of_the_tables_is_read() {
@@ -197,5 +237,67 @@ mod tests {
         for line in lines() {
             assert_eq!(method_title(&line.method.to_ascii_lowercase()), line.method);
         }
+    }
+
+    #[test]
+    fn a_figure_is_found_where_data_beta_and_method_are_the_same() {
+        let [private, public] = CIFAR10;
+        let moon = "method.name=moon";
+        assert_eq!(means(&[&[private, public, moon]]), [Some(61.09)]);
+        assert_eq!(means(&[&[private, public, moon, "data.partition.beta=0.5"]]), [Some(68.83)]);
+        assert_eq!(means(&[&["data.private=cinic10", public, "data.partition.beta=0.5"]]), [Some(41.63)]);
+        assert_eq!(means(&[&[private, public, moon, "data.partition.beta=0.4"]]), [None]);
+        assert_eq!(means(&[&[private, public, moon, "data.partition={kind='iid', clients=4}"]]), [None]);
+        assert_eq!(means(&[&[private, public, "method.name=fedadam"]]), [None]);
+        assert_eq!(means(&[&[moon]]), [None], "digits");
+    }
+
+    #[test]
+    fn arms_of_an_ablation_get_their_own_figure_or_none() {
+        let [private, public] = CIFAR10;
+        let half = "data.partition.beta=0.5";
+        let alpha = ["0.0", "0.1", "0.2", "0.3"].map(|a| format!("method.fedproj.distill.alpha={a}"));
+        let runs: Vec<[&str; 4]> = alpha.iter().map(|alpha| [private, public, half, alpha]).collect();
+        let runs: Vec<&[&str]> = runs.iter().map(|r| &r[..]).collect();
+        assert_eq!(means(&runs), [Some(67.23), Some(66.57), None, Some(69.88)]);
+        let presets: [[&str; 3]; 2] = ["preset=clean", "preset=paper"].map(|preset| [private, public, preset]);
+        assert_eq!(means(&[&presets[0], &presets[1]]), [Some(65.52); 2]);
+        let rates = ["0.0", "0.5"].map(|p| format!("method.fedproj.projection.dropout={p}"));
+        let runs: Vec<[&str; 3]> = rates.iter().map(|rate| [private, public, rate]).collect();
+        assert_eq!(means(&[&runs[0], &runs[1]]), [Some(65.52), None], "only the arm without dropout is the paper's");
+    }
+
+    #[test]
+    fn deviations_name_key_values_arms_and_reason() {
+        let [private, public] = CIFAR10;
+        let small = "data.partition.clients=20";
+        let settings = settings(&[&[private, public, small], &[private, public, small, "method.name=fedavg"]]);
+        let all = deviations(&settings[0]).unwrap().unwrap();
+        let find = |key: &str| all.iter().find(|d| d.key == key).unwrap_or_else(|| panic!("{key}: {all:?}"));
+        let clients = find("data.partition.clients");
+        assert_eq!((&clients.paper[..], &clients.here[..], clients.arms.len()), ("100", "20", 2));
+        assert_eq!(clients.why, "smaller, to cost less time");
+        let warmup = find("method.fedproj.projection.warmup");
+        assert_eq!((&warmup.arms[..], &warmup.why[..]), (&["FedProj".to_owned()][..], "preset clean"));
+        assert_eq!(find("local.batch").why, "chosen for these runs");
+        assert!(!all.iter().any(|d| d.key == "seed" || d.key == "preset" || d.key.starts_with("data.public")));
+        let text = statement(&all);
+        assert!(text.contains("not the paper's set-up (clients 20 instead of 100"), "{text}");
+    }
+
+    #[test]
+    fn the_papers_own_set_up_deviates_in_nothing_but_seeds() {
+        let config = paper_setup("cifar10", 0.3, "fedproj", "paper").unwrap().unwrap();
+        let mut one = run(&[], 0, 0.5);
+        one.run.config = config;
+        let settings = sort(vec![one], &mut Vec::new());
+        let all = deviations(&settings[0]).unwrap().unwrap();
+        assert_eq!(all.iter().map(|d| &d.key[..]).collect::<Vec<_>>(), ["number of seeds"]);
+        assert!(statement(&all).contains("the paper's scale"));
+        let stand_in = paper_setup("cifar100", 0.5, "fedproj", "paper").unwrap().unwrap();
+        let mut one = run(&[], 0, 0.5);
+        one.run.config = stand_in;
+        let all = deviations(&sort(vec![one], &mut Vec::new())[0]).unwrap().unwrap();
+        assert!(all.iter().any(|d| d.paper == "ImageNet-100" && d.here == "tinyimagenet32"), "{all:?}");
     }
 }

@@ -1,9 +1,9 @@
 //! Pictures of who holds what, from the manifest or, for runs that did not record it, from the data.
 
 use super::arms::Setting;
-use super::figures::Figure;
+use super::figures::{Figure, numbered};
 use super::load::Loaded;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, ensure};
 use fedproj_core::{Experiment, Manifest};
 use fedproj_data::picture;
 
@@ -16,22 +16,21 @@ pub fn pictures(settings: &[Setting]) -> (Vec<Figure>, Vec<String>) {
         match counted(first) {
             Ok(manifest) => {
                 let n_clients = manifest.sizes.get("clients").copied().unwrap_or(manifest.class_counts.len());
-                let number = if settings.len() > 1 { format!("-{}", i + 1) } else { String::new() };
                 figures.push(Figure {
-                    name: format!("partition{number}-seed{seed}"),
+                    name: format!("partition{}", numbered(i, settings.len())),
                     svg: picture::svg_of_counts(
                         &first.run.config.data.private.name,
                         &manifest.class_counts,
                         n_clients,
                         &manifest.classes,
                     ),
-                    caption: format!("{}, seed {seed}: the samples of each class that each client holds.", setting.title),
+                    caption: format!(
+                        "{}, seed {seed}: the samples of each class that each client holds.",
+                        setting.title
+                    ),
                 });
             }
-            Err(error) => without.push(format!(
-                "{}: no picture of the partition. These runs did not record it, and it cannot be made again here: {error:#}.",
-                setting.title
-            )),
+            Err(error) => without.push(format!("{}: no picture of the partition. {error:#}.", setting.title)),
         }
     }
     (figures, without)
@@ -39,7 +38,7 @@ pub fn pictures(settings: &[Setting]) -> (Vec<Figure>, Vec<String>) {
 
 /// A manifest that counts classes: the run's own, or that of the same experiment made again.
 fn counted(run: &Loaded) -> Result<Manifest> {
-    let recorded = run.manifest.clone().context("there is no manifest.json")?;
+    let recorded = run.manifest.clone().context("The runs have no manifest.json")?;
     if !recorded.class_counts.is_empty() {
         return Ok(recorded);
     }
@@ -47,11 +46,18 @@ fn counted(run: &Loaded) -> Result<Manifest> {
     let mut config = run.run.config.clone();
     config.method.name = "fedavg".into();
     let method = config.method.build()?;
-    let experiment = Experiment::load(config, method.as_ref(), crate::data::data_dir(None).as_deref())?;
+    let name = config.data.private.name.clone();
+    let experiment = Experiment::load(config, method.as_ref(), crate::data::data_dir(None).as_deref());
+    let experiment = experiment.map_err(|_| {
+        anyhow!(
+            "An earlier version made these runs and did not record it, and `{name}` is not at hand to deal it out \
+             again; $FEDPROJ_DATA names the folder of data sets"
+        )
+    })?;
     let again = Manifest::of(&experiment, 1);
     for part in ["private", "partition"] {
         let is_same = recorded.hashes.get(part) == again.hashes.get(part);
-        anyhow::ensure!(is_same, "the data found here are not those of the run ({part} has another hash)");
+        ensure!(is_same, "The data found here are not those of the runs ({part}: another hash)");
     }
     Ok(again)
 }

@@ -22,6 +22,9 @@ pub struct Sheet {
 pub struct SettingResult {
     /// The data in words.
     pub setting: String,
+    /// What tells it from the other settings.
+    #[serde(skip)]
+    pub short: String,
     /// The arm that the others are compared with.
     pub baseline: String,
     /// One row an arm.
@@ -46,6 +49,7 @@ pub fn results(setting: &Setting) -> Result<SettingResult> {
     let row = |(compared, arm): (ComparedRow, &Arm)| Ok(ArmResult { compared, paper: paper::figure(arm)? });
     Ok(SettingResult {
         setting: setting.title.clone(),
+        short: setting.short.clone(),
         baseline: comparison.baseline,
         rows: comparison.rows.into_iter().zip(&setting.arms).map(row).collect::<Result<_>>()?,
         deviations: paper::deviations(setting)?,
@@ -116,7 +120,7 @@ pub fn accuracy(results: &[SettingResult]) -> Sheet {
             (format!("{:.2}", 100.0 * c.last), vec![Some(c.last)]),
             (format!("{:.2}", 100.0 * c.best), vec![Some(c.best)]),
         ];
-        (setting.setting.clone(), c.name.clone(), cells)
+        (setting.short.clone(), c.name.clone(), cells)
     };
     sheet(
         "accuracy",
@@ -156,7 +160,7 @@ pub fn costs(settings: &[Setting]) -> Sheet {
         let cell = |(value, unit, decimals): (Option<f64>, f64, usize)| {
             (value.map(|v| format!("{:.decimals$}", unit * v)).unwrap_or_default(), vec![value])
         };
-        (setting.title.clone(), arm.name.clone(), numbers.map(cell).to_vec())
+        (setting.short.clone(), arm.name.clone(), numbers.map(cell).to_vec())
     };
     sheet("costs", &columns, arm_rows(settings, row))
 }
@@ -188,10 +192,11 @@ pub fn clients(settings: &[Setting]) -> Option<Sheet> {
             spread(1.0, |r| r.cosine),
             spread(100.0, |r| Some(r.accuracy? - r.accuracy_before_distillation?)),
         ];
-        (setting.title.clone(), arm.name.clone(), cells)
+        (setting.short.clone(), arm.name.clone(), cells)
     };
-    let sheet = sheet("clients", &columns, arm_rows(settings, row));
-    (sheet.shown.headers.len() > sheet.shown.n_names).then_some(sheet)
+    let mut rows = arm_rows(settings, row);
+    rows.retain(|(_, _, cells)| cells.iter().any(|(text, _)| !text.is_empty()));
+    (!rows.is_empty()).then(|| sheet("clients", &columns, rows))
 }
 
 /// What is not as in the paper.
@@ -200,7 +205,7 @@ pub fn deviations(results: &[SettingResult]) -> Option<Sheet> {
     for setting in results {
         for d in setting.deviations.iter().flatten() {
             let who = if d.arms.len() == setting.rows.len() { "all".to_owned() } else { d.arms.join(", ") };
-            let cells = [&setting.setting, &d.key, &d.paper, &d.here, &who, &d.why].map(Clone::clone);
+            let cells = [&setting.short, &d.key, d.shown(&d.paper), d.shown(&d.here), &who, &d.why].map(str::to_owned);
             rows.push(if results.len() > 1 { cells.to_vec() } else { cells[1..].to_vec() });
         }
     }
@@ -213,7 +218,7 @@ pub fn deviations(results: &[SettingResult]) -> Option<Sheet> {
 /// Each run: seed, version, hardware, hashes.
 pub fn runs(settings: &[Setting]) -> Sheet {
     const HASHES: [&str; 5] = ["private", "test", "public", "partition", "initial_model"];
-    const SHORT: usize = 12;
+    const SHORT: usize = 8;
     let heads = ["setting", "method", "seed", "version", "hardware", "threads"];
     let heads = heads.into_iter().chain(HASHES).chain(["final_model"]).map(|h| h.replace('_', " "));
     let mut raw = Table { headers: heads.collect(), n_names: 2, rows: Vec::new() };
@@ -226,7 +231,7 @@ pub fn runs(settings: &[Setting]) -> Sheet {
                     ["os", "arch", "isa", "device"].iter().map(|k| hardware(k)).filter(|v| !v.is_empty()).collect();
                 let hash = |key: &&str| manifest.and_then(|m| m.hashes.get(*key)).cloned().unwrap_or_default();
                 let version = manifest.map(|m| m.version.clone()).unwrap_or_default();
-                let mut row = vec![setting.title.clone(), arm.name.clone(), run.run.summary.seed.to_string(), version];
+                let mut row = vec![setting.short.clone(), arm.name.clone(), run.run.summary.seed.to_string(), version];
                 row.extend([machine.join(" "), hardware("threads")]);
                 row.extend(HASHES.iter().map(hash));
                 row.push(run.run.summary.model_hash.clone());
@@ -237,6 +242,10 @@ pub fn runs(settings: &[Setting]) -> Sheet {
     let mut shown = raw.clone();
     for row in &mut shown.rows {
         row[6..].iter_mut().for_each(|hash| hash.truncate(SHORT));
+    }
+    if settings.len() == 1 {
+        shown.n_names = 1;
+        shown.rows.iter_mut().chain([&mut shown.headers]).for_each(|row| drop(row.remove(0)));
     }
     Sheet { name: "runs", shown, raw }
 }

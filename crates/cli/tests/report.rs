@@ -1,0 +1,192 @@
+//! `fedproj report`: what it shows is what `compare` counts, sweeps get their rows, and bad input is told and costs nothing.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+mod command;
+
+use command::{SMALL, failure, fedproj, json, run, stdout};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// Runs a small sweep into `runs`.
+fn sweep(folder: &Path, settings: &[&str]) {
+    stdout(folder, &[&["run", "--out", "runs", "--quiet"], SMALL, settings].concat());
+}
+
+fn read(folder: &Path, path: &str) -> String {
+    fs::read_to_string(folder.join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+#[test]
+fn statistics_are_those_of_compare() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    sweep(folder, &["sweep.method.name=[fedavg,fedproj]", "seeds=0,1,2", "federation.evaluate_clients=true"]);
+    let report = json(folder, &["report", "runs", "--out", "out"]);
+    let compared = json(folder, &["compare", "runs", "--baseline", "fedavg"]);
+    let rows = report["settings"][0]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for (row, expected) in rows.iter().zip(compared["rows"].as_array().unwrap()) {
+        for key in ["seeds", "mean", "std", "last", "best", "difference"] {
+            assert_eq!(row[key], expected[key], "{key}");
+        }
+        assert!(row["paper"].is_null());
+    }
+    let html = read(folder, "out/report.html");
+    let percent = |v: &Value| 100.0 * v.as_f64().unwrap();
+    for row in rows {
+        let cell = format!("<td>{:.2} ± {:.2}</td>", percent(&row["mean"]), percent(&row["std"]));
+        assert!(html.contains(&cell), "{cell}");
+    }
+    let d = &rows[1]["difference"];
+    let cell = format!("{:+.2} ± {:.2}", percent(&d["mean"]), percent(&d["half_width"])).replace('-', "−");
+    assert!(html.contains(&cell), "{cell}");
+    let csv = read(folder, "out/tables/accuracy.csv");
+    assert!(csv.contains(&format!("FedProj,3,{},{},{},", rows[1]["mean"], rows[1]["std"], d["mean"])), "{csv}");
+    files_are_whole(folder, &report);
+    for line in read(folder, "runs/fedproj-seed0/metrics.jsonl").lines() {
+        let round: Value = serde_json::from_str(line).unwrap();
+        let each: Vec<f64> = serde_json::from_value(round["forgetting_by_client"].clone()).unwrap();
+        assert_eq!(each.len(), round["cohort"].as_array().unwrap().len());
+        let mean = each.iter().sum::<f64>() / each.len() as f64;
+        assert!((mean - round["forgetting"].as_f64().unwrap()).abs() < 1e-12, "{line}");
+    }
+}
+
+/// Everything that is named was written, and nothing else.
+fn files_are_whole(folder: &Path, report: &Value) {
+    let names: Vec<&str> = report["files"].as_array().unwrap().iter().map(|f| f.as_str().unwrap()).collect();
+    for name in ["accuracy", "time", "clients", "forgetting", "projection", "partition"] {
+        let svg = read(folder, &format!("out/figures/{name}.svg"));
+        let picture = roxmltree::Document::parse(&svg).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let size = |side| picture.root_element().attribute(side).unwrap().parse::<f64>().unwrap();
+        for text in picture.descendants().filter(|n| n.has_tag_name("text")) {
+            let at = |name| text.attribute(name).unwrap().parse::<f64>().unwrap();
+            assert!((0.0..size("width")).contains(&at("x")) && (0.0..size("height")).contains(&at("y")), "{name}");
+        }
+        assert!(fs::read(folder.join(format!("out/figures/{name}.png"))).unwrap().starts_with(b"\x89PNG"));
+    }
+    for name in ["accuracy", "costs", "clients", "runs"] {
+        assert!(read(folder, &format!("out/tables/{name}.tex")).contains("\\begin{tabular}"));
+        assert!(names.contains(&&format!("out/tables/{name}.csv")[..]), "{names:?}");
+    }
+    let n_written = ["out", "out/figures", "out/tables"]
+        .map(|dir| fs::read_dir(folder.join(dir)).unwrap().filter(|e| e.as_ref().unwrap().path().is_file()).count());
+    assert_eq!(n_written.iter().sum::<usize>(), names.len(), "{names:?}");
+    let stored: Value = serde_json::from_str(&read(folder, "out/report.json")).unwrap();
+    assert_eq!(stored["settings"], report["settings"]);
+}
+
+#[test]
+fn a_sweep_gets_a_row_a_value_and_the_configuration_marks_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    sweep(folder, &["sweep.method.fedproj.distill.alpha=[0.0,0.1]", "sweep.data.partition.beta=[0.3,0.5]"]);
+    let text = stdout(folder, &["report", "runs"]);
+    for words in ["β = 0.3", "β = 0.5", "FedProj, alpha 0.0", "FedProj, alpha 0.1", "compare within a setting"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let html = read(folder, "runs/report/report.html");
+    assert!(html.contains("<mark>alpha = 0.1</mark>") && html.contains("<mark>beta = 0.5</mark>"));
+    assert!(!html.contains("<mark>rounds") && html.contains("rounds = 3\n"));
+    assert!(!html.contains("[method.moon]"), "other methods' tables are left out");
+    // The report below the runs does not disturb the next one, nor do paths given twice.
+    assert_eq!(stdout(folder, &["report", "runs", "runs"]).lines().next(), text.lines().next());
+}
+
+#[test]
+fn real_runs_stand_beside_the_papers_figures() {
+    let folder = tempfile::tempdir().unwrap();
+    let quick = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/cifar10-quick");
+    let text = stdout(folder.path(), &["report", quick.to_str().unwrap(), "--out", "out"]);
+    let line = text.lines().find(|line| line.starts_with("FedProj")).unwrap();
+    let cells: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(cells[..12].join(" "), "FedProj 2 29.17 ± 0.35 +7.84 ± 30.49 65.52 ± 0.86 −36.35", "{line}");
+    assert!(text.contains("This is not the paper's set-up (clients 20 instead of 100"), "{text}");
+    // These runs did not record who holds what, and their data are not here.
+    let html = read(folder.path(), "out/report.html");
+    assert!(html.contains("no picture of the partition") && html.contains("`cifar10` is not at hand"), "{text}");
+}
+
+#[test]
+fn an_old_run_gets_its_partition_from_the_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    run(folder, "new", &[]);
+    stdout(folder, &["report", "new", "--out", "a"]);
+    let path = folder.join("new/manifest.json");
+    let mut manifest: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    for key in ["classes", "class_counts"] {
+        manifest.as_object_mut().unwrap().remove(key).unwrap();
+    }
+    fs::write(&path, manifest.to_string()).unwrap();
+    stdout(folder, &["report", "new", "--out", "b"]);
+    assert_eq!(read(folder, "a/figures/partition.svg"), read(folder, "b/figures/partition.svg"));
+    manifest["hashes"]["partition"] = "other".into();
+    fs::write(&path, manifest.to_string()).unwrap();
+    stdout(folder, &["report", "new", "--out", "c"]);
+    assert!(!folder.join("c/figures/partition.svg").exists());
+    assert!(read(folder, "c/report.html").contains("are not those of the runs (partition"));
+    fs::remove_file(&path).unwrap();
+    stdout(folder, &["report", "new", "--out", "d"]);
+    assert!(read(folder, "d/report.html").contains("no manifest.json"));
+}
+
+#[test]
+fn bad_input_is_told_and_nothing_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let check = |paths: &[&str], code: i32, words: &[&str]| {
+        let (found, message) = failure(fedproj(folder, &[&["report", "--out", "out"], paths].concat()));
+        assert_eq!(found, code, "{message}");
+        for word in words {
+            assert!(message.contains(word), "no `{word}` in\n{message}");
+        }
+        assert!(!folder.join("out").exists());
+    };
+    check(&["nowhere"], 2, &["`nowhere`", "no directory"]);
+    fs::create_dir_all(folder.join("empty/inner")).unwrap();
+    check(&["empty"], 2, &["`empty` holds no run", "hint"]);
+    run(folder, "good", &[]);
+    check(&["good", "empty"], 2, &["`empty` holds no run"]);
+    run(folder, "half", &["seed=1"]);
+    fs::remove_file(folder.join("half/summary.json")).unwrap();
+    check(&["half"], 2, &["no run is finished", "`half` is unfinished, 3 rounds", "--resume"]);
+    let metrics = fs::read_to_string(folder.join("good/metrics.jsonl")).unwrap();
+    let mut lines: Vec<&str> = metrics.lines().collect();
+    lines[1] = "{\"round\": oops";
+    fs::write(folder.join("good/metrics.jsonl"), lines.join("\n")).unwrap();
+    check(&["good"], 1, &["metrics.jsonl", "line 2"]);
+    fs::write(folder.join("good/metrics.jsonl"), format!("{}\n", metrics.lines().next().unwrap())).unwrap();
+    check(&["good"], 1, &["holds 1 rounds", "asks for 3", "hint"]);
+    fs::write(folder.join("good/metrics.jsonl"), &metrics).unwrap();
+    fs::write(folder.join("good/manifest.json"), "{").unwrap();
+    check(&["good"], 1, &["manifest.json"]);
+    fs::remove_file(folder.join("good/manifest.json")).unwrap();
+    // Beside a finished run, an unfinished one is a note.
+    let text = stdout(folder, &["report", "good", "half", "--out", "out"]);
+    assert!(text.contains("Left out: `half` is unfinished"), "{text}");
+    assert!(read(folder, "out/report.html").contains("Left out: `half` is unfinished"));
+    fs::write(folder.join("file"), "").unwrap();
+    let (_, message) = failure(fedproj(folder, &["report", "good", "--out", "file"]));
+    assert!(message.contains("cannot make `file/figures`"), "{message}");
+}
+
+#[test]
+fn hostile_names_stay_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let row = |i: u32| format!("{},{},<img src=x onerror=alert({})>", i % 7, i % 5, i % 2);
+    let rows: Vec<String> = (0..400).map(row).collect();
+    fs::write(folder.join("<script>alert(1)<!--.csv"), format!("a,b,label\n{}\n", rows.join("\n"))).unwrap();
+    let private = "data.private={name='csv', path='<script>alert(1)<!--.csv', label='label'}";
+    let clients = "data.partition={kind='iid', clients=4}";
+    run(folder, "<b>run", &[private, clients, "data.public=split"]);
+    stdout(folder, &["report", "<b>run", "--out", "out", "--title", "</title>\\input{x} & \"y\""]);
+    let html = read(folder, "out/report.html");
+    assert_eq!(html.matches("<script>").count(), 1, "the page's own");
+    assert!(!html.contains("<img") && !html.contains("<b>") && !html.contains("</title>\\"));
+    assert!(html.contains("&lt;script&gt;alert(1)") && html.contains("&lt;/title&gt;\\input{x} &amp; &quot;y&quot;"));
+    roxmltree::Document::parse(&read(folder, "out/figures/partition.svg")).unwrap();
+}
