@@ -339,6 +339,19 @@ mod tests {
     }
 
     #[test]
+    fn the_committed_results_are_of_the_study_that_the_command_runs() {
+        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/table1-cifar10-quick");
+        for run in plan("--scale quick --dataset cifar10 --beta 0.3 --seeds 3") {
+            assert_eq!(
+                fedproj_core::StoredRun::open(&committed.join(&run.id)).unwrap().config,
+                run.config,
+                "{}",
+                run.id
+            );
+        }
+    }
+
+    #[test]
     fn seeds_come_one_after_the_other_and_runs_have_names() {
         let ids: Vec<String> = plan("--seeds 2 --beta 0.3").into_iter().map(|run| run.id).collect();
         assert_eq!(
