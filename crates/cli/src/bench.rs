@@ -1,5 +1,6 @@
 //! `fedproj bench`: how fast the engine is on this machine.
 
+use crate::device::DeviceArgs;
 use crate::say;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
@@ -175,9 +176,8 @@ pub struct Round {
     /// The local optimiser: adam (1e-3, weight decay 5e-5) or sgd (0.1)
     #[arg(long, default_value = "adam", value_parser = ["adam", "sgd"])]
     optimizer: String,
-    /// Threads
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
-    threads: u16,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Rounds to time; the median counts
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -221,7 +221,9 @@ impl Round {
             targets: Some(Arc::new(Targets { logits, features: Vec::new() })),
             ..ServerState::default()
         };
-        let mut simulation = Simulation::resume(experiment, method, usize::from(self.threads), state)?;
+        let opened = self.device.open()?;
+        let device = opened.gpu_name().unwrap_or_else(|| "cpu".into());
+        let mut simulation = Simulation::resume(experiment, method, opened, state)?;
         let mut rounds = Vec::new();
         for _ in 0..self.rounds {
             rounds.push(simulation.round(&|_| ())?.seconds);
@@ -231,7 +233,7 @@ impl Round {
         if self.json {
             let result = serde_json::json!({
                 "method": self.method, "model": self.model, "clients": self.clients, "samples": self.samples,
-                "epochs": self.epochs, "threads": self.threads, "local_s": local, "server_s": fusion,
+                "epochs": self.epochs, "threads": self.device.threads, "device": device, "local_s": local, "server_s": fusion,
                 "round_s": local + fusion, "peak_rss_mib": peak_rss_mib(),
             });
             say!("{result}");
@@ -243,7 +245,7 @@ impl Round {
                 self.clients,
                 self.samples,
                 self.epochs,
-                self.threads
+                self.device.threads
             );
             say!("  {:.2} s a round: {local:.2} s local training, {fusion:.2} s fusion", local + fusion);
         }

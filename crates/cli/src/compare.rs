@@ -3,7 +3,7 @@
 use crate::say;
 use anyhow::{Result, bail};
 use clap::Args;
-use fedproj_core::{Error, StoredRun, compare};
+use fedproj_core::{Comparison, Error, StoredRun, compare};
 use std::path::PathBuf;
 
 /// Arguments of `compare`.
@@ -47,42 +47,47 @@ impl CompareArgs {
             say!("{}", serde_json::to_string(&table)?);
             return Ok(());
         }
-        let width = table.rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(7);
-        say!(
-            "{:width$}  {:>5}  {:>15}  {:>7}  {:>7}  {:>22}  {:>8}",
-            "setting",
-            "seeds",
-            "accuracy %",
-            "last %",
-            "best %",
-            "difference, 95 %",
-            "seconds"
-        );
-        for row in &table.rows {
-            let accuracy = match row.std {
-                Some(std) => format!("{:.2} ± {:.2}", 100.0 * row.mean, 100.0 * std),
-                None => format!("{:.2}", 100.0 * row.mean),
-            };
-            let difference = match row.difference {
-                None => String::new(),
-                Some(d) => match d.half_width {
-                    Some(half) => format!("{:+.2} ± {:.2}", 100.0 * d.mean, 100.0 * half),
-                    None => format!("{:+.2} (one pair)", 100.0 * d.mean),
-                },
-            };
-            say!(
-                "{:width$}  {:>5}  {accuracy:>15}  {:>7.2}  {:>7.2}  {difference:>22}  {:>8.1}",
-                row.name,
-                row.seeds.len(),
-                100.0 * row.last,
-                100.0 * row.best,
-                row.seconds
-            );
-        }
-        say!(
-            "Accuracy: mean over the last rounds, ± sample deviation over seeds. Differences to `{}`, paired by seed.",
-            table.baseline
-        );
+        print_table(&table);
         Ok(())
     }
+}
+
+/// Prints the table for people.
+pub fn print_table(table: &Comparison) {
+    let width = table.rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(7);
+    say!(
+        "{:width$}  {:>5}  {:>15}  {:>7}  {:>7}  {:>22}  {:>8}",
+        "setting",
+        "seeds",
+        "accuracy %",
+        "last %",
+        "best %",
+        "difference, 95 %",
+        "seconds"
+    );
+    for row in &table.rows {
+        let accuracy = match row.std {
+            Some(std) => format!("{:.2} ± {:.2}", 100.0 * row.mean, 100.0 * std),
+            None => format!("{:.2}", 100.0 * row.mean),
+        };
+        let difference = match row.difference {
+            None => String::new(),
+            Some(d) => match d.half_width {
+                Some(half) => format!("{:+.2} ± {:.2}", 100.0 * d.mean, 100.0 * half),
+                None => format!("{:+.2} (one pair)", 100.0 * d.mean),
+            },
+        };
+        say!(
+            "{:width$}  {:>5}  {accuracy:>15}  {:>7.2}  {:>7.2}  {difference:>22}  {:>8.1}",
+            row.name,
+            row.seeds.len(),
+            100.0 * row.last,
+            100.0 * row.best,
+            row.seconds
+        );
+    }
+    say!(
+        "Accuracy: mean over the last rounds, ± sample deviation over seeds. Differences to `{}`, paired by seed.",
+        table.baseline
+    );
 }

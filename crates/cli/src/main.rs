@@ -3,6 +3,9 @@
 mod bench;
 mod compare;
 mod data;
+mod device;
+mod drive;
+mod interrupt;
 mod methods;
 mod models;
 mod new;
@@ -11,6 +14,7 @@ mod report;
 mod reproduce;
 mod run;
 mod settings;
+mod setups;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -83,6 +87,10 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<interrupt::Stopped>() => {
+            eprintln!("{error}");
+            ExitCode::from(interrupt::EXIT_CODE)
+        }
         Err(error) => {
             eprintln!("error: {}", message(&error));
             ExitCode::from(exit_code(&error))

@@ -3,6 +3,7 @@
 //! Keys that make up a set-up are written out; every other one stands behind a `#` with the value it has anyway, asked
 //! from the library, so that the file never shows a default that is not one.
 
+use crate::setups::{PRESETS, SETUPS, Setup};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -28,8 +29,6 @@ pub struct New {
     force: bool,
 }
 
-const PRESETS: [&str; 3] = ["clean", "paper", "authors-code"];
-
 impl New {
     /// Writes the file.
     pub fn run(self) -> Result<()> {
@@ -44,47 +43,6 @@ impl New {
         Ok(())
     }
 }
-
-/// What tells one data set's study from another's.
-struct Setup {
-    data: &'static str,
-    public: &'static str,
-    model: &'static str,
-    clients: u32,
-    fraction: f64,
-    rounds: u32,
-    epochs: u32,
-    /// Of the server.
-    distill_epochs: u32,
-}
-
-/// Digits: small enough for a minute. The others: the paper's set-up.
-const SETUPS: &[Setup] = &[
-    Setup {
-        data: "digits",
-        public: "split",
-        model: "mlp",
-        clients: 10,
-        fraction: 0.5,
-        rounds: 20,
-        epochs: 5,
-        distill_epochs: 1,
-    },
-    CIFAR10,
-    Setup { data: "cifar100", public: "tinyimagenet32", model: "resnet18", clients: 50, distill_epochs: 3, ..CIFAR10 },
-    Setup { data: "cinic10", model: "resnet18", rounds: 60, ..CIFAR10 },
-];
-
-const CIFAR10: Setup = Setup {
-    data: "cifar10",
-    public: "cifar100",
-    model: "resnet8",
-    clients: 100,
-    fraction: 0.1,
-    rounds: 100,
-    epochs: 20,
-    distill_epochs: 1,
-};
 
 /// Sections, their keys, and a comment for each.
 const SECTIONS: &[(&str, &[(&str, &str)])] = &[
@@ -192,28 +150,11 @@ pub fn paper_setup(data: &str, beta: f64, method: &str, preset: &str) -> Result<
     Ok(Some(Config::from_layers(None, &pairs)?))
 }
 
-/// The keys that make up a set-up, with their values in TOML.
+/// The keys that the file writes out, with their values in TOML.
 fn settings(setup: &Setup, preset: &str) -> Vec<(&'static str, String)> {
-    let Setup { data, public, model, clients, fraction, rounds, epochs, distill_epochs } = setup;
-    let mut written = vec![
-        ("seed", "0".into()),
-        ("preset", format!("\"{preset}\"")),
-        ("data.private", format!("\"{data}\"")),
-        ("data.public", format!("\"{public}\"")),
-        ("data.partition", format!("{{ kind = \"dirichlet\", beta = 0.3, clients = {clients}, min_samples = 15 }}")),
-        ("model.name", format!("\"{model}\"")),
-        ("federation.rounds", rounds.to_string()),
-        ("federation.fraction", fraction.to_string()),
-        ("local.epochs", epochs.to_string()),
-        ("local.batch", "64".into()),
-        ("local.optimizer", "{ kind = \"adam\", lr = 1e-3, weight_decay = 5e-5 }".into()),
-        ("method.name", "\"fedproj\"".into()),
-    ];
-    if *distill_epochs != 1 {
-        for key in ["method.fedproj.distill.epochs", "method.feddf.distill.epochs", "method.fedet.epochs"] {
-            written.push((key, distill_epochs.to_string()));
-        }
-    }
+    let mut written = vec![("seed", "0".into()), ("preset", format!("\"{preset}\""))];
+    written.extend(setup.settings());
+    written.push(("method.name", "\"fedproj\"".into()));
     written
 }
 

@@ -1,5 +1,6 @@
 //! `fedproj verify`: runs a recorded run again and compares every round's model hash.
 
+use crate::device::DeviceArgs;
 use crate::say;
 use anyhow::Result;
 use clap::Args;
@@ -17,9 +18,8 @@ pub struct VerifyArgs {
     /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Threads; they change nothing in the result
-    #[arg(long, value_name = "N", default_value_t = crate::run::default_threads(), value_parser = clap::value_parser!(u16).range(1..))]
-    threads: u16,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -33,7 +33,7 @@ impl VerifyArgs {
         let verified = fedproj_core::verify(
             &self.run,
             data_dir.as_deref(),
-            usize::from(self.threads),
+            self.device.open()?,
             self.from_checkpoint,
             &|round| bar.set_message(format!("round {round} is the same")),
         )?;

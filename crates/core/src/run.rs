@@ -136,14 +136,12 @@ impl RunDir {
     /// The outcome of a finished run with this configuration, if the directory holds one.
     ///
     /// # Errors
-    /// If the directory holds a run of another configuration.
+    /// If the directory holds a run of another configuration, finished or not.
     pub fn finished(dir: &Path, config: &Config) -> Result<Option<Summary>> {
-        let path = dir.join("summary.json");
-        if !path.exists() {
-            return Ok(None);
+        if dir.join("config.toml").exists() {
+            check_config(dir, config)?;
         }
-        check_config(dir, config)?;
-        read_summary(dir).map(Some)
+        if dir.join("summary.json").exists() { read_summary(dir).map(Some) } else { Ok(None) }
     }
 
     /// Makes a directory for a run, or opens the one of an unfinished run, with the state of its newest checkpoint:
@@ -314,6 +312,14 @@ impl Run {
         let federation = &self.simulation.experiment().config.federation;
         self.directory.record(record, self.simulation.state(), federation)?;
         Ok(self.rounds().last())
+    }
+
+    /// Puts the rounds that are done into a checkpoint, whatever `federation.checkpoint_every` says: before a stop.
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub fn save(&self) -> Result<()> {
+        if self.rounds().is_empty() { Ok(()) } else { self.directory.checkpoint(self.simulation.state()) }
     }
 
     /// As [`RunDir::finish`].

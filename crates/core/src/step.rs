@@ -6,11 +6,11 @@
 use crate::error::Result;
 use crate::terms;
 use crate::trainer::VectorId;
-use std::fmt::Debug;
 use fedproj_nn::vector::Bounds;
 use fedproj_nn::{Graph, NodeId};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
+use std::fmt::Debug;
 
 /// Which samples a gradient is taken on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

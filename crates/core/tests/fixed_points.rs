@@ -98,7 +98,7 @@ fn scaffold_and_feddyn_reach_the_minimum_where_fedavg_stays_off() {
     // FedDyn's evaluated model, the mean of the clients, is the one that converges.
     let feddyn = run("feddyn");
     let mean: Vec<f32> = (0..feddyn.state().weights.len())
-        .map(|i| feddyn.last_results().iter().map(|r| r.weights[i]).sum::<f32>() / 2.0)
+        .map(|i| feddyn.last_results().unwrap().iter().map(|r| r.weights[i]).sum::<f32>() / 2.0)
         .collect();
     let gradient = at(&feddyn, &mean);
     assert!(gradient < 1e-3, "FedDyn stops where the average gradient is 0: {gradient}");
@@ -123,7 +123,7 @@ fn fedprox_solves_each_proximal_problem() {
     let settings =
         [SGD, "federation.rounds=150", "local.epochs=300", "method.name=fedprox", "method.fedprox.proximal_weight=0.5"];
     let simulation = simulate([20, 20], &settings);
-    let results = simulation.last_results();
+    let results = simulation.last_results().unwrap();
     let start: Vec<f64> = {
         // At the fixed point the round starts where it ends.
         simulation.state().weights.iter().map(|w| f64::from(*w)).collect()

@@ -6,7 +6,7 @@ mod small;
 
 use fedproj_core::{Config, Experiment, Simulation};
 use fedproj_nn::models::{self, Variant};
-use fedproj_nn::{Cpu, Init, Loss, Mode, Options, Shape, Workspace, vector};
+use fedproj_nn::{Cpu, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace, vector};
 use fedproj_rng::{Purpose, Stream};
 use small::{SGD, config, run_all, simulation};
 
@@ -91,6 +91,22 @@ fn memory_loss_does_not_rise_to_first_order_over_a_projected_step() {
         assert!(short.abs() < 0.5 * long.abs() + 0.01 * plain, "seed {seed}: {long} at 0.08, {short} at 0.02");
     }
     assert!(n_conflicts >= 10, "only {n_conflicts} of 40 problems conflict");
+}
+
+/// The example of `docs/projection.md`: Adam's step is no multiple of the projected gradient, so the memory loss may rise.
+#[test]
+fn the_guarantee_is_for_sgd_and_two_coordinates_are_enough_to_break_it_under_adam() {
+    let (mut z, r) = ([-1.0f32, 1.0], [2.0f32, 1.0]);
+    vector::project(&mut Cpu::new(1), &mut z, &r, 0.0);
+    assert!((z[0] + 0.6).abs() < 1e-6 && (z[1] - 1.2).abs() < 1e-6, "{z:?}");
+    // The change of a memory loss whose gradient is r, to first order, in units of the rate.
+    let rise = |rule: Rule| {
+        let mut theta = [0.0f32; 2];
+        Optimizer::new(rule, 2).unwrap().step(&mut Cpu::new(1), &mut theta, &z, 1.0);
+        (theta[0] * r[0] + theta[1] * r[1]) / 1e-3
+    };
+    assert!(rise(Rule::sgd(1e-3)).abs() < 1e-6);
+    assert!((rise(Rule::adam(1e-3)) - 1.0).abs() < 1e-4);
 }
 
 /// One plain step a round, the whole public set as memory and its batch.

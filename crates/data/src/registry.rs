@@ -109,6 +109,26 @@ pub fn load(config: &SourceConfig, data_dir: Option<&Path>) -> Result<Splits> {
     Ok(splits)
 }
 
+/// Whether the files of a data set are there, without reading them: what [`load`] would say at once.
+///
+/// # Errors
+/// If the name is unknown or the files are missing; the error says how to get them.
+pub fn check(config: &SourceConfig, data_dir: Option<&Path>) -> Result<()> {
+    let reader = find(&config.name)?;
+    let request = Request { name: reader.name, config, data_dir };
+    match &reader.origin {
+        Origin::Embedded => Ok(()),
+        Origin::Files(files) => {
+            let archive = files.archive.zip(data_dir).map(|(archive, dir)| dir.join(archive));
+            if archive.is_some_and(|archive| archive.is_file()) { Ok(()) } else { request.folder(files).map(drop) }
+        }
+        Origin::Format => {
+            let path = request.path()?;
+            std::fs::metadata(&path).map(drop).map_err(Error::io("read", &path))
+        }
+    }
+}
+
 /// The row of `name`.
 ///
 /// # Errors
@@ -193,6 +213,19 @@ mod tests {
         assert!(message("CIFAR-10").contains("did you mean cifar10"), "{}", message("CIFAR-10"));
         assert!(message("iriss").contains("did you mean iris?"));
         assert!(message("imagenet-21k").contains("known are iris, digits"));
+    }
+
+    #[test]
+    fn presence_is_told_without_reading() {
+        let dir = tempfile::tempdir().unwrap();
+        let check = |config: &SourceConfig| check(config, Some(dir.path())).map_err(|e| e.to_string());
+        assert_eq!(check(&SourceConfig::named("digits")), Ok(()));
+        let message = check(&SourceConfig::named("cifar10")).unwrap_err();
+        assert!(message.contains("cifar-10-binary.tar.gz"), "{message}");
+        std::fs::write(dir.path().join("cifar-10-binary.tar.gz"), "not looked at").unwrap();
+        assert_eq!(check(&SourceConfig::named("cifar10")), Ok(()));
+        let csv = SourceConfig { path: Some("a.csv".into()), ..SourceConfig::named("csv") };
+        assert!(check(&csv).unwrap_err().contains("a.csv"));
     }
 
     #[test]

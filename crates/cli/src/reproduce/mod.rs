@@ -1,6 +1,8 @@
 //! `fedproj reproduce`: the paper's studies.
 
 mod pilot;
+mod studies;
+mod study;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -10,6 +12,12 @@ use clap::Subcommand;
 pub enum Reproduce {
     /// The pilot study on Iris in the plane: who forgets what, with pictures, in seconds
     Pilot(pilot::Pilot),
+    /// The table of image classification: nine methods, three data sets, two degrees of skew
+    Table1(studies::Table1),
+    /// FedProj with its projection left out at random, from never to always
+    ProjectionDropout(studies::ProjectionDropout),
+    /// FedProj's distillation held near the average by a weight-divergence term of weight α
+    WeightDivergence(studies::WeightDivergence),
 }
 
 impl Reproduce {
@@ -17,6 +25,9 @@ impl Reproduce {
     pub fn run(self) -> Result<()> {
         match self {
             Self::Pilot(args) => args.run(),
+            Self::Table1(args) => args.run(),
+            Self::ProjectionDropout(args) => args.run(),
+            Self::WeightDivergence(args) => args.run(),
         }
     }
 }

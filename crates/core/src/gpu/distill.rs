@@ -4,7 +4,9 @@ use super::OnGpu;
 use crate::distill::{Anchor, DirectionConfig, Distill, DistillTargets, StudentNorm};
 use crate::error::{Error, Result};
 use crate::fusion::ServerState;
-use fedproj_nn::cuda::{At, Batches, Cohort, CohortOptions, Data, Keys, LossTerm, Moments, NOBODY, Pass, Target, Vectors};
+use fedproj_nn::cuda::{
+    At, Batches, Cohort, CohortOptions, Data, Keys, LossTerm, Moments, NOBODY, Pass, Target, Vectors,
+};
 use fedproj_nn::{Direction, NodeId, NormMode, Rule};
 use fedproj_rng::{Purpose, Stream};
 
@@ -85,7 +87,14 @@ impl OnGpu {
         Ok(loss_mean)
     }
 
-    fn student(&self, how: &Distill, batch: usize, state: &ServerState, anchor: &[f32], targets: &DistillTargets<'_>) -> Result<Student> {
+    fn student(
+        &self,
+        how: &Distill,
+        batch: usize,
+        state: &ServerState,
+        anchor: &[f32],
+        targets: &DistillTargets<'_>,
+    ) -> Result<Student> {
         let (graph, gpu) = (&self.experiment.graph, &self.gpu);
         let taps: Vec<NodeId> = graph.features().filter(|_| how.feature_weight > 0.0).into_iter().collect();
         let cohort = Cohort::new(gpu, graph, &CohortOptions { lanes: 1, batch, taps: &taps, training: true })?;
@@ -152,7 +161,8 @@ impl Student {
                 DirectionConfig::TeacherToStudent => Direction::TeacherToStudent,
                 DirectionConfig::StudentToTeacher => Direction::StudentToTeacher,
             };
-            let kl = LossTerm::Kl { temperature: how.temperature, direction, times_t_squared: how.t2, only_marked: false };
+            let kl =
+                LossTerm::Kl { temperature: how.temperature, direction, times_t_squared: how.t2, only_marked: false };
             cohort.add_loss(output, &kl, Target::Logits, 1.0, true)?;
             if let (Some(features), Some(node)) = (&goal.features, cohort.graph().features()) {
                 cohort.gather_target(features, Batches::Private, 0, Target::Features, false)?;

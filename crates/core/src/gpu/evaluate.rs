@@ -44,7 +44,12 @@ impl GpuEvaluator {
     }
 
     /// Outputs of models on one of the experiment's data sets; nothing if it is another.
-    pub fn outputs(&mut self, models: &[Model<'_>], data: &Dataset, with_features: bool) -> Result<Option<Vec<Outputs>>> {
+    pub fn outputs(
+        &mut self,
+        models: &[Model<'_>],
+        data: &Dataset,
+        with_features: bool,
+    ) -> Result<Option<Vec<Outputs>>> {
         let on = Arc::clone(&self.on);
         let Some(samples) = on.data(data) else { return Ok(None) };
         let graph = &on.experiment.graph;
@@ -69,7 +74,10 @@ impl GpuEvaluator {
                 }
             }
             for lane in 0..models.len() {
-                all.push(Outputs { logits: self.cohort.read(&logits, lane)?, features: self.cohort.read(&found, lane)? });
+                all.push(Outputs {
+                    logits: self.cohort.read(&logits, lane)?,
+                    features: self.cohort.read(&found, lane)?,
+                });
             }
         }
         Ok(Some(all))

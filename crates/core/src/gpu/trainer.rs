@@ -10,7 +10,8 @@ use crate::simulate::Progress;
 use crate::step::{Batch, Finish, Place, Scope, Step, Term};
 use crate::trainer::{ClientResult, ClientState, Download, LocalStats, VectorId, buffers_name};
 use fedproj_nn::cuda::{
-    At, Batches, Cohort, CohortOptions, Data, Keys, LossTerm, Moments, NOBODY, Pass, RelaxedContrast, Rows, Stats, Target as LossTarget, Vectors,
+    At, Batches, Cohort, CohortOptions, Data, Keys, LossTerm, Moments, NOBODY, Pass, RelaxedContrast, Rows, Stats,
+    Target as LossTarget, Vectors,
 };
 use fedproj_nn::{Direction, NodeId, NormMode, Rule};
 use fedproj_rng::{Purpose, Stream};
@@ -75,7 +76,12 @@ impl GpuTrainer {
         }
     }
 
-    fn with_cohort(on: &Arc<OnGpu>, _: &dyn Method, memory_config: Option<MemoryConfig>, options: &CohortOptions<'_>) -> Result<Self> {
+    fn with_cohort(
+        on: &Arc<OnGpu>,
+        _: &dyn Method,
+        memory_config: Option<MemoryConfig>,
+        options: &CohortOptions<'_>,
+    ) -> Result<Self> {
         let experiment = &on.experiment;
         let cohort = Cohort::new(&on.gpu, &experiment.graph, options)?;
         let rule = experiment.config.local.optimizer.rule();
@@ -214,14 +220,22 @@ impl GpuTrainer {
         }
         let per_epoch = samples.len().div_ceil(config.local.batch);
         let has_memory = self.memory_config.is_some() && download.memory.is_some();
-        let mut place =
-            Place { seed: config.seed, round: download.round, n_rounds: config.federation.rounds, client, epoch: 0, step: 0 };
+        let mut place = Place {
+            seed: config.seed,
+            round: download.round,
+            n_rounds: config.federation.rounds,
+            client,
+            epoch: 0,
+            step: 0,
+        };
         let (mut steps, mut epochs, mut lr_factor_total) = (Vec::new(), Vec::new(), 0.0);
         for epoch in 0..config.local.epochs {
             place.epoch = epoch;
             let factor = f64::from(config.local.schedule.factor(epoch, config.local.epochs));
             for _ in 0..per_epoch {
-                let program = self.record(&mut kept, has_memory, 0.0, |recorder| method.local_step(&mut Step { trainer: recorder, place }))?;
+                let program = self.record(&mut kept, has_memory, 0.0, |recorder| {
+                    method.local_step(&mut Step { trainer: recorder, place })
+                })?;
                 let updates = |op: &&Op| matches!(op, Op::Update { .. } | Op::UpdateProjected { .. });
                 lr_factor_total += factor * program.ops.iter().filter(updates).count() as f64;
                 steps.push(self.program_id(program));
@@ -258,7 +272,8 @@ impl GpuTrainer {
     ) -> Result<Program> {
         let on = Arc::clone(&self.on);
         let graph = &on.experiment.graph;
-        let mut recorder = Recorder { graph, names: &mut self.names, kept, has_memory, lr_total, program: Program::default() };
+        let mut recorder =
+            Recorder { graph, names: &mut self.names, kept, has_memory, lr_total, program: Program::default() };
         work(&mut recorder)?;
         Ok(recorder.program)
     }
@@ -271,9 +286,17 @@ impl GpuTrainer {
     }
 
     /// Trains as many clients as there are lanes.
-    fn train_wave(&mut self, method: &dyn Method, download: &Arc<Download>, jobs: Vec<(u32, ClientState)>) -> Result<Vec<ClientResult>> {
+    fn train_wave(
+        &mut self,
+        method: &dyn Method,
+        download: &Arc<Download>,
+        jobs: Vec<(u32, ClientState)>,
+    ) -> Result<Vec<ClientResult>> {
         let start = Instant::now();
-        let plans = jobs.iter().map(|(client, state)| self.plan(method, download, *client, state)).collect::<Result<Vec<_>>>()?;
+        let plans = jobs
+            .iter()
+            .map(|(client, state)| self.plan(method, download, *client, state))
+            .collect::<Result<Vec<_>>>()?;
         self.make_vectors()?;
         let all: Vec<u32> = (0..plans.len() as u32).collect();
         self.cohort.set_lanes(&all)?;
@@ -376,7 +399,9 @@ impl GpuTrainer {
             }
             samples.push(own_samples);
             positions.push(own_positions);
-            factors.push(lane.epochs.iter().map(|&e| config.local.schedule.factor(e, config.local.epochs).to_bits()).collect());
+            factors.push(
+                lane.epochs.iter().map(|&e| config.local.schedule.factor(e, config.local.epochs).to_bits()).collect(),
+            );
             let key = |step: usize| Stream::new(seed, Purpose::Dropout, [round, lane.client, step as u32]).next_u64();
             keys.push((0..lane.steps.len()).map(key).flat_map(|k| [k as u32, (k >> 32) as u32]).collect());
         }
@@ -419,7 +444,8 @@ impl GpuTrainer {
         self.cohort.set_table(Batches::Private, &sequential, batch)?;
         for (index, (weights, node)) in self.names.embeddings.clone().into_iter().enumerate() {
             let uses = |lane: &Lane| lane.steps.iter().any(|&p| self.programs[p].ops.contains(&Op::Embed { index }));
-            let lanes: Vec<u32> = plans.iter().enumerate().filter(|(_, lane)| uses(lane)).map(|(i, _)| i as u32).collect();
+            let lanes: Vec<u32> =
+                plans.iter().enumerate().filter(|(_, lane)| uses(lane)).map(|(i, _)| i as u32).collect();
             if lanes.is_empty() {
                 continue;
             }
@@ -461,7 +487,8 @@ impl GpuTrainer {
 
     /// The memory loss of each lane on its first memory batch, after local training; lanes without memory have none.
     fn memory_loss_after(&mut self, stats: &[Stats]) -> Result<Vec<Option<f64>>> {
-        let lanes: Vec<u32> = (0..stats.len() as u32).filter(|&l| stats[l as usize].memory_loss_first.is_some()).collect();
+        let lanes: Vec<u32> =
+            (0..stats.len() as u32).filter(|&l| stats[l as usize].memory_loss_first.is_some()).collect();
         let Some(config) = self.memory_config.clone().filter(|_| !lanes.is_empty()) else {
             return Ok(vec![None; stats.len()]);
         };
@@ -536,12 +563,21 @@ impl GpuTrainer {
                 self.cohort.clear(moved, n)?;
                 self.cohort.axpy_difference(1.0, before, theta, moved)?;
                 let by_tensor = rule.scope == Scope::Layer;
-                self.cohort.project(moved, self.rows(*r), &rule.bounds, by_tensor, rule.from_round_start, theta, -1.0)?;
+                self.cohort.project(
+                    moved,
+                    self.rows(*r),
+                    &rule.bounds,
+                    by_tensor,
+                    rule.from_round_start,
+                    theta,
+                    -1.0,
+                )?;
             }
             Op::KeepModel { name } => {
-                for (name, from, len) in
-                    [(name.clone(), &self.theta, n), (buffers_name(name), &self.buffers, self.on.experiment.buffers.len())]
-                {
+                for (name, from, len) in [
+                    (name.clone(), &self.theta, n),
+                    (buffers_name(name), &self.buffers, self.on.experiment.buffers.len()),
+                ] {
                     if let Some(at) = self.names.states.iter().position(|n| *n == name) {
                         self.cohort.assign(from.rows(), self.states[at].rows(), len)?;
                     }
@@ -598,9 +634,10 @@ impl GpuTrainer {
 
     fn add_term(&mut self, term: &Term, first: &mut bool) -> Result<()> {
         let output = self.on.experiment.graph.output();
-        let mut add = |cohort: &mut Cohort, node: NodeId, term: LossTerm, target: LossTarget, weight: f32| -> Result<()> {
-            Ok(cohort.add_loss(node, &term, target, weight, std::mem::take(first))?)
-        };
+        let mut add =
+            |cohort: &mut Cohort, node: NodeId, term: LossTerm, target: LossTarget, weight: f32| -> Result<()> {
+                Ok(cohort.add_loss(node, &term, target, weight, std::mem::take(first))?)
+            };
         match *term {
             Term::CrossEntropy => add(&mut self.cohort, output, LossTerm::CrossEntropy, LossTarget::Logits, 1.0),
             Term::MemoryKl { temperature } => add(&mut self.cohort, output, kl(temperature), LossTarget::Logits, 1.0),

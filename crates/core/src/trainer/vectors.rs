@@ -3,11 +3,10 @@
 use super::{Trainer, VectorId};
 use crate::error::Result;
 use crate::step::{ProjectionRule, Scope};
-use fedproj_nn::vector::{self, Conflict};
 use fedproj_nn::Buffer;
+use fedproj_nn::vector::{self, Conflict};
 
 impl Trainer {
-
     pub(super) fn vector(&self, id: VectorId) -> &[f32] {
         match id {
             VectorId::Weights => &self.theta,

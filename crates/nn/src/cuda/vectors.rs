@@ -85,7 +85,16 @@ impl Cohort {
     /// `sign`: to g itself (1), or to the weights that a step −g has reached (−1). Counts it. With `from_round_start` only
     /// while the last memory loss is not below the one recorded as [`super::At::RoundStart`].
     #[allow(clippy::too_many_arguments, reason = "the projection's rule and its operands")]
-    pub fn project(&self, g: Rows, r: Rows, bounds: &Bounds, by_tensor: bool, from_round_start: bool, to: Rows, sign: f32) -> Result<()> {
+    pub fn project(
+        &self,
+        g: Rows,
+        r: Rows,
+        bounds: &Bounds,
+        by_tensor: bool,
+        from_round_start: bool,
+        to: Rows,
+        sign: f32,
+    ) -> Result<()> {
         let all = 0..self.n_params();
         let factor = |range: std::ops::Range<usize>, count: bool, first: bool, decide: bool| {
             let n_chunks = self.dots(range, g, r)?;
@@ -100,7 +109,15 @@ impl Cohort {
             };
             let (first, decide) = (i32::from(first), i32::from(decide));
             let p: [&dyn Parameter; 9] = [
-                &self.lanes.at(), &n_chunks, &self.sums.at(), &stride, &bounds, &self.stats.at(), &self.factors.at(), &first, &decide,
+                &self.lanes.at(),
+                &n_chunks,
+                &self.sums.at(),
+                &stride,
+                &bounds,
+                &self.stats.at(),
+                &self.factors.at(),
+                &first,
+                &decide,
             ];
             self.launch("projection_factor", [1, 1], [256, 1], 0, &p)
         };

@@ -7,7 +7,7 @@ mod plane;
 mod results;
 mod study;
 
-use crate::run::default_threads;
+use crate::device::default_threads;
 use crate::say;
 use anyhow::{Context, Result};
 use clap::Args;

@@ -191,9 +191,9 @@ fn run(
         rounds.push(simulation.round(&|_| ())?);
         let round = rounds.len() as u32;
         if pictured && SHOWN.contains(&round) {
-            let after = simulation.state();
+            let after = simulation.state().clone();
             let mut models = vec![Model { weights: &before.weights, buffers: &before.buffers }];
-            let clients = simulation.last_results().iter();
+            let clients = simulation.last_results()?.iter();
             models.extend(clients.map(|r| Model { weights: &r.weights, buffers: &r.buffers }));
             models.push(Model { weights: &after.weights, buffers: &after.buffers });
             snapshots.push(Snapshot { round, models: picture(&evaluator, &models, plane)? });

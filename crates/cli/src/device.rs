@@ -1,0 +1,36 @@
+//! The arguments that say where networks are trained.
+
+use anyhow::Result;
+use clap::Args;
+use fedproj_core::Device;
+
+/// Threads, device and precision.
+#[derive(Args, Clone, Debug)]
+pub struct DeviceArgs {
+    /// Threads; without a GPU clients train side by side, one a thread
+    #[arg(long, value_name = "N", default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: u16,
+    /// Where networks are trained: cpu, cuda, cuda:1, or auto (a GPU where there is one) [default: auto]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// How a GPU multiplies matrices
+    #[arg(long, default_value = "tf32", value_parser = ["fp32", "tf32", "bf16"])]
+    pub precision: String,
+}
+
+impl DeviceArgs {
+    /// Opens the device; says so on stderr where a wish for a GPU was not met.
+    pub fn open(&self) -> Result<Device> {
+        let name = self.device.as_deref().unwrap_or("auto");
+        let device = Device::open(name, &self.precision, usize::from(self.threads))?;
+        if let (Some(note), true) = (device.note(), self.device.is_some()) {
+            eprintln!("{note}");
+        }
+        Ok(device)
+    }
+}
+
+/// All threads of the machine.
+pub fn default_threads() -> u16 {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(usize::from(u16::MAX)) as u16)
+}

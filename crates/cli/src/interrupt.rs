@@ -1,0 +1,75 @@
+//! Ctrl-C: the first one asks a run to stop after the round it is in, a second one ends the program at once.
+
+use anyhow::{Context, Result};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// As shells report a program that Ctrl-C ended.
+pub const EXIT_CODE: u8 = 130;
+
+static ASKED: AtomicBool = AtomicBool::new(false);
+
+/// From now on Ctrl-C is noticed by [`is_asked`]; `go_on` is the command that continues the work.
+pub fn watch(go_on: &str) -> Result<()> {
+    let go_on = go_on.to_owned();
+    let handler = move || {
+        if ASKED.swap(true, Ordering::SeqCst) {
+            eprintln!(
+                "\nstopped at once; the round in progress is lost, the rounds before are on disk\nto go on: {go_on}"
+            );
+            std::process::exit(i32::from(EXIT_CODE));
+        }
+        eprintln!("\nstopping after this round; Ctrl-C again stops at once and loses it");
+    };
+    ctrlc::set_handler(handler).context("cannot listen for Ctrl-C")
+}
+
+/// Whether somebody pressed Ctrl-C.
+pub fn is_asked() -> bool {
+    ASKED.load(Ordering::SeqCst)
+}
+
+/// The end of a run that was asked to stop.
+#[derive(Debug)]
+pub struct Stopped {
+    /// What was stopped, and where.
+    pub at: String,
+    /// The command that continues it.
+    pub go_on: String,
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stopped {}; nothing is lost\nto go on: {}", self.at, self.go_on)
+    }
+}
+
+impl std::error::Error for Stopped {}
+
+/// The command line of this program with `flag` added unless it is there, ready to be pasted into a shell.
+pub fn command_line_with(flag: Option<&str>) -> String {
+    let mut args: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    args.extend(flag.filter(|flag| !args.iter().any(|arg| arg == flag)).map(str::to_owned));
+    args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(arg: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_-./=,:+@%".contains(c);
+    if !arg.is_empty() && arg.chars().all(is_plain) {
+        return arg.to_owned();
+    }
+    format!("'{}'", arg.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_that_a_shell_would_read_otherwise_are_quoted() {
+        assert_eq!(quoted("method.name=fedavg"), "method.name=fedavg");
+        assert_eq!(quoted("model.hidden=[16]"), "'model.hidden=[16]'");
+        assert_eq!(quoted("my runs/o'neil"), r"'my runs/o'\''neil'");
+        assert_eq!(quoted(""), "''");
+    }
+}

@@ -1,0 +1,128 @@
+//! The set-ups that the program knows by a data set's name: the paper's, a quick form of it for a few CPU cores, and one for
+//! the embedded digits.
+
+/// The presets there are.
+pub const PRESETS: [&str; 3] = ["clean", "paper", "authors-code"];
+
+/// What tells one data set's study from another's. Settings that it does not name have their defaults.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// The private data set.
+    pub data: &'static str,
+    /// The data set's name as the paper writes it.
+    pub title: &'static str,
+    /// The public one.
+    pub public: &'static str,
+    /// The network.
+    pub model: &'static str,
+    /// All of them.
+    pub clients: u32,
+    /// Share of the clients in a round.
+    pub fraction: f64,
+    /// Communication rounds.
+    pub rounds: u32,
+    /// Local epochs of a round.
+    pub epochs: u32,
+    /// Epochs of the server.
+    pub distill_epochs: u32,
+    /// Private samples that are used; 0 is all.
+    pub private_samples: u32,
+    /// Public samples that are used; 0 is all.
+    pub public_samples: u32,
+    /// Samples of one memory gradient of FedProj.
+    pub memory_batch: u32,
+}
+
+/// Digits: small enough for a minute. The others: the paper's set-up.
+pub const SETUPS: &[Setup] = &[DIGITS, CIFAR10, CIFAR100, CINIC10];
+
+const DIGITS: Setup = Setup {
+    data: "digits",
+    title: "digits",
+    public: "split",
+    model: "mlp",
+    clients: 10,
+    fraction: 0.5,
+    rounds: 20,
+    epochs: 5,
+    ..CIFAR10
+};
+
+/// The paper's set-up for CIFAR-10.
+pub const CIFAR10: Setup = Setup {
+    data: "cifar10",
+    title: "CIFAR-10",
+    public: "cifar100",
+    model: "resnet8",
+    clients: 100,
+    fraction: 0.1,
+    rounds: 100,
+    epochs: 20,
+    distill_epochs: 1,
+    private_samples: 0,
+    public_samples: 0,
+    memory_batch: 256,
+};
+
+/// The paper's set-up for CIFAR-100, with the stand-in for its public set.
+pub const CIFAR100: Setup = Setup {
+    data: "cifar100",
+    title: "CIFAR-100",
+    public: "tinyimagenet32",
+    model: "resnet18",
+    clients: 50,
+    distill_epochs: 3,
+    ..CIFAR10
+};
+
+/// The paper's set-up for CINIC-10, with as many training images as its code takes.
+pub const CINIC10: Setup =
+    Setup { data: "cinic10", title: "CINIC-10", model: "resnet18", rounds: 60, private_samples: 100_000, ..CIFAR10 };
+
+impl Setup {
+    /// The same study in minutes on two CPU cores: the beginning of training of a small network.
+    pub const fn quick(self) -> Self {
+        Self {
+            model: "resnet8-thin",
+            clients: 20,
+            fraction: 0.25,
+            rounds: 10,
+            epochs: 2,
+            distill_epochs: 1,
+            private_samples: 10_000,
+            public_samples: 5_000,
+            memory_batch: 64,
+            ..self
+        }
+    }
+
+    /// Keys and values in TOML.
+    pub fn settings(&self) -> Vec<(&'static str, String)> {
+        let Self { data, public, model, clients, fraction, rounds, epochs, distill_epochs, .. } = self;
+        let mut settings = vec![
+            ("data.private", format!("\"{data}\"")),
+            ("data.public", format!("\"{public}\"")),
+            (
+                "data.partition",
+                format!("{{ kind = \"dirichlet\", beta = 0.3, clients = {clients}, min_samples = 15 }}"),
+            ),
+            ("model.name", format!("\"{model}\"")),
+            ("federation.rounds", rounds.to_string()),
+            ("federation.fraction", fraction.to_string()),
+            ("local.epochs", epochs.to_string()),
+            ("local.batch", "64".into()),
+            ("local.optimizer", "{ kind = \"adam\", lr = 1e-3, weight_decay = 5e-5 }".into()),
+        ];
+        let mut unless = |default: u32, value: u32, keys: &[&'static str]| {
+            if value != default {
+                settings.extend(keys.iter().map(|key| (*key, value.to_string())));
+            }
+        };
+        unless(0, self.private_samples, &["data.private_samples"]);
+        unless(0, self.public_samples, &["data.public_samples"]);
+        unless(256, self.memory_batch, &["method.fedproj.memory.batch"]);
+        let epochs = ["method.fedproj.distill.epochs", "method.feddf.distill.epochs", "method.fedet.epochs"];
+        unless(1, *distill_epochs, &epochs);
+        settings
+    }
+}

@@ -1,0 +1,167 @@
+//! What the documentation says is so: its commands run, its links lead somewhere, and the options that it lists have the
+//! defaults that the code has.
+//!
+//! In a block marked `sh` every `fedproj` command is run; in one marked `sh needs-data` it may fail for want of data only.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+mod command;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Every page for users, by its path from the root.
+fn pages() -> Vec<(String, String)> {
+    let mut paths = vec![root().join("README.md")];
+    let mut folders = vec![root().join("docs"), root().join("results")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.extension() {
+                _ if path.is_dir() => folders.push(path),
+                Some(extension) if extension == "md" => paths.push(path),
+                _ => (),
+            }
+        }
+    }
+    paths.sort();
+    let page = |path: PathBuf| {
+        let name = path.strip_prefix(root()).unwrap().display().to_string();
+        (name, std::fs::read_to_string(path).unwrap())
+    };
+    paths.into_iter().map(page).collect()
+}
+
+/// The fenced blocks of a page: what stands behind the fence, and the lines.
+fn blocks(page: &str) -> Vec<(&str, String)> {
+    let mut blocks = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        if let Some(mark) = line.strip_prefix("```") {
+            let block: Vec<&str> = lines.by_ref().take_while(|line| !line.starts_with("```")).collect();
+            blocks.push((mark, block.join("\n")));
+        }
+    }
+    blocks
+}
+
+/// The part of a block that can be run here: the program is built already, and `tests/pilot.rs` runs the pilot.
+fn runnable(block: &str) -> Vec<String> {
+    let program = block.lines().map(|line| line.replace("cargo run --release -- ", "fedproj "));
+    let elsewhere = |line: &String| {
+        let outside = ["cargo ", "git ", "cd ", "export "];
+        outside.iter().any(|start| line.starts_with(start)) || line.starts_with("fedproj reproduce pilot")
+    };
+    program.filter(|line| !elsewhere(line)).collect()
+}
+
+#[cfg(unix)]
+fn shell(folder: &Path, script: &str) -> std::process::Output {
+    let program = Path::new(env!("CARGO_BIN_EXE_fedproj")).parent().unwrap();
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-e", "-c", script]).current_dir(folder).env("PATH", path).env_remove("FEDPROJ_DATA");
+    shell.output().unwrap()
+}
+
+#[cfg(unix)]
+#[test]
+fn commands_run() {
+    let mut n_run = 0;
+    for (name, page) in pages() {
+        let folder = tempfile::tempdir().unwrap();
+        for (mark, block) in blocks(&page) {
+            let lines = runnable(&block);
+            match mark {
+                "sh" if !lines.is_empty() => {
+                    let output = shell(folder.path(), &lines.join("\n"));
+                    let told = String::from_utf8_lossy(&output.stderr);
+                    assert!(output.status.success(), "{name}: {}\n{block}\n{told}", output.status);
+                    n_run += lines.len();
+                }
+                "sh needs-data" => {
+                    for line in lines {
+                        let output = shell(folder.path(), &line);
+                        let told = String::from_utf8_lossy(&output.stderr);
+                        let is_missing = output.status.code() == Some(1) && told.contains("is not under");
+                        assert!(output.status.success() || is_missing, "{name}: {line}\n{told}");
+                        n_run += 1;
+                    }
+                }
+                _ => assert!(
+                    !block.contains("fedproj run"),
+                    "{name}: a block of commands without the mark `sh`:\n{block}"
+                ),
+            }
+        }
+    }
+    assert!(n_run > 30, "only {n_run} commands were found");
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut n_links = 0;
+    for (name, page) in pages() {
+        let folder = root().join(&name).parent().unwrap().to_owned();
+        for link in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = link.split('#').next().unwrap();
+            if !target.is_empty() && !target.starts_with("http") {
+                assert!(folder.join(target).exists(), "{name}: nothing at `{link}`");
+                n_links += 1;
+            }
+        }
+    }
+    assert!(n_links > 20, "only {n_links} links were found");
+}
+
+/// The lines between `<!-- mark -->` and `<!-- end -->` that are rows of a table, less its head, as cells.
+fn table(page: &str, mark: &str) -> Option<Vec<Vec<String>>> {
+    let after = page.split_once(&format!("<!-- {mark} -->"))?.1;
+    let lines = after.split_once("<!-- end -->")?.0.lines().filter(|line| line.starts_with('|')).skip(2);
+    let cells =
+        |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().replace(['`', '*'], "")).collect();
+    Some(lines.map(cells).collect())
+}
+
+fn flatten(value: &toml::Value, path: &str, out: &mut BTreeMap<String, toml::Value>) {
+    match value {
+        toml::Value::Table(table) => {
+            for (key, value) in table {
+                flatten(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, out);
+            }
+        }
+        value => _ = out.insert(path.to_owned(), value.clone()),
+    }
+}
+
+#[test]
+fn every_method_has_a_page_with_its_options_and_their_defaults() {
+    let config = fedproj_core::Config::from_layers(None, &[]).unwrap().to_toml().unwrap();
+    let config: toml::Table = toml::from_str(&config).unwrap();
+    for (method, _) in fedproj_core::methods::CATALOGUE {
+        let page = std::fs::read_to_string(root().join(format!("docs/methods/{method}.md")));
+        let page = page.unwrap_or_else(|e| panic!("docs/methods/{method}.md: {e}"));
+        let mut defaults = BTreeMap::new();
+        flatten(&config["method"][*method], "", &mut defaults);
+        let rows = table(&page, "options").unwrap_or_else(|| panic!("{method}: no table of options"));
+        for row in &rows {
+            let [key, told, meaning] = &row[..] else { panic!("{method}: {row:?}") };
+            assert!(!meaning.is_empty(), "{method}.{key}");
+            let is_same = match defaults.get(key).unwrap_or_else(|| panic!("{method} has no option `{key}`")) {
+                toml::Value::Float(v) => told.parse().is_ok_and(|told: f64| (told - v).abs() <= 1e-6 * v.abs()),
+                toml::Value::Integer(v) => told.parse() == Ok(*v),
+                toml::Value::String(v) => told == v,
+                other => *told == other.to_string(),
+            };
+            assert!(is_same, "{method}.{key}: the page says {told}, the code {}", defaults[key]);
+        }
+        // Constants of an optimiser are explained once, with `local.optimizer`.
+        for key in defaults.keys().filter(|key| !key.contains("optimizer.")) {
+            assert!(rows.iter().any(|row| row[0] == *key), "docs/methods/{method}.md does not tell of `{key}`");
+        }
+    }
+}

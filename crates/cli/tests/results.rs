@@ -1,0 +1,153 @@
+//! Every result that the documentation prints is recomputed from the files under `results/`: between `<!-- results NAME -->`
+//! and `<!-- end -->` must stand, to the last digit, the table that this file makes. A test that fails prints it.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+use fedproj_core::{ComparedRow, Manifest, StoredRun, Summary, compare};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn check(page: &str, name: &str, expected: &str) {
+    let text = std::fs::read_to_string(root().join(page)).unwrap();
+    let start = format!("<!-- results {name} -->\n");
+    let after = text.split_once(&start).unwrap_or_else(|| panic!("{page} has no `{}`", start.trim())).1;
+    let found = after.split_once("<!-- end -->").unwrap_or_else(|| panic!("{page}: no end of `{name}`")).0;
+    assert!(found == expected, "{page}: the files under results/ say\n{expected}\nthe page says\n{found}");
+}
+
+/// `FedAvg` of `fedavg`.
+fn title(method: &str) -> &'static str {
+    let titles = ["FedAvg", "FedProx", "FedNova", "FedDyn", "MOON", "FedRCL", "FedDF", "FedET", "FedProj"];
+    titles.into_iter().find(|title| title.eq_ignore_ascii_case(method)).unwrap()
+}
+
+/// A minus sign instead of a hyphen.
+fn typographic(text: &str) -> String {
+    text.replace('-', "−")
+}
+
+fn pilot() -> Value {
+    let path = root().join("results/pilot/results.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Mean (least–greatest) over seeds, in per cent.
+fn spread(seeds: &Value) -> String {
+    let values: Vec<f64> = seeds.as_array().unwrap().iter().map(|v| 100.0 * v.as_f64().unwrap()).collect();
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let (least, greatest) = values.iter().fold((f64::MAX, f64::MIN), |(a, b), v| (a.min(*v), b.max(*v)));
+    format!("{mean:.1} ({least:.1}–{greatest:.1})")
+}
+
+/// A table with its head, and colons where columns are to stand right.
+fn markdown(head: &str, aligned: &str, rows: impl Iterator<Item = String>) -> String {
+    format!("{head}\n{aligned}\n{}", rows.map(|row| row + "\n").collect::<String>())
+}
+
+/// One row for each of the pilot's settings and methods; the last argument is the paper's figure.
+fn pilot_rows(row: impl Fn(&str, &Value, &str, &str) -> String) -> impl Iterator<Item = String> {
+    let results = pilot();
+    let settings = [
+        ("methods", "skewed, from scratch"),
+        ("balanced", "balanced, from scratch"),
+        ("pretrained", "skewed, pre-trained"),
+    ];
+    let methods = [("fedavg", "64"), ("feddf", "64"), ("fedproj", "93.33")];
+    let pairs = settings.into_iter().flat_map(move |setting| methods.map(|method| (setting, method)));
+    pairs.map(move |((key, setting), (method, paper))| {
+        row(setting, &results[key][method], title(method), if key == "methods" { paper } else { "–" })
+    })
+}
+
+#[test]
+fn the_readmes_pilot_table_is_what_was_measured() {
+    let rows = pilot_rows(|setting, r, method, _| {
+        let global = spread(&r["seeds"]);
+        let global = if method == "FedProj" { format!("**{global}**") } else { global };
+        let projected = r["projection_rate"]["mean"].as_f64().map_or("–".into(), |p| format!("{:.0}", 100.0 * p));
+        let (clients, forgetting) = (spread(&r["client"]["seeds"]), spread(&r["forgetting"]["seeds"]));
+        format!("| {setting} | {method} | {global} | {clients} | {forgetting} | {projected} |")
+    });
+    let head = "| clients | method | global accuracy % | clients' accuracy % | forgetting % | steps projected % |";
+    check("README.md", "pilot", &markdown(head, "|---|---|---|---|---|---|", rows));
+}
+
+#[test]
+fn the_pilot_beside_the_paper_is_what_was_measured() {
+    let rows = pilot_rows(|setting, r, method, paper| {
+        let (global, clients) = (spread(&r["seeds"]), spread(&r["client"]["seeds"]));
+        let forgetting = spread(&r["forgetting"]["seeds"]);
+        format!("| {setting} | {method} | {paper} | {global} | {clients} | {forgetting} |")
+    });
+    let head = "| clients | method | paper, % | ours, % | our clients', % | forgetting, % |";
+    check("docs/reproduction.md", "pilot", &markdown(head, "|---|---|---|---|---|---|", rows));
+}
+
+/// The quick study's rows, from every run's metrics.
+fn table1() -> Vec<ComparedRow> {
+    let runs = StoredRun::find(&root().join("results/table1-cifar10-quick")).unwrap();
+    assert_eq!(runs.len(), 27);
+    let order =
+        |run: &StoredRun| fedproj_core::methods::CATALOGUE.iter().position(|(name, _)| *name == run.summary.method);
+    let mut outcomes: Vec<(Option<usize>, String, Summary)> = Vec::new();
+    for run in &runs {
+        let cohort = Manifest::read(&run.dir).unwrap().unwrap().sizes["cohort"];
+        let method = &run.config.method.name;
+        let summary = Summary::of(method, run.config.seed, &run.config.federation, cohort, &run.rounds);
+        assert_eq!(summary, run.summary, "{}: the summary does not follow from the metrics", run.dir.display());
+        outcomes.push((order(run), method.clone(), summary));
+    }
+    outcomes.sort_by_key(|(order, ..)| *order);
+    compare(&outcomes.into_iter().map(|(_, method, summary)| (method, summary)).collect::<Vec<_>>()).rows
+}
+
+fn accuracy(row: &ComparedRow) -> String {
+    format!("{:.2} ± {:.2}", 100.0 * row.mean, 100.0 * row.std.unwrap())
+}
+
+fn difference(row: &ComparedRow) -> String {
+    let text = |d: fedproj_core::Difference| format!("{:+.2} ± {:.2}", 100.0 * d.mean, 100.0 * d.half_width.unwrap());
+    typographic(&row.difference.map_or(String::new(), text))
+}
+
+/// The paper's figure for CIFAR-10 at β = 0.3.
+fn paper(method: &str) -> String {
+    let tables = std::fs::read_to_string(root().join("crates/cli/data/paper_tables.csv")).unwrap();
+    let start = format!("cv,CIFAR-10,CIFAR-100,0.3,{method},,");
+    let line = tables.lines().find_map(|line| line.strip_prefix(&start)).unwrap();
+    line.replace(',', " ± ")
+}
+
+#[test]
+fn table1_beside_the_paper_is_what_was_measured() {
+    let rows = table1().into_iter().map(|row| {
+        let method = title(&row.name);
+        format!("| {method} | {} | {} | {} |", paper(method), accuracy(&row), difference(&row))
+    });
+    let head = "| method | paper, full scale, % | ours, quick scale, % | ours less FedAvg |";
+    check("docs/reproduction.md", "table1", &markdown(head, "|---|---:|---:|---:|", rows));
+}
+
+#[test]
+fn the_folders_own_table_is_what_was_measured() {
+    let rows = table1().into_iter().map(|row| {
+        let (method, last, best) = (title(&row.name), 100.0 * row.last, 100.0 * row.best);
+        let (accuracy, difference, seconds) = (accuracy(&row), difference(&row), row.seconds);
+        format!("| {method} | {accuracy} | {difference} | {last:.2} | {best:.2} | {seconds:.0} |")
+    });
+    let head = "| method | accuracy % | difference to FedAvg | last % | best % | seconds a run |";
+    let page = "results/table1-cifar10-quick/README.md";
+    check(page, "table1", &markdown(head, "|---|---:|---:|---:|---:|---:|", rows));
+}
+
+#[test]
+fn the_readmes_results_are_what_was_measured() {
+    let rows = table1().into_iter().filter(|row| ["fedavg", "feddf", "fedproj"].contains(&row.name.as_str()));
+    let rows = rows.map(|row| format!("| {} | {} | {} |", title(&row.name), accuracy(&row), difference(&row)));
+    let head = "| method | accuracy % | difference to FedAvg |";
+    check("README.md", "table1", &markdown(head, "|---|---:|---:|", rows));
+}
