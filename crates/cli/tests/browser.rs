@@ -74,7 +74,7 @@ fn check(browser: &Path, html: &str, n_sorted_min: u64) {
 fn the_page_of_a_comparison_works_everywhere() {
     let Some(browser) = browser() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let quick = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/cifar10-quick");
+    let quick = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/table1-cifar10-quick");
     let text = stdout(folder.path(), &["report", quick.to_str().unwrap(), "--out", "quick"]);
     assert!(text.contains("FedProj"), "{text}");
     check(&browser, &fs::read_to_string(folder.path().join("quick/report.html")).unwrap(), 20);
