@@ -12,6 +12,8 @@ pub(crate) struct Step {
     pub residual: Option<usize>,
     /// Whether a ReLU follows in the same step.
     pub relu: bool,
+    /// A max-pool after that.
+    pub pool: Option<usize>,
     /// The node whose value the step produces: the last of those fused.
     pub out: usize,
 }
@@ -32,13 +34,14 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans `graph`; the nodes `observed` keep a value of their own, and a gradient if `training`.
-    pub fn new(graph: &Graph, observed: &[NodeId], training: bool) -> Self {
+    /// Plans `graph`; the nodes `observed` keep a value of their own, and a gradient if `training`. With `fuse_pools` a
+    /// batch-norm takes in a max-pool that follows it and its ReLU.
+    pub fn new(graph: &Graph, observed: &[NodeId], training: bool, fuse_pools: bool) -> Self {
         let mut is_observed = vec![false; graph.nodes.len()];
         for node in observed {
             is_observed[node.0] = true;
         }
-        let steps = fuse(graph, &is_observed);
+        let steps = fuse(graph, &is_observed, fuse_pools);
         let (value_slot, value_len) = place_values(graph, &steps, &is_observed, training);
         let (grad_slot, work_slot, grad_len) = if training {
             place_gradients(graph, &steps, &is_observed)
@@ -55,7 +58,7 @@ pub(crate) fn inputs<'a>(graph: &'a Graph, step: &'a Step) -> impl Iterator<Item
 }
 
 /// Joins convolution or linear layer + ReLU, and normalisation + addition + ReLU, where nobody else reads what is between.
-fn fuse(graph: &Graph, is_observed: &[bool]) -> Vec<Step> {
+fn fuse(graph: &Graph, is_observed: &[bool], fuse_pools: bool) -> Vec<Step> {
     let mut consumers = vec![Vec::new(); graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
         for input in &node.inputs {
@@ -75,7 +78,7 @@ fn fuse(graph: &Graph, is_observed: &[bool]) -> Vec<Step> {
         if absorbed[i] || matches!(node.op, Op::Input | Op::Flatten) {
             continue;
         }
-        let mut step = Step { node: i, residual: None, relu: false, out: i };
+        let mut step = Step { node: i, residual: None, relu: false, pool: None, out: i };
         let mut position = i;
         let is_norm = matches!(node.op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
         if is_norm
@@ -90,6 +93,14 @@ fn fuse(graph: &Graph, is_observed: &[bool]) -> Vec<Step> {
         {
             absorbed[relu] = true;
             (step.relu, step.out) = (true, relu);
+        }
+        let is_plain = matches!(node.op, Op::BatchNorm { .. }) && step.residual.is_none() && step.relu;
+        if fuse_pools
+            && is_plain
+            && let Some(pool) = only_consumer(step.out).filter(|&next| matches!(graph.nodes[next].op, Op::MaxPool(_)))
+        {
+            absorbed[pool] = true;
+            (step.pool, step.out) = (Some(pool), pool);
         }
         placed.push((position, step));
     }
@@ -212,7 +223,7 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Slot
         }
         let main = graph.nodes[step.node].inputs.first().map(|id| owner(id.0));
         // A normalisation that is added to its own input gives that input two gradients.
-        let in_place = is_norm && step.residual.map(owner) != main;
+        let in_place = is_norm && step.pool.is_none() && step.residual.map(owner) != main;
         for input in inputs(graph, step).map(owner) {
             if !needed[input] || slot_of[input].is_some() {
                 continue;

@@ -226,6 +226,8 @@ pub struct Cohort {
     pub(super) has_grad: Vec<bool>,
     pub(super) saved: Vec<Option<Vectors>>,
     pub(super) saved_bytes: Vec<Option<(Memory<u8>, usize)>>,
+    /// The values that won in a max-pool that a batch-norm took in, before that norm.
+    pub(super) winners: Vec<Option<Vectors>>,
     pub(super) partial: Vectors,
     pub(super) coefficients: Vectors,
     pub(super) parts: Memory<f32>,
@@ -255,7 +257,7 @@ impl Cohort {
     pub fn new(gpu: &Arc<Gpu>, graph: &Graph, options: &CohortOptions<'_>) -> Result<Self> {
         let (k, n) = (options.lanes.max(1), options.batch.max(1));
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
-        let plan = Plan::new(graph, &observed, options.training);
+        let plan = Plan::new(graph, &observed, options.training, true);
         let input_pitch = input_pitch(graph, &observed);
         let vectors = |len: usize| vectors(gpu, k, len);
         let mut value_len = plan.value_len.clone();
@@ -264,7 +266,7 @@ impl Cohort {
         }
         let values = value_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
         let grads = plan.grad_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
-        let (mut saved, mut saved_bytes) = (Vec::new(), Vec::new());
+        let (mut saved, mut saved_bytes, mut winners) = (Vec::new(), Vec::new(), Vec::new());
         let (mut partial, mut channels_max) = (1, 1);
         for step in &plan.steps {
             let node = &graph.nodes[step.node];
@@ -276,10 +278,13 @@ impl Cohort {
                 Op::GroupNorm { groups, .. } => Some(vectors(2 * n * groups)?),
                 _ => None,
             });
+            let out_len = n * graph.nodes[step.out].shape.len();
             saved_bytes.push(match node.op {
-                Op::MaxPool(_) | Op::Dropout { .. } => Some((gpu.zeros(k * len)?, len)),
+                Op::MaxPool(_) | Op::Dropout { .. } => Some((gpu.zeros(k * padded(len))?, padded(len))),
+                _ if step.pool.is_some() => Some((gpu.zeros(k * padded(out_len))?, padded(out_len))),
                 _ => None,
             });
+            winners.push(if step.pool.is_some() && options.training { Some(vectors(out_len)?) } else { None });
         }
         let mut is_tap = vec![false; graph.nodes.len()];
         observed.iter().for_each(|node| is_tap[node.0] = true);
@@ -290,6 +295,7 @@ impl Cohort {
             has_grad: vec![false; graph.nodes.len()],
             saved,
             saved_bytes,
+            winners,
             partial: vectors(partial)?,
             coefficients: vectors(3 * channels_max)?,
             parts: gpu.zeros(k * conv::PARTS_LEN)?,
@@ -327,7 +333,7 @@ impl Cohort {
     /// About the bytes that one lane takes: how many lanes fit is decided by this.
     pub fn lane_bytes(graph: &Graph, options: &CohortOptions<'_>) -> usize {
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
-        let plan = Plan::new(graph, &observed, options.training);
+        let plan = Plan::new(graph, &observed, options.training, true);
         let floats: usize = plan.value_len.iter().chain(&plan.grad_len).sum();
         4 * (options.batch * floats + conv::PARTS_LEN)
     }
@@ -777,7 +783,7 @@ parameters!(Image);
 /// Padding of a short batch.
 pub const NOBODY: u32 = u32::MAX;
 /// Most chunks of rows that a sum is cut into.
-pub(super) const CHUNKS_MAX: usize = 128;
+pub(super) const CHUNKS_MAX: usize = 256;
 /// Elements of a chunk of an inner product: that of `vector.cu`.
 pub(super) const DOT_CHUNK: usize = 8192;
 

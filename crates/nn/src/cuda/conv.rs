@@ -83,7 +83,10 @@ pub(super) struct Launch {
 
 /// Least tiles of a lane before its sums are cut: ten lanes then fill a large GPU. It does not depend on the lanes there
 /// are, so that results do not.
-const TILES_WANTED: usize = 24;
+const TILES_WANTED: usize = 36;
+/// Least blocks of wide tiles, measured for the gradient of weights and for the other passes: fewer leave too many
+/// processors idle in the last wave.
+const WIDE_WANTED: (usize, usize) = (200, 600);
 /// Least length of a part of a sum.
 const SPLIT_LEN: usize = 256;
 
@@ -91,8 +94,9 @@ const SPLIT_LEN: usize = 256;
 pub(super) const PARTS_LEN: usize = 2 * TILES_WANTED * 128 * 128;
 
 impl Launch {
-    /// `aligned`: whether the weights start at a multiple of four floats.
-    pub fn new(pass: Pass, c: &Conv, pitch: usize, batch: usize, aligned: bool) -> Self {
+    /// `aligned`: whether the weights start at a multiple of four floats. The number of lanes chooses between kernels that
+    /// compute the same bytes; how a sum is cut depends on the shape alone.
+    pub fn new(pass: Pass, c: &Conv, pitch: usize, batch: usize, aligned: bool, lanes: usize) -> Self {
         let taps = c.kernel * c.kernel;
         let fours = |counts: &[usize]| aligned && taps <= 32 && counts.iter().all(|n| n.is_multiple_of(4));
         let (rows, columns, depth) = match pass {
@@ -102,17 +106,21 @@ impl Launch {
         };
         let classes = if pass == Pass::Input { c.stride * c.stride } else { 1 };
         let tiles_of = |width: usize| rows.div_ceil(128) * columns.div_ceil(width) * classes;
-        let wide_wanted = if pass == Pass::Weight { 16 } else { 64 };
+        let by_fours = match pass {
+            Pass::Forward => fours(&[c.ci]),
+            Pass::Input => fours(&[c.ci, c.co]),
+            Pass::Weight => fours(&[pitch, c.co]),
+        };
+        let splits = if classes > 1 { 1 } else { TILES_WANTED.div_ceil(tiles_of(64)).min(depth / SPLIT_LEN).max(1) };
+        let wide_wanted = if pass == Pass::Weight { WIDE_WANTED.0 } else { WIDE_WANTED.1 };
+        let is_wide = by_fours && columns >= 128 && tiles_of(128) * splits * lanes >= wide_wanted;
         let (kernel, width) = match pass {
-            Pass::Forward if !fours(&[c.ci]) && pitch.is_multiple_of(4) => ("conv_41_2x2x4", 64),
-            Pass::Forward if !fours(&[c.ci]) => ("conv_11_2x2x4", 64),
-            Pass::Input if !fours(&[c.ci, c.co]) => ("conv_11_2x2x4", 64),
-            Pass::Weight if !fours(&[pitch, c.co]) => ("conv_11_2x2x4", 64),
-            _ if columns >= 128 && tiles_of(128) >= wide_wanted => ("conv_44_2x2x8", 128),
-            _ => ("conv_44_2x2x4", 64),
+            _ if is_wide => ("conv_44_2x2x8", 128),
+            _ if by_fours => ("conv_44_2x2x4", 64),
+            Pass::Forward if pitch.is_multiple_of(4) => ("conv_41_2x2x4", 64),
+            _ => ("conv_11_2x2x4", 64),
         };
         let tiles = tiles_of(width);
-        let splits = if classes > 1 { 1 } else { TILES_WANTED.div_ceil(tiles).min(depth / SPLIT_LEN).max(1) };
         let by_rows = |lines: usize| lines * (DEPTH + 4);
         let by_columns = |lines: usize| DEPTH * (lines + 8);
         let floats = match pass {
@@ -132,7 +140,7 @@ mod tests {
     fn division_by_multiplication_is_exact() {
         for d in (1..70).chain([255, 256, 1000, 1024, 12_544, 65_535]) {
             let Div { multiplier, shift } = Div::by(d);
-            for n in (0..5000).chain([1 << 20, (1 << 31) - 1, 123_456_789]) {
+            for n in (0..5000u32).chain([1 << 20, (1 << 31) - 1, 123_456_789]) {
                 let high = (u64::from(n) * u64::from(multiplier)) >> 32;
                 assert_eq!((high + u64::from(n)) >> shift, u64::from(n) / d as u64, "{n} / {d}");
             }
@@ -149,14 +157,21 @@ mod tests {
                 let ho = (h + 2 * padding - kernel) / stride + 1;
                 let c = Conv { h, w: h, ci, ho, wo: ho, co, kernel, stride, padding };
                 for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
-                    let launch = Launch::new(pass, &c, ci, batch, true);
-                    let out = match pass {
-                        Pass::Forward => batch * ho * ho * co,
-                        Pass::Input => batch * h * h * ci,
-                        Pass::Weight => kernel * kernel * ci * co,
-                    };
-                    assert!(launch.splits == 1 || launch.splits * out <= PARTS_LEN, "{pass:?} {c:?} {launch:?}");
-                    assert!(launch.shared <= 4 * 4 * 256 * 20, "{launch:?}");
+                    for lanes in [1, 10] {
+                        let launch = Launch::new(pass, &c, ci, batch, true, lanes);
+                        let out = match pass {
+                            Pass::Forward => batch * ho * ho * co,
+                            Pass::Input => batch * h * h * ci,
+                            Pass::Weight => kernel * kernel * ci * co,
+                        };
+                        assert!(launch.splits == 1 || launch.splits * out <= PARTS_LEN, "{pass:?} {c:?} {launch:?}");
+                        assert!(launch.shared <= 4 * 4 * 256 * 20, "{launch:?}");
+                        assert_eq!(
+                            launch.splits,
+                            Launch::new(pass, &c, ci, batch, true, 1).splits,
+                            "lanes must not cut sums"
+                        );
+                    }
                 }
             }
         }

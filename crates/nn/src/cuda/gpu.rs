@@ -45,8 +45,9 @@ pub(super) enum Pass {
 const PASSES: [(Pass, &str); 3] = [(Pass::Forward, "FORWARD"), (Pass::Input, "INPUT"), (Pass::Weight, "WEIGHT")];
 const COMMON: &str = include_str!("kernels/common.cu");
 const CONV: &str = include_str!("kernels/conv.cu");
-const REST: [&str; 4] = [
+const REST: [&str; 5] = [
     include_str!("kernels/norm.cu"),
+    include_str!("kernels/pool.cu"),
     include_str!("kernels/layers.cu"),
     include_str!("kernels/loss.cu"),
     include_str!("kernels/vector.cu"),
@@ -450,8 +451,14 @@ pub(super) const REST_KERNELS: &[&str] = &[
     "gather_labels",
     "gather_range",
     "advance",
-    "max_pool",
-    "max_pool_backward",
+    "pool_1",
+    "pool_4",
+    "pool_backward_1",
+    "pool_backward_4",
+    "normalise_pool_1",
+    "normalise_pool_4",
+    "normalise_pool_backward_1",
+    "normalise_pool_backward_4",
     "average_pool",
     "average_pool_backward",
     "activation",

@@ -1,7 +1,7 @@
 //! The forward and backward passes of a cohort: the steps of the plan, launched one after another for all lanes.
 
 use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass, Rows};
-use super::conv::{Geometry, Launch};
+use super::conv::{Div, Geometry, Launch};
 use super::gpu::{self, Parameter, parameters};
 use crate::error::Result;
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
@@ -10,7 +10,7 @@ use crate::kernels::pool::MaxPool;
 use crate::kernels::{Activation, NormMode};
 use fedproj_rng::Purpose;
 
-/// The geometry of a max-pool as `layers.cu` takes it.
+/// The geometry of a max-pool as `pool.cu` takes it, with how many floats are handled at a time.
 #[repr(C)]
 struct Pool {
     h: i32,
@@ -21,11 +21,16 @@ struct Pool {
     kernel: i32,
     stride: i32,
     pad: i32,
+    by_packs: Div,
+    by_w: Div,
+    by_h: Div,
+    by_wo: Div,
+    by_ho: Div,
 }
 parameters!(Pool);
 
 impl Pool {
-    fn new(p: &MaxPool) -> Self {
+    fn new(p: &MaxPool, vec: usize) -> Self {
         let int = |v: usize| v as i32;
         Self {
             h: int(p.h),
@@ -36,6 +41,11 @@ impl Pool {
             kernel: int(p.kernel),
             stride: int(p.stride),
             pad: int(p.padding),
+            by_packs: Div::by(p.c / vec),
+            by_w: Div::by(p.w),
+            by_h: Div::by(p.h),
+            by_wo: Div::by(p.wo),
+            by_ho: Div::by(p.ho),
         }
     }
 }
@@ -125,7 +135,7 @@ impl Cohort {
         relu: bool,
     ) -> Result<()> {
         let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
-        let launch = Launch::new(pass, &c, pitch, self.batch, aligned);
+        let launch = Launch::new(pass, &c, pitch, self.batch, aligned, self.n_active());
         let geometry = Geometry::new(&c, pitch, self.batch);
         let (program, out, len, columns) = match pass {
             gpu::Pass::Forward => ("FORWARD", y, self.batch * c.ho * c.wo * c.co, c.co),
@@ -210,6 +220,9 @@ impl Cohort {
                     &NORM_MOMENTUM,
                 ];
                 self.launch("batch_norm_statistics", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+                if step.pool.is_some() {
+                    return self.pool_forward(i, "normalise_pool", x, saved, y);
+                }
                 let p: [&dyn Parameter; 8] = [&lanes, &len_i, &c_i, &x, &saved, &residual, &y, &relu];
                 self.each(&format!("normalise_{suffix}"), len / vec, &p)
             }
@@ -233,12 +246,7 @@ impl Cohort {
                 self.launch("group_norm", [*groups, self.batch], [256, 1], 0, &p)
             }
             Op::Activation(f) => self.each("activation", len, &[&lanes, &activation(*f), &len_i, &x, &y]),
-            Op::MaxPool(geometry) => {
-                let Some((places, stride)) = &self.saved_bytes[i] else { return Ok(()) };
-                let p: [&dyn Parameter; 7] =
-                    [&lanes, &Pool::new(geometry), &len_i, &x, &y, &places.at(), &(*stride as i64)];
-                self.each("max_pool", len, &p)
-            }
+            Op::MaxPool(_) => self.pool_forward(i, "pool", x, Rows::NONE, y),
             Op::GlobalAveragePool => {
                 let pixels = self.graph.nodes[input].shape.pixels() as i32;
                 self.each("average_pool", len, &[&lanes, &len_i, &pixels, &c_i, &x, &y])
@@ -265,6 +273,55 @@ impl Cohort {
             Op::Dropout { .. } => self.each("accumulate", len, &[&lanes, &len_i, &x, &y, &1i32]),
             Op::Input | Op::Flatten => Ok(()),
         }
+    }
+
+    /// The pooling window of a step, if it has one.
+    fn pool_of(&self, i: usize) -> Option<&MaxPool> {
+        let step = self.plan.steps[i];
+        match &self.graph.nodes[step.pool.unwrap_or(step.node)].op {
+            Op::MaxPool(pool) => Some(pool),
+            _ => None,
+        }
+    }
+
+    fn pool_forward(&self, i: usize, kernel: &str, x: Rows, saved: Rows, y: Rows) -> Result<()> {
+        let (Some(pool), Some((places, stride))) = (self.pool_of(i), &self.saved_bytes[i]) else { return Ok(()) };
+        let (vec, suffix) = vec_of(pool.c);
+        let packs = self.batch * pool.ho * pool.wo * pool.c / vec;
+        let winners = self.winners[i].as_ref().map_or(Rows::NONE, super::cohort::Vectors::rows);
+        let p: [&dyn Parameter; 9] = [
+            &self.lanes.at(),
+            &Pool::new(pool, vec),
+            &(packs as i32),
+            &x,
+            &saved,
+            &y,
+            &places.at(),
+            &(*stride as i64),
+            &winners,
+        ];
+        self.each(&format!("{kernel}_{suffix}"), packs, &p)
+    }
+
+    fn pool_backward(&self, i: usize, kernel: &str, x: Rows, y: Rows, dy: Rows, dx: Sum) -> Result<()> {
+        let (Some(pool), Some((places, stride))) = (self.pool_of(i), &self.saved_bytes[i]) else { return Ok(()) };
+        let (vec, suffix) = vec_of(pool.c);
+        let packs = self.batch * pool.h * pool.w * pool.c / vec;
+        let p: [&dyn Parameter; 12] = [
+            &self.lanes.at(),
+            &self.valid.at(),
+            &Pool::new(pool, vec),
+            &(packs as i32),
+            &places.at(),
+            &(*stride as i64),
+            &x,
+            &y,
+            &self.coefficients.rows(),
+            &dy,
+            &dx.rows,
+            &i32::from(dx.fresh),
+        ];
+        self.each(&format!("{kernel}_backward_{suffix}"), packs, &p)
     }
 
     /// Writes the gradient of all losses since the last forward pass to `grad`.
@@ -361,10 +418,23 @@ impl Cohort {
         let flags = i32::from(dx.fresh) | 2 * i32::from(residual.is_none_or(|r| r.fresh));
         match node.op {
             Op::BatchNorm { weight, bias, .. } => {
-                let (chunk_rows, n_chunks) = chunks(self.batch * node.shape.pixels());
+                // Of a pooled image only the winners have a gradient.
+                let summed = self.winners[i].as_ref().map_or(x, super::cohort::Vectors::rows);
+                let summed_pixels = self.graph.nodes[step.out].shape.pixels();
+                let (chunk_rows, n_chunks) = chunks(self.batch * summed_pixels);
                 let (vec, suffix) = vec_of(c);
-                let p: [&dyn Parameter; 10] =
-                    [&lanes, &valid, &pixels, &c_i, &(chunk_rows as i32), &x, &dz, &z, &saved, &partial];
+                let p: [&dyn Parameter; 10] = [
+                    &lanes,
+                    &valid,
+                    &(summed_pixels as i32),
+                    &c_i,
+                    &(chunk_rows as i32),
+                    &summed,
+                    &dz,
+                    &z,
+                    &saved,
+                    &partial,
+                ];
                 self.launch(&format!("reduce_GRADIENT_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
                 let p: [&dyn Parameter; 12] = [
                     &lanes,
@@ -381,6 +451,9 @@ impl Cohort {
                     &self.param(grad, bias),
                 ];
                 self.launch("batch_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+                if step.pool.is_some() {
+                    return self.pool_backward(i, "normalise_pool", x, z, dz, dx);
+                }
                 let p: [&dyn Parameter; 12] = [
                     &lanes,
                     &valid,
@@ -476,20 +549,7 @@ impl Cohort {
                     [&lanes, &activation(*f), &len_i, &x, &y, &dy, &dx.rows, &i32::from(dx.fresh)];
                 self.each("activation_backward", len, &p)
             }
-            (Op::MaxPool(geometry), Some(dx)) => {
-                let Some((places, stride)) = &self.saved_bytes[i] else { return Ok(()) };
-                let p: [&dyn Parameter; 8] = [
-                    &lanes,
-                    &Pool::new(geometry),
-                    &in_len_i,
-                    &places.at(),
-                    &(*stride as i64),
-                    &dy,
-                    &dx.rows,
-                    &i32::from(dx.fresh),
-                ];
-                self.each("max_pool_backward", in_len, &p)
-            }
+            (Op::MaxPool(_), Some(dx)) => self.pool_backward(i, "pool", Rows::NONE, Rows::NONE, dy, dx),
             (Op::GlobalAveragePool, Some(dx)) => {
                 let pixels = self.graph.nodes[input].shape.pixels() as i32;
                 let p: [&dyn Parameter; 7] =

@@ -77,54 +77,6 @@ extern "C" __global__ void advance(const int* lanes, int* first, int by_first, i
     second[lane] += by_second;
 }
 
-struct Pool {
-    int h, w, c, ho, wo, kernel, stride, pad;
-};
-
-// The largest value of each window, the first one on ties; NaN wins.
-extern "C" __global__ void max_pool(const int* lanes, Pool p, int len, Rows x_rows, Rows y_rows, u8* places, long long places_stride) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= len) return;
-    const int lane = lanes[blockIdx.z];
-    const int c = i % p.c, ox = i / p.c % p.wo, oy = i / (p.c * p.wo) % p.ho, n = i / (p.c * p.wo * p.ho);
-    const float* x = of(x_rows, lane) + (long long)n * p.h * p.w * p.c;
-    float best = MINUS_INFINITY;
-    int place = 0;
-    bool found = false;
-    for (int k = 0; k < p.kernel * p.kernel; k++) {
-        const int row = oy * p.stride + k / p.kernel - p.pad, col = ox * p.stride + k % p.kernel - p.pad;
-        if (u32(row) >= u32(p.h) || u32(col) >= u32(p.w)) continue;
-        const float v = x[(row * p.w + col) * p.c + c];
-        if (!found || v > best || (v != v && best == best)) best = v, place = k, found = true;
-    }
-    of(y_rows, lane)[i] = best;
-    places[places_stride * lane + i] = u8(place);
-}
-
-extern "C" __global__ void max_pool_backward(const int* lanes, Pool p, int len, const u8* places, long long places_stride, Rows dy_rows,
-                                             Rows dx_rows, int fresh) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= len) return;
-    const int lane = lanes[blockIdx.z];
-    const int c = i % p.c, col = i / p.c % p.w, row = i / (p.c * p.w) % p.h, n = i / (p.c * p.w * p.h);
-    const long long image = (long long)n * p.ho * p.wo * p.c;
-    const u8* place = places + places_stride * lane + image;
-    const float* dy = of(dy_rows, lane) + image;
-    float total = 0;
-    for (int kr = (row + p.pad) % p.stride; kr < p.kernel; kr += p.stride) {
-        const int oy = (row + p.pad - kr) / p.stride;
-        if (row + p.pad < kr || oy >= p.ho) continue;
-        for (int kc = (col + p.pad) % p.stride; kc < p.kernel; kc += p.stride) {
-            const int ox = (col + p.pad - kc) / p.stride;
-            if (col + p.pad < kc || ox >= p.wo) continue;
-            const int at = (oy * p.wo + ox) * p.c + c;
-            if (place[at] == kr * p.kernel + kc) total += dy[at];
-        }
-    }
-    float& dx = of(dx_rows, lane)[i];
-    dx = fresh ? total : dx + total;
-}
-
 // y[n, c] = mean over pixels
 extern "C" __global__ void average_pool(const int* lanes, int len, int pixels, int channels, Rows x_rows, Rows y_rows) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;

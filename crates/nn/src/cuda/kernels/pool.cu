@@ -1,0 +1,120 @@
+// Max-pooling, alone or together with the batch-norm and ReLU before it: what lies between is then neither written nor read.
+
+struct Pool {
+    int h, w, c, ho, wo, kernel, stride, pad;
+    Div by_packs, by_w, by_h, by_wo, by_ho;  // packs: vectors of channels of a pixel
+};
+
+template <int VEC>
+struct Places {
+    u8 v[VEC];
+};
+
+// The largest value of each window, the first one on ties; NaN wins. With NORM of scale·x + shift, followed by a ReLU; `x_max` then
+// keeps the x of the winners for the backward pass.
+template <int VEC, bool NORM>
+__device__ __forceinline__ void max_pool(const int* lanes, const Pool& p, int packs, Rows x_rows, Rows saved_rows, Rows y_rows, u8* places,
+                                         long long places_stride, Rows x_max_rows) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= packs) return;
+    const int lane = lanes[blockIdx.z], per_pixel = p.c / VEC;
+    const int pixel = i / p.by_packs, c = (i - pixel * per_pixel) * VEC;
+    const int line = pixel / p.by_wo, ox = pixel - line * p.wo, n = line / p.by_ho, oy = line - n * p.ho;
+    const float* x = of(x_rows, lane) + (long long)n * p.h * p.w * p.c + c;
+    Pack<VEC> scale, shift;
+    if constexpr (NORM) {
+        const float* saved = of(saved_rows, lane);
+        scale = load<VEC>(saved + 2 * p.c + c), shift = load<VEC>(saved + 3 * p.c + c);
+    }
+    Pack<VEC> best, winner;
+    Places<VEC> place;
+    bool found = false;
+    for (int kr = 0; kr < p.kernel; kr++) {
+        const int row = oy * p.stride + kr - p.pad;
+        if (u32(row) >= u32(p.h)) continue;
+        for (int kc = 0; kc < p.kernel; kc++) {
+            const int col = ox * p.stride + kc - p.pad;
+            if (u32(col) >= u32(p.w)) continue;
+            const Pack<VEC> raw = load<VEC>(x + (row * p.w + col) * p.c);
+#pragma unroll
+            for (int k = 0; k < VEC; k++) {
+                const float v = NORM ? scale.v[k] * raw.v[k] + shift.v[k] : raw.v[k];
+                if (!found || v > best.v[k] || (v != v && best.v[k] == best.v[k])) {
+                    best.v[k] = v, winner.v[k] = raw.v[k], place.v[k] = u8(kr * p.kernel + kc);
+                }
+            }
+            found = true;
+        }
+    }
+    if constexpr (NORM) {
+#pragma unroll
+        for (int k = 0; k < VEC; k++) best.v[k] = relu(best.v[k]);
+        if (x_max_rows.at) store<VEC>(of(x_max_rows, lane) + (long long)i * VEC, winner);
+    }
+    store<VEC>(of(y_rows, lane) + (long long)i * VEC, best);
+    *reinterpret_cast<Places<VEC>*>(places + places_stride * lane + (long long)i * VEC) = place;
+}
+
+// dx (+)= dy at the winners. With NORM what comes back through the ReLU, dz, goes on through the batch-norm: dx = a·dz + b·x + c.
+template <int VEC, bool NORM>
+__device__ __forceinline__ void max_pool_backward(const int* lanes, const int* valid, const Pool& p, int packs, const u8* places,
+                                                  long long places_stride, Rows x_rows, Rows y_rows, Rows coefficients, Rows dy_rows,
+                                                  Rows dx_rows, int fresh) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= packs) return;
+    const int lane = lanes[blockIdx.z], per_pixel = p.c / VEC;
+    const int pixel = i / p.by_packs, c = (i - pixel * per_pixel) * VEC;
+    const int line = pixel / p.by_w, col = pixel - line * p.w, n = line / p.by_h, row = line - n * p.h;
+    const long long image = (long long)n * p.ho * p.wo * p.c + c;
+    const u8* place = places + places_stride * lane + image;
+    const float* dy = of(dy_rows, lane) + image;
+    Pack<VEC> total = {};
+    for (int kr = (row + p.pad) % p.stride; kr < p.kernel; kr += p.stride) {
+        const int oy = (row + p.pad - kr) / p.stride;
+        if (row + p.pad < kr || oy >= p.ho) continue;
+        for (int kc = (col + p.pad) % p.stride; kc < p.kernel; kc += p.stride) {
+            const int ox = (col + p.pad - kc) / p.stride;
+            if (col + p.pad < kc || ox >= p.wo) continue;
+            const int at = (oy * p.wo + ox) * p.c;
+            const Places<VEC> here = *reinterpret_cast<const Places<VEC>*>(place + at);
+            const Pack<VEC> d = load<VEC>(dy + at);
+            Pack<VEC> y;
+            if constexpr (NORM) y = load<VEC>(of(y_rows, lane) + image + at);
+#pragma unroll
+            for (int k = 0; k < VEC; k++) {
+                const bool mine = here.v[k] == kr * p.kernel + kc && (!NORM || y.v[k] > 0.f);
+                total.v[k] += mine ? d.v[k] : 0.f;
+            }
+        }
+    }
+    float* to = of(dx_rows, lane) + (long long)i * VEC;
+    if constexpr (NORM) {
+        const float* q = of(coefficients, lane);
+        const Pack<VEC> a = load<VEC>(q + c), b = load<VEC>(q + p.c + c), e = load<VEC>(q + 2 * p.c + c);
+        const Pack<VEC> x = load<VEC>(of(x_rows, lane) + (long long)i * VEC);
+        const bool padding = n >= valid[lane];
+#pragma unroll
+        for (int k = 0; k < VEC; k++) total.v[k] = padding ? 0.f : a.v[k] * total.v[k] + b.v[k] * x.v[k] + e.v[k];
+    }
+    if (!fresh) {
+        const Pack<VEC> before = load<VEC>(to);
+#pragma unroll
+        for (int k = 0; k < VEC; k++) total.v[k] += before.v[k];
+    }
+    store<VEC>(to, total);
+}
+
+#define POOL_KERNELS(name, vec, norm)                                                                                 \
+    extern "C" __global__ void name##_##vec(const int* lanes, Pool p, int packs, Rows x, Rows saved, Rows y,          \
+                                            u8* places, long long places_stride, Rows x_max) {                        \
+        max_pool<vec, norm>(lanes, p, packs, x, saved, y, places, places_stride, x_max);                              \
+    }                                                                                                                 \
+    extern "C" __global__ void name##_backward_##vec(const int* lanes, const int* valid, Pool p, int packs,           \
+                                                     const u8* places, long long places_stride, Rows x, Rows y,       \
+                                                     Rows coefficients, Rows dy, Rows dx, int fresh) {                \
+        max_pool_backward<vec, norm>(lanes, valid, p, packs, places, places_stride, x, y, coefficients, dy, dx, fresh); \
+    }
+POOL_KERNELS(pool, 1, false)
+POOL_KERNELS(pool, 4, false)
+POOL_KERNELS(normalise_pool, 1, true)
+POOL_KERNELS(normalise_pool, 4, true)
