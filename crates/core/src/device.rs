@@ -19,6 +19,9 @@ pub struct Device {
     n_threads: usize,
     #[cfg(feature = "cuda")]
     gpu: Option<Arc<Gpu>>,
+    /// Most clients that a GPU trains at a time.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "asked by the GPU's trainer only"))]
+    lanes_max: usize,
     /// Why a wish for a GPU was not met.
     note: Option<Arc<str>>,
 }
@@ -29,6 +32,7 @@ impl From<usize> for Device {
             n_threads: n_threads.max(1),
             #[cfg(feature = "cuda")]
             gpu: None,
+            lanes_max: usize::MAX,
             note: None,
         }
     }
@@ -72,6 +76,13 @@ impl Device {
         Err(Error::config(why))
     }
 
+    /// The same device, with at most `n` clients side by side on its GPU, as where memory is short. Results do not depend
+    /// on it.
+    #[must_use]
+    pub fn with_lanes_max(self, n: usize) -> Self {
+        Self { lanes_max: n.max(1), ..self }
+    }
+
     /// Threads of this machine.
     pub fn n_threads(&self) -> usize {
         self.n_threads
@@ -98,6 +109,11 @@ impl Device {
             return Some(format!("{}, {}", gpu.name(), gpu.precision().name()));
         }
         None
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn lanes_max(&self) -> usize {
+        self.lanes_max
     }
 
     #[cfg(feature = "cuda")]

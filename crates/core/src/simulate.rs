@@ -93,7 +93,7 @@ impl Simulation {
     fn workers(server: &Coordinator) -> Result<Workers> {
         #[cfg(feature = "cuda")]
         if let Some(on) = server.on_gpu() {
-            return Ok(Workers::Gpu(Box::new(GpuTrainer::new(on, server.method())?)));
+            return Ok(Workers::Gpu(Box::new(GpuTrainer::new(on, server.method(), server.device().lanes_max())?)));
         }
         let experiment = server.experiment();
         let cohort = experiment.config.federation.cohort(experiment.partition.n_clients());

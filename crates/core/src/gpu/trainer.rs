@@ -56,8 +56,8 @@ struct Lane {
 }
 
 impl GpuTrainer {
-    /// As many lanes as the cohort has clients, or as fit the GPU's memory.
-    pub fn new(on: &Arc<OnGpu>, method: &dyn Method) -> Result<Self> {
+    /// As many lanes as the cohort has clients, or as fit the GPU's memory, or `lanes_max`.
+    pub fn new(on: &Arc<OnGpu>, method: &dyn Method, lanes_max: usize) -> Result<Self> {
         let experiment = &on.experiment;
         let (graph, config) = (&experiment.graph, &experiment.config);
         let memory_config = method.memory().cloned();
@@ -67,7 +67,7 @@ impl GpuTrainer {
         // θ, two moments, two or three gradients, and what a method keeps.
         let per_lane = Cohort::lane_bytes(graph, &options(1)) + 8 * 4 * graph.params().len();
         let fitting = (on.gpu.free_bytes()? / 10 * 8 / per_lane).max(1);
-        let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting);
+        let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting.min(lanes_max));
         loop {
             match Self::with_cohort(on, method, memory_config.clone(), &options(lanes)) {
                 Err(Error::Network(fedproj_nn::Error::GpuMemory { .. })) if lanes > 1 => lanes /= 2,

@@ -144,10 +144,9 @@ impl Cohort {
     /// Adds `weight` times a term at the output or a tap to the objective; `first`: it is the batch's first term.
     ///
     /// # Errors
-    /// If the node is no tap.
+    /// If the node is no tap, or the cohort was made without training.
     pub fn add_loss(&mut self, node: NodeId, term: &LossTerm, target: Target, weight: f32, first: bool) -> Result<()> {
-        let (grad, fresh) =
-            if self.plan.grad_slot[node.0].is_some() { self.inject(node)? } else { (self.value(node.0), false) };
+        let (grad, fresh) = self.inject(node)?;
         self.launch_loss(node, term, target, weight, first, grad, fresh)
     }
 

@@ -409,7 +409,9 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     float* const to = splits > 1 ? partial + (long long)(blockIdx.z * splits + blockIdx.y) * out_len : out;
     const bool is_part = splits > 1;  // bias, ReLU and sum then come with `sum_splits`
     if constexpr (MODE == WEIGHT) {
-        // Four neighbouring rows of a column are neighbours in W, except where the image is padded.
+        // Four neighbouring rows of a column are neighbours in W, except where the image is padded. The tensor may start
+        // anywhere in the flat vector: an odd bias before it takes it off the 16 bytes that a store of four wants.
+        const bool by_fours = s.xc == s.ci && row_len % 4 == 0 && (reinterpret_cast<u64>(to) & 15) == 0;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int m = m0 + warp_m + 32 * h + 4 * g;
@@ -420,7 +422,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
                     const int n = n0 + warp_n + 32 * (ni / 4) + 4 * (2 * t + j) + ni % 4;
                     if (n >= n_columns) continue;
                     const float v[4] = {acc[2 * h][ni][j], acc[2 * h][ni][2 + j], acc[2 * h + 1][ni][j], acc[2 * h + 1][ni][2 + j]};
-                    if (s.xc == s.ci && m + 3 < n_rows && row_len % 4 == 0) {
+                    if (by_fours && m + 3 < n_rows) {
                         *reinterpret_cast<float4*>(to + (long long)n * row_len + m) = make_float4(v[0], v[1], v[2], v[3]);
                     } else {
 #pragma unroll

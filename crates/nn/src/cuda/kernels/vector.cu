@@ -15,12 +15,13 @@ extern "C" __global__ void axpy_difference(const int* lanes, int len, float a, R
     of(out, lane)[i] += a * (of(x, lane)[i] - of(y, lane)[i]);
 }
 
-// out = Σ_k weights[k]·row_k, in the order given: `order` lists the lanes
+// out = Σ_k weights[k]·row_k, in the order given: `order` lists the lanes. One rounding a term, as on the CPU: a cohort that
+// needs several waves is summed there, and must give the same bytes.
 extern "C" __global__ void weighted_sum(int len, int count, const int* order, const float* weights, Rows rows, float* out) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= len) return;
     float total = 0;
-    for (int k = 0; k < count; k++) total += weights[k] * of(rows, order[k])[i];
+    for (int k = 0; k < count; k++) total = fmaf(weights[k], of(rows, order[k])[i], total);
     out[i] = total;
 }
 
