@@ -14,6 +14,8 @@ pub(crate) struct Step {
     pub relu: bool,
     /// A max-pool after that.
     pub pool: Option<usize>,
+    /// A batch-norm that the convolution `node` applies itself.
+    pub norm: Option<usize>,
     /// The node whose value the step produces: the last of those fused.
     pub out: usize,
 }
@@ -34,14 +36,14 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans `graph`; the nodes `observed` keep a value of their own, and a gradient if `training`. With `fuse_pools` a
-    /// batch-norm takes in a max-pool that follows it and its ReLU.
-    pub fn new(graph: &Graph, observed: &[NodeId], training: bool, fuse_pools: bool) -> Self {
+    /// Plans `graph`; the nodes `observed` keep a value of their own, and a gradient if `training`. With `fuse_more` a
+    /// batch-norm takes in a max-pool that follows it and its ReLU, and without training a convolution takes in a batch-norm.
+    pub fn new(graph: &Graph, observed: &[NodeId], training: bool, fuse_more: bool) -> Self {
         let mut is_observed = vec![false; graph.nodes.len()];
         for node in observed {
             is_observed[node.0] = true;
         }
-        let steps = fuse(graph, &is_observed, fuse_pools);
+        let steps = fuse(graph, &is_observed, fuse_more, fuse_more && !training);
         let (value_slot, value_len) = place_values(graph, &steps, &is_observed, training);
         let (grad_slot, work_slot, grad_len) = if training {
             place_gradients(graph, &steps, &is_observed)
@@ -58,7 +60,7 @@ pub(crate) fn inputs<'a>(graph: &'a Graph, step: &'a Step) -> impl Iterator<Item
 }
 
 /// Joins convolution or linear layer + ReLU, and normalisation + addition + ReLU, where nobody else reads what is between.
-fn fuse(graph: &Graph, is_observed: &[bool], fuse_pools: bool) -> Vec<Step> {
+fn fuse(graph: &Graph, is_observed: &[bool], fuse_pools: bool, fuse_norms: bool) -> Vec<Step> {
     let mut consumers = vec![Vec::new(); graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
         for input in &node.inputs {
@@ -78,14 +80,22 @@ fn fuse(graph: &Graph, is_observed: &[bool], fuse_pools: bool) -> Vec<Step> {
         if absorbed[i] || matches!(node.op, Op::Input | Op::Flatten) {
             continue;
         }
-        let mut step = Step { node: i, residual: None, relu: false, pool: None, out: i };
+        let mut step = Step { node: i, residual: None, relu: false, pool: None, norm: None, out: i };
         let mut position = i;
+        if fuse_norms
+            && matches!(node.op, Op::Conv { bias: None, .. })
+            && let Some(norm) = only_consumer(i).filter(|&next| matches!(graph.nodes[next].op, Op::BatchNorm { .. }))
+        {
+            absorbed[norm] = true;
+            (step.norm, step.out, position) = (Some(norm), norm, norm);
+        }
         let is_norm = matches!(node.op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
-        if is_norm
-            && let Some(add) = only_consumer(i).filter(|&next| graph.nodes[next].op == Op::Add && !absorbed[next])
+        if (is_norm || step.norm.is_some())
+            && let Some(add) =
+                only_consumer(step.out).filter(|&next| graph.nodes[next].op == Op::Add && !absorbed[next])
         {
             absorbed[add] = true;
-            step.residual = graph.nodes[add].inputs.iter().map(|id| id.0).find(|&other| other != i);
+            step.residual = graph.nodes[add].inputs.iter().map(|id| id.0).find(|&other| other != step.out);
             (step.out, position) = (add, add);
         }
         if (is_norm || matches!(node.op, Op::Conv { .. } | Op::Linear { .. }))

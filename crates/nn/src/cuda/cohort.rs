@@ -275,6 +275,7 @@ impl Cohort {
             partial = partial.max(2 * c * n.max(CHUNKS_MAX));
             saved.push(match node.op {
                 Op::BatchNorm { .. } => Some(vectors(4 * c)?),
+                _ if step.norm.is_some() => Some(vectors(4 * c)?),
                 Op::GroupNorm { groups, .. } => Some(vectors(2 * n * groups)?),
                 _ => None,
             });

@@ -83,12 +83,12 @@ pub(super) struct Launch {
 
 /// Least tiles of a lane before its sums are cut: ten lanes then fill a large GPU. It does not depend on the lanes there
 /// are, so that results do not.
-const TILES_WANTED: usize = 36;
+const TILES_WANTED: usize = 35;
 /// Least blocks of wide tiles, measured for the gradient of weights and for the other passes: fewer leave too many
 /// processors idle in the last wave.
 const WIDE_WANTED: (usize, usize) = (200, 600);
-/// Least length of a part of a sum.
-const SPLIT_LEN: usize = 256;
+/// Least length of a part of a sum, and the length that long sums are cut to: one lane alone then fills the GPU too.
+const SPLIT_LEN: (usize, usize) = (256, 2400);
 
 /// Floats of memory that the parts of any pass need.
 pub(super) const PARTS_LEN: usize = 2 * TILES_WANTED * 128 * 128;
@@ -111,7 +111,10 @@ impl Launch {
             Pass::Input => fours(&[c.ci, c.co]),
             Pass::Weight => fours(&[pitch, c.co]),
         };
-        let splits = if classes > 1 { 1 } else { TILES_WANTED.div_ceil(tiles_of(64)).min(depth / SPLIT_LEN).max(1) };
+        let out_len = if pass == Pass::Weight { taps * c.ci * columns } else { rows * columns };
+        let wanted = TILES_WANTED.div_ceil(tiles_of(64)).max(depth / SPLIT_LEN.1);
+        let most = (depth / SPLIT_LEN.0).min(PARTS_LEN / out_len.max(1)).max(1);
+        let splits = if classes > 1 { 1 } else { wanted.clamp(1, most) };
         let wide_wanted = if pass == Pass::Weight { WIDE_WANTED.0 } else { WIDE_WANTED.1 };
         let is_wide = by_fours && columns >= 128 && tiles_of(128) * splits * lanes >= wide_wanted;
         let (kernel, width) = match pass {

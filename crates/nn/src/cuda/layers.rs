@@ -3,7 +3,7 @@
 use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass, Rows};
 use super::conv::{Div, Geometry, Launch};
 use super::gpu::{self, Parameter, parameters};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
 use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
@@ -26,6 +26,7 @@ struct Pool {
     by_h: Div,
     by_wo: Div,
     by_ho: Div,
+    by_stride: Div,
 }
 parameters!(Pool);
 
@@ -46,8 +47,23 @@ impl Pool {
             by_h: Div::by(p.h),
             by_wo: Div::by(p.wo),
             by_ho: Div::by(p.ho),
+            by_stride: Div::by(p.stride),
         }
     }
+}
+
+/// What follows a forward product, as `conv.cu` takes it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct After {
+    bias: Rows,
+    norm: Rows,
+    residual: Rows,
+}
+parameters!(After);
+
+impl After {
+    const NOTHING: Self = Self { bias: Rows::NONE, norm: Rows::NONE, residual: Rows::NONE };
 }
 
 /// A gradient that a step adds to.
@@ -130,7 +146,7 @@ impl Cohort {
         x: Rows,
         w: Rows,
         y: Rows,
-        bias: Rows,
+        after: After,
         fresh: bool,
         relu: bool,
     ) -> Result<()> {
@@ -145,7 +161,7 @@ impl Cohort {
         let flags = i32::from(fresh) | 2 * i32::from(relu);
         let splits = launch.splits as i32;
         let p: [&dyn Parameter; 9] =
-            [&geometry, &self.lanes.at(), &x, &w, &y, &bias, &flags, &splits, &self.parts.at()];
+            [&geometry, &self.lanes.at(), &x, &w, &y, &after, &flags, &splits, &self.parts.at()];
         self.launch(
             &format!("{program}.{}", launch.kernel),
             [launch.tiles, launch.splits],
@@ -156,7 +172,7 @@ impl Cohort {
         if launch.splits > 1 {
             let (len_i, columns) = (len as i32, columns as i32);
             let p: [&dyn Parameter; 8] =
-                [&self.lanes.at(), &out, &bias, &len_i, &columns, &splits, &flags, &self.parts.at()];
+                [&self.lanes.at(), &out, &after, &len_i, &columns, &splits, &flags, &self.parts.at()];
             self.each(&format!("{program}.sum_splits"), len, &p)?;
         }
         Ok(())
@@ -175,54 +191,20 @@ impl Cohort {
         match &node.op {
             Op::Conv { weight, bias, .. } | Op::Linear { weight, bias } => {
                 let bias = bias.map_or(Rows::NONE, |b| self.param(params, b));
+                let norm = match step.norm {
+                    Some(norm) => self.norm_statistics(i, norm, Rows::NONE, params, buffers)?,
+                    None => Rows::NONE,
+                };
                 let w = self.param(params, *weight);
-                self.product(gpu::Pass::Forward, step.node, x, w, y, bias, true, step.relu)
+                let after = After { bias, norm, residual };
+                self.product(gpu::Pass::Forward, step.node, x, w, y, after, true, step.relu)
             }
-            Op::BatchNorm { weight, bias, mean, var } => {
-                let pixels = self.graph.nodes[input].shape.pixels();
-                let (chunk_rows, n_chunks) = chunks(self.batch * pixels);
-                let Some(saved) = self.saved[i].as_ref().map(super::cohort::Vectors::rows) else { return Ok(()) };
-                let partial = self.partial.rows();
-                let (vec, suffix) = vec_of(c);
-                let pixels = pixels as i32;
-                if self.pass.norm != NormMode::Frozen {
-                    let none = Rows::NONE;
-                    let p: [&dyn Parameter; 10] = [
-                        &lanes,
-                        &self.valid.at(),
-                        &pixels,
-                        &c_i,
-                        &(chunk_rows as i32),
-                        &x,
-                        &none,
-                        &none,
-                        &none,
-                        &partial,
-                    ];
-                    self.launch(&format!("reduce_MOMENTS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
-                }
-                let at = |span: usize| buffers.from(self.graph.buffers().spans()[span].offset);
-                let p: [&dyn Parameter; 15] = [
-                    &lanes,
-                    &self.valid.at(),
-                    &pixels,
-                    &c_i,
-                    &(n_chunks as i32),
-                    &norm_mode(self.pass.norm),
-                    &x,
-                    &self.param(params, *weight),
-                    &self.param(params, *bias),
-                    &at(*mean),
-                    &at(*var),
-                    &saved,
-                    &partial,
-                    &NORM_EPS,
-                    &NORM_MOMENTUM,
-                ];
-                self.launch("batch_norm_statistics", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+            Op::BatchNorm { .. } => {
+                let saved = self.norm_statistics(i, step.node, x, params, buffers)?;
                 if step.pool.is_some() {
                     return self.pool_forward(i, "normalise_pool", x, saved, y);
                 }
+                let (vec, suffix) = vec_of(c);
                 let p: [&dyn Parameter; 8] = [&lanes, &len_i, &c_i, &x, &saved, &residual, &y, &relu];
                 self.each(&format!("normalise_{suffix}"), len / vec, &p)
             }
@@ -275,6 +257,47 @@ impl Cohort {
         }
     }
 
+    /// Statistics and coefficients of a batch-norm for this pass, kept with step `i`.
+    fn norm_statistics(&self, i: usize, norm: usize, x: Rows, params: Rows, buffers: Rows) -> Result<Rows> {
+        let node = &self.graph.nodes[norm];
+        let Op::BatchNorm { weight, bias, mean, var } = node.op else { return Ok(Rows::NONE) };
+        let Some(saved) = self.saved[i].as_ref().map(super::cohort::Vectors::rows) else { return Ok(Rows::NONE) };
+        let (c, partial, lanes) = (node.shape.c, self.partial.rows(), self.lanes.at());
+        let (chunk_rows, n_chunks) = chunks(self.batch * node.shape.pixels());
+        let (c_i, pixels) = (c as i32, node.shape.pixels() as i32);
+        if self.pass.norm != NormMode::Frozen {
+            if x == Rows::NONE {
+                let problem = "a cohort without training has frozen batch-norms only".into();
+                return Err(Error::Gpu { what: node.name.clone(), problem });
+            }
+            let (_, suffix) = vec_of(c);
+            let none = Rows::NONE;
+            let p: [&dyn Parameter; 10] =
+                [&lanes, &self.valid.at(), &pixels, &c_i, &(chunk_rows as i32), &x, &none, &none, &none, &partial];
+            self.launch(&format!("reduce_MOMENTS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
+        }
+        let at = |span: usize| buffers.from(self.graph.buffers().spans()[span].offset);
+        let p: [&dyn Parameter; 15] = [
+            &lanes,
+            &self.valid.at(),
+            &pixels,
+            &c_i,
+            &(n_chunks as i32),
+            &norm_mode(self.pass.norm),
+            &x,
+            &self.param(params, weight),
+            &self.param(params, bias),
+            &at(mean),
+            &at(var),
+            &saved,
+            &partial,
+            &NORM_EPS,
+            &NORM_MOMENTUM,
+        ];
+        self.launch("batch_norm_statistics", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+        Ok(saved)
+    }
+
     /// The pooling window of a step, if it has one.
     fn pool_of(&self, i: usize) -> Option<&MaxPool> {
         let step = self.plan.steps[i];
@@ -303,11 +326,11 @@ impl Cohort {
         self.each(&format!("{kernel}_{suffix}"), packs, &p)
     }
 
-    fn pool_backward(&self, i: usize, kernel: &str, x: Rows, y: Rows, dy: Rows, dx: Sum) -> Result<()> {
+    fn pool_backward(&self, i: usize, kernel: &str, x: Rows, dy: Rows, dx: Sum) -> Result<()> {
         let (Some(pool), Some((places, stride))) = (self.pool_of(i), &self.saved_bytes[i]) else { return Ok(()) };
         let (vec, suffix) = vec_of(pool.c);
         let packs = self.batch * pool.h * pool.w * pool.c / vec;
-        let p: [&dyn Parameter; 12] = [
+        let p: [&dyn Parameter; 11] = [
             &self.lanes.at(),
             &self.valid.at(),
             &Pool::new(pool, vec),
@@ -315,7 +338,6 @@ impl Cohort {
             &places.at(),
             &(*stride as i64),
             &x,
-            &y,
             &self.coefficients.rows(),
             &dy,
             &dx.rows,
@@ -452,7 +474,7 @@ impl Cohort {
                 ];
                 self.launch("batch_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
                 if step.pool.is_some() {
-                    return self.pool_backward(i, "normalise_pool", x, z, dz, dx);
+                    return self.pool_backward(i, "normalise_pool", x, dz, dx);
                 }
                 let p: [&dyn Parameter; 12] = [
                     &lanes,
@@ -528,7 +550,7 @@ impl Cohort {
         }
         match (&node.op, dx) {
             (Op::Conv { weight, .. } | Op::Linear { weight, .. }, dx) => {
-                let none = Rows::NONE;
+                let none = After::NOTHING;
                 self.product(gpu::Pass::Weight, step.node, x, self.param(grad, *weight), dy, none, true, false)?;
                 match dx {
                     Some(dx) => self.product(
@@ -549,7 +571,7 @@ impl Cohort {
                     [&lanes, &activation(*f), &len_i, &x, &y, &dy, &dx.rows, &i32::from(dx.fresh)];
                 self.each("activation_backward", len, &p)
             }
-            (Op::MaxPool(_), Some(dx)) => self.pool_backward(i, "pool", Rows::NONE, Rows::NONE, dy, dx),
+            (Op::MaxPool(_), Some(dx)) => self.pool_backward(i, "pool", Rows::NONE, dy, dx),
             (Op::GlobalAveragePool, Some(dx)) => {
                 let pixels = self.graph.nodes[input].shape.pixels() as i32;
                 let p: [&dyn Parameter; 7] =

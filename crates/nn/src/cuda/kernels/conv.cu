@@ -72,6 +72,18 @@ __device__ __forceinline__ void split(u32 x, u32& high, u32& low) {
     low = to_tf32(__uint_as_float(x) - __uint_as_float(high));
 }
 
+// What follows a forward product: y = relu?(a·x + b + residual?), where (a, b) is (1, bias) or a frozen batch-norm's scale and shift.
+struct After {
+    Rows bias, norm, residual;
+
+    __device__ __forceinline__ float operator()(float v, int lane, int column, int columns, long long at, bool with_relu) const {
+        if (norm.at) v = v * of(norm, lane)[2 * columns + column] + of(norm, lane)[3 * columns + column];
+        if (bias.at) v += of(bias, lane)[column];
+        if (residual.at) v += of(residual, lane)[at];
+        return with_relu ? relu(v) : v;
+    }
+};
+
 // A residue class of the input's rows and columns modulo the stride, and the taps that reach it.
 struct Class {
     int ph, pw, rows, cols, kh0, kw0, nkh, nkw;
@@ -86,7 +98,7 @@ struct Class {
 
 template <int MODE, int PREC, int VEC_A, int VEC_B, int WM, int WN, int NI>
 __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows,
-                                          Rows bias_rows, int flags, int splits, float* partial) {
+                                          const After& after, int flags, int splits, float* partial) {
     constexpr int BM = 64 * WM, BN = 8 * NI * WN, THREADS = 32 * WM * WN;
     // Tiles lie in shared memory as they come: rows of the sum's direction where that is contiguous, else columns. The
     // pitches keep threads of a warp in different banks.
@@ -403,10 +415,10 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
 
     // ---- results: numbers 2·half + j of a fragment are its row g + 8·half, column 2t + j ----
     const bool fresh = flags & 1, with_relu = flags & 2;
-    const float* bias = MODE == FORWARD && bias_rows.at ? of(bias_rows, lane) : nullptr;
     const int row_len = MODE == WEIGHT ? taps * s.ci : n_columns;
     const long long out_len = (long long)(MODE == WEIGHT ? n_columns : n_rows) * row_len;
     float* const to = splits > 1 ? partial + (long long)(blockIdx.z * splits + blockIdx.y) * out_len : out;
+    const bool plain = !after.norm.at && !after.bias.at && !after.residual.at;
     const bool is_part = splits > 1;  // bias, ReLU and sum then come with `sum_splits`
     if constexpr (MODE == WEIGHT) {
         // Four neighbouring rows of a column are neighbours in W, except where the image is padded. The tensor may start
@@ -458,8 +470,11 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
                     for (int j = 0; j < RUN; j++) {
                         v[j] = MODE == FORWARD ? acc[mi][MODE == FORWARD ? run : 0][2 * half + j % 2] : acc[mi][MODE == FORWARD ? 0 : run / 2 * 4 + j][2 * half + run % 2];
                         if (is_part || n + j >= n_columns) continue;
-                        if (bias) v[j] += bias[n + j];
-                        if (with_relu) v[j] = relu(v[j]);
+                        if (MODE == FORWARD && plain) {
+                            if (with_relu) v[j] = relu(v[j]);
+                        } else if (MODE == FORWARD) {
+                            v[j] = after(v[j], lane, n + j, n_columns, (long long)pixel * n_columns + n + j, with_relu);
+                        }
                         if (!fresh) v[j] += at[n + j];
                     }
                     if (n_columns % RUN == 0) {
@@ -484,17 +499,17 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
 // The program is compiled for each pass (CONV_MODE) and precision.
 #define CONV_KERNEL(vec_a, vec_b, wm, wn, ni)                                                                         \
     extern "C" __global__ void __launch_bounds__(32 * wm * wn, (ni == 4 ? 3 : 2) - (PRECISION == FP32))               \
-        conv_##vec_a##vec_b##_##wm##x##wn##x##ni(Conv s, const int* lanes, Rows x, Rows w, Rows y, Rows bias,         \
+        conv_##vec_a##vec_b##_##wm##x##wn##x##ni(Conv s, const int* lanes, Rows x, Rows w, Rows y, After after,         \
                                                  int flags, int splits, float* partial) {                             \
-        conv_tile<CONV_MODE, PRECISION, vec_a, vec_b, wm, wn, ni>(s, lanes, x, w, y, bias, flags, splits, partial);   \
+        conv_tile<CONV_MODE, PRECISION, vec_a, vec_b, wm, wn, ni>(s, lanes, x, w, y, after, flags, splits, partial);   \
     }
 CONV_KERNEL(1, 1, 2, 2, 4)
 CONV_KERNEL(4, 1, 2, 2, 4)
 CONV_KERNEL(4, 4, 2, 2, 4)
 CONV_KERNEL(4, 4, 2, 2, 8)
 
-// Puts the splits of a product together, in order: out ← (out +) Σ partial (+ bias, ReLU).
-extern "C" __global__ void sum_splits(const int* lanes, Rows out_rows, Rows bias_rows, int len, int columns, int splits, int flags,
+// Puts the splits of a product together, in order: out ← (out +) Σ partial, and what follows.
+extern "C" __global__ void sum_splits(const int* lanes, Rows out_rows, After after, int len, int columns, int splits, int flags,
                                       const float* partial) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= len) return;
@@ -503,7 +518,6 @@ extern "C" __global__ void sum_splits(const int* lanes, Rows out_rows, Rows bias
     float v = 0;
     for (int k = 0; k < splits; k++) v += p[(long long)k * len];
     float* out = of(out_rows, lane);
-    if (bias_rows.at) v += of(bias_rows, lane)[i % columns];
-    if (flags & 2) v = relu(v);
+    v = after(v, lane, i % columns, columns, i, flags & 2);
     out[i] = flags & 1 ? v : out[i] + v;
 }

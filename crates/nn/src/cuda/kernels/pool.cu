@@ -2,8 +2,10 @@
 
 struct Pool {
     int h, w, c, ho, wo, kernel, stride, pad;
-    Div by_packs, by_w, by_h, by_wo, by_ho;  // packs: vectors of channels of a pixel
+    Div by_packs, by_w, by_h, by_wo, by_ho, by_stride;  // packs: vectors of channels of a pixel
 };
+
+constexpr u8 NOWHERE = 255;  // the winner that a ReLU has cut off
 
 template <int VEC>
 struct Places {
@@ -48,7 +50,10 @@ __device__ __forceinline__ void max_pool(const int* lanes, const Pool& p, int pa
     }
     if constexpr (NORM) {
 #pragma unroll
-        for (int k = 0; k < VEC; k++) best.v[k] = relu(best.v[k]);
+        for (int k = 0; k < VEC; k++) {
+            best.v[k] = relu(best.v[k]);
+            if (!(best.v[k] > 0.f)) place.v[k] = NOWHERE;
+        }
         if (x_max_rows.at) store<VEC>(of(x_max_rows, lane) + (long long)i * VEC, winner);
     }
     store<VEC>(of(y_rows, lane) + (long long)i * VEC, best);
@@ -58,7 +63,7 @@ __device__ __forceinline__ void max_pool(const int* lanes, const Pool& p, int pa
 // dx (+)= dy at the winners. With NORM what comes back through the ReLU, dz, goes on through the batch-norm: dx = a·dz + b·x + c.
 template <int VEC, bool NORM>
 __device__ __forceinline__ void max_pool_backward(const int* lanes, const int* valid, const Pool& p, int packs, const u8* places,
-                                                  long long places_stride, Rows x_rows, Rows y_rows, Rows coefficients, Rows dy_rows,
+                                                  long long places_stride, Rows x_rows, Rows coefficients, Rows dy_rows,
                                                   Rows dx_rows, int fresh) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs) return;
@@ -69,22 +74,17 @@ __device__ __forceinline__ void max_pool_backward(const int* lanes, const int* v
     const u8* place = places + places_stride * lane + image;
     const float* dy = of(dy_rows, lane) + image;
     Pack<VEC> total = {};
-    for (int kr = (row + p.pad) % p.stride; kr < p.kernel; kr += p.stride) {
-        const int oy = (row + p.pad - kr) / p.stride;
-        if (row + p.pad < kr || oy >= p.ho) continue;
-        for (int kc = (col + p.pad) % p.stride; kc < p.kernel; kc += p.stride) {
-            const int ox = (col + p.pad - kc) / p.stride;
-            if (col + p.pad < kc || ox >= p.wo) continue;
+    // The windows that cover this pixel, from the last one back.
+    const int last_y = (row + p.pad) / p.by_stride, last_x = (col + p.pad) / p.by_stride;
+    for (int oy = last_y, kr = row + p.pad - last_y * p.stride; kr < p.kernel && oy >= 0; oy--, kr += p.stride) {
+        if (oy >= p.ho) continue;
+        for (int ox = last_x, kc = col + p.pad - last_x * p.stride; kc < p.kernel && ox >= 0; ox--, kc += p.stride) {
+            if (ox >= p.wo) continue;
             const int at = (oy * p.wo + ox) * p.c;
             const Places<VEC> here = *reinterpret_cast<const Places<VEC>*>(place + at);
             const Pack<VEC> d = load<VEC>(dy + at);
-            Pack<VEC> y;
-            if constexpr (NORM) y = load<VEC>(of(y_rows, lane) + image + at);
 #pragma unroll
-            for (int k = 0; k < VEC; k++) {
-                const bool mine = here.v[k] == kr * p.kernel + kc && (!NORM || y.v[k] > 0.f);
-                total.v[k] += mine ? d.v[k] : 0.f;
-            }
+            for (int k = 0; k < VEC; k++) total.v[k] += here.v[k] == kr * p.kernel + kc ? d.v[k] : 0.f;
         }
     }
     float* to = of(dx_rows, lane) + (long long)i * VEC;
@@ -110,9 +110,9 @@ __device__ __forceinline__ void max_pool_backward(const int* lanes, const int* v
         max_pool<vec, norm>(lanes, p, packs, x, saved, y, places, places_stride, x_max);                              \
     }                                                                                                                 \
     extern "C" __global__ void name##_backward_##vec(const int* lanes, const int* valid, Pool p, int packs,           \
-                                                     const u8* places, long long places_stride, Rows x, Rows y,       \
+                                                     const u8* places, long long places_stride, Rows x,               \
                                                      Rows coefficients, Rows dy, Rows dx, int fresh) {                \
-        max_pool_backward<vec, norm>(lanes, valid, p, packs, places, places_stride, x, y, coefficients, dy, dx, fresh); \
+        max_pool_backward<vec, norm>(lanes, valid, p, packs, places, places_stride, x, coefficients, dy, dx, fresh); \
     }
 POOL_KERNELS(pool, 1, false)
 POOL_KERNELS(pool, 4, false)
