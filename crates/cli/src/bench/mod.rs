@@ -1,5 +1,7 @@
 //! `fedproj bench`: how fast the engine is on this machine.
 
+mod gpu;
+
 use crate::device::DeviceArgs;
 use crate::say;
 use anyhow::{Context, Result};
@@ -50,6 +52,15 @@ pub struct Step {
     /// All threads share one step, as in the server's distillation
     #[arg(long)]
     shared: bool,
+    /// cpu, or cuda or cuda:1 for --clients networks side by side on a GPU
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: String,
+    /// How a GPU multiplies matrices
+    #[arg(long, default_value = "tf32", value_parser = ["fp32", "tf32", "bf16"])]
+    precision: String,
+    /// Clients side by side on a GPU
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    clients: u32,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -75,6 +86,9 @@ impl Step {
     fn run(self) -> Result<()> {
         let shape = Shape::image(32, 32, 3);
         let graph = models::build(&self.model, shape, 10, Variant::default())?;
+        if self.device != "cpu" {
+            return self.run_on_gpu(&graph);
+        }
         let (clients, team) = if self.shared { (1, self.threads) } else { (self.threads, 1) };
         let barrier = Barrier::new(clients as usize);
         let times = std::thread::scope(|scope| {
@@ -119,6 +133,35 @@ impl Step {
             if let Some(mib) = result.peak_rss_mib {
                 say!("  {mib:.0} MiB peak memory");
             }
+        }
+        Ok(())
+    }
+
+    fn run_on_gpu(&self, graph: &fedproj_nn::Graph) -> Result<()> {
+        let (clients, batch) = (self.clients as usize, self.batch as usize);
+        let found = gpu::step(graph, &self.device, &self.precision, clients, batch, self.steps as usize)?;
+        let samples_per_second = f64::from(self.batch * self.clients) / found.seconds;
+        let gflops = samples_per_second * graph.flops_training() as f64 / 1e9;
+        if self.json {
+            let result = serde_json::json!({
+                "model": self.model, "batch": self.batch, "clients": self.clients, "device": found.name,
+                "precision": self.precision, "ms_per_step": found.seconds * 1e3,
+                "samples_per_second": samples_per_second, "gflops": gflops,
+            });
+            say!("{result}");
+        } else {
+            say!(
+                "{} batch {}, {} clients side by side on {}, {}",
+                self.model,
+                batch,
+                clients,
+                found.name,
+                self.precision
+            );
+            say!(
+                "  {:.3} ms per step of all, {samples_per_second:.0} samples/s, {gflops:.0} GFLOP/s",
+                found.seconds * 1e3
+            );
         }
         Ok(())
     }

@@ -1,0 +1,73 @@
+//! The training step of a cohort on a GPU.
+
+use anyhow::{Context, Result};
+use fedproj_nn::cuda::{At, Batches, Cohort, CohortOptions, Data, Gpu, Keys, LossTerm, Pass, Precision, Target};
+use fedproj_nn::{Graph, Init, NormMode, Rule};
+use fedproj_rng::{Purpose, Stream};
+use std::time::Instant;
+
+/// What a measurement found.
+pub struct Measured {
+    /// The GPU.
+    pub name: String,
+    /// Median seconds of a step of all clients.
+    pub seconds: f64,
+}
+
+/// Trains `clients` networks side by side on batches of `batch` synthetic samples.
+pub fn step(
+    graph: &Graph,
+    device: &str,
+    precision: &str,
+    clients: usize,
+    batch: usize,
+    steps: usize,
+) -> Result<Measured> {
+    let ordinal = device.strip_prefix("cuda:").map_or(Ok(0), str::parse).context("expected cuda or cuda:N")?;
+    let precision = Precision::NAMES.iter().find(|(name, _)| *name == precision).map_or(Precision::Tf32, |(_, p)| *p);
+    let gpu = Gpu::open(ordinal, precision)?;
+    let options = CohortOptions { lanes: clients, batch, taps: &[], training: true };
+    let mut cohort = Cohort::new(&gpu, graph, &options)?;
+    let n = clients * batch;
+    let mut stream = Stream::new(0, Purpose::Synthetic, [0, 0, 0]);
+    let labels: Vec<u32> = (0..n).map(|_| stream.below(10)).collect();
+    let sample = graph.shape(graph.input()).len();
+    let data = Data::upload(&gpu, n, sample, Some(&labels), |_, out| {
+        out.iter_mut().for_each(|v| *v = stream.normal() as f32);
+    })?;
+    let (params, buffers) = (graph.init_params(0, Init::Torch), graph.init_buffers());
+    let (mut theta, mut running) = (cohort.vectors(params.len())?, cohort.vectors(buffers.len())?);
+    let grad = cohort.vectors(params.len())?;
+    for lane in 0..clients {
+        cohort.write(&mut theta, lane, &params)?;
+        cohort.write(&mut running, lane, &buffers)?;
+    }
+    let rule = Rule::adam(1e-3);
+    let moments = cohort.moments(&rule)?;
+    // Every step takes the same batch, as the CPU's measurement does.
+    let own = |lane: usize| (lane * batch..(lane + 1) * batch).map(|i| i as u32).collect();
+    cohort.set_table(Batches::Private, &(0..clients).map(own).collect::<Vec<_>>(), batch)?;
+    cohort.set_table(Batches::LrFactors, &vec![vec![1.0f32.to_bits()]; clients], 1)?;
+    cohort.set_table(Batches::DropoutKeys, &vec![vec![1, 2]; clients], 2)?;
+    let pass = Pass { norm: NormMode::Update, dropout: Keys::OfStep };
+    let output = graph.output();
+    let mut times = Vec::with_capacity(steps);
+    for _ in 0..steps {
+        let start = Instant::now();
+        if !cohort.replay(0)? {
+            let recording = cohort.begin_recording(0)?;
+            cohort.gather(&data, Batches::Private, 0, false)?;
+            cohort.forward(theta.rows(), running.rows(), pass)?;
+            cohort.add_loss(output, &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
+            cohort.record_loss(At::Private)?;
+            cohort.backward(theta.rows(), grad.rows())?;
+            cohort.update(&rule, &moments, theta.rows(), grad.rows())?;
+            cohort.end_recording(recording)?;
+        }
+        gpu.synchronize()?;
+        times.push(start.elapsed().as_secs_f64());
+    }
+    let timed = &mut times[steps / 3..];
+    timed.sort_by(f64::total_cmp);
+    Ok(Measured { name: gpu.name().to_owned(), seconds: timed[timed.len() / 2] })
+}
