@@ -215,7 +215,9 @@ impl Gpu {
                 let function = module.load_function(name).map_err(failed(name))?;
                 if name.starts_with("conv_") {
                     let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                    function.set_attribute(most, SHARED_MAX).map_err(failed("asking for shared memory"))?;
+                    function
+                        .set_attribute(most, super::conv::SHARED_MAX as i32)
+                        .map_err(failed("asking for shared memory"))?;
                 }
                 kernels.insert(format!("{prefix}{name}"), function);
             }
@@ -417,9 +419,6 @@ macro_rules! parameters {
 }
 pub(super) use parameters;
 parameters!(i32, u32, u64, i64, f32, f64);
-
-/// Most bytes of shared memory of a block of the convolutions.
-const SHARED_MAX: i32 = 4 * super::conv::STAGES as i32 * (128 + 128) * (16 + 4);
 
 /// Names of the kernels of a program, as they stand in its source.
 fn kernel_names(program: &str) -> Vec<&'static str> {

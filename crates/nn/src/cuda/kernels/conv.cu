@@ -84,6 +84,10 @@ struct After {
     }
 };
 
+// Where column `col` of a row of 16 floats lies: its quarters are swapped by the row's number, which leaves an exclusive or of
+// the address with 32 bytes as the way from one half of the row to the other.
+__device__ __forceinline__ int swapped(int row, int col) { return (col / 4 ^ (row / 2 & 3)) * 4 + col % 4; }
+
 // A residue class of the input's rows and columns modulo the stride, and the taps that reach it.
 struct Class {
     int ph, pw, rows, cols, kh0, kw0, nkh, nkw;
@@ -100,10 +104,10 @@ template <int MODE, int PREC, int VEC_A, int VEC_B, int WM, int WN, int NI>
 __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows,
                                           const After& after, int flags, int splits, float* partial) {
     constexpr int BM = 64 * WM, BN = 8 * NI * WN, THREADS = 32 * WM * WN;
-    // Tiles lie in shared memory as they come: rows of the sum's direction where that is contiguous, else columns. The
-    // pitches keep threads of a warp in different banks.
+    // Tiles lie in shared memory as they come: rows of the sum's direction where that is contiguous, else columns. Threads
+    // of a warp are kept in different banks by swapping the four quarters of a row (`swapped`), or by the pitch of columns.
     constexpr bool A_BY_ROWS = MODE != WEIGHT, B_BY_ROWS = MODE == FORWARD;
-    constexpr int A_PITCH = A_BY_ROWS ? BK + 4 : BM + 8, B_PITCH = B_BY_ROWS ? BK + 4 : BN + 8;
+    constexpr int A_PITCH = A_BY_ROWS ? BK : BM + 8, B_PITCH = B_BY_ROWS ? BK : BN + 8;
     constexpr int A_BYTES = 4 * (A_BY_ROWS ? BM : BK) * A_PITCH, B_BYTES = 4 * (B_BY_ROWS ? BN : BK) * B_PITCH;
     constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
     extern __shared__ float4 shared_memory[];
@@ -142,7 +146,8 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     constexpr int B_STEP = THREADS * VEC_B / B_ROW, B_PASSES = (B_LINES + B_STEP - 1) / B_STEP;
     const int a_col = tid * VEC_A % A_ROW, a_line = tid * VEC_A / A_ROW;
     const int b_col = tid * VEC_B % B_ROW, b_line = tid * VEC_B / B_ROW;
-    const u32 a_to = shared + 4 * (a_line * A_PITCH + a_col), b_to = shared + A_BYTES + 4 * (b_line * B_PITCH + b_col);
+    const u32 a_to = shared + 4 * (a_line * A_PITCH + (A_BY_ROWS ? swapped(a_line, a_col) : a_col));
+    const u32 b_to = shared + A_BYTES + 4 * (b_line * B_PITCH + (B_BY_ROWS ? swapped(b_line, b_col) : b_col));
 
     // Rows of the image's matrix, where they are pixels: FORWARD and INPUT.
     constexpr int PIXELS = A_BY_ROWS ? A_PASSES : 1;
@@ -291,14 +296,15 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     float acc[4][NI][4] = {};
     const int warp_m = warp / WN * 64, warp_n = warp % WN * 8 * NI;
     const int g = thread / 4, t = thread % 4;
-    const u32 a_from = shared + 4 * (A_BY_ROWS ? (warp_m + thread % 16) * A_PITCH + thread / 16 * 4 : t * A_PITCH + warp_m + 4 * g);
-    const u32 b_from = shared + A_BYTES + 4 * (B_BY_ROWS ? (warp_n + thread % 8 + thread / 16 * 8) * B_PITCH + thread / 8 % 2 * 4
+    const int a_row = warp_m + thread % 16, b_row = warp_n + thread % 8 + thread / 16 * 8;
+    const u32 a_from = shared + 4 * (A_BY_ROWS ? a_row * A_PITCH + swapped(a_row, thread / 16 * 4) : t * A_PITCH + warp_m + 4 * g);
+    const u32 b_from = shared + A_BYTES + 4 * (B_BY_ROWS ? b_row * B_PITCH + swapped(b_row, thread / 8 % 2 * 4)
                                                          : t * B_PITCH + warp_n + 4 * g);
     // a[mi] = rows g and g + 8 at places t, then at t + 4; b[ni] = column g at t and t + 4.
     auto load_a = [&](u32 stage, int k, u32(&a)[4][4]) {
         if constexpr (A_BY_ROWS) {
 #pragma unroll
-            for (int mi = 0; mi < 4; mi++) load_matrices(a[mi], a_from + stage + 4 * (mi * 16 * A_PITCH + k));
+            for (int mi = 0; mi < 4; mi++) load_matrices(a[mi], (a_from ^ 4 * k) + stage + 4 * mi * 16 * A_PITCH);
         } else {
 #pragma unroll
             for (int later = 0; later < 2; later++) {
@@ -317,7 +323,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
 #pragma unroll
             for (int pair = 0; pair < NI / 2; pair++) {
                 u32 r[4];
-                load_matrices(r, b_from + stage + 4 * (pair * 16 * B_PITCH + k));
+                load_matrices(r, (b_from ^ 4 * k) + stage + 4 * pair * 16 * B_PITCH);
 #pragma unroll
                 for (int j = 0; j < 4; j++) b[2 * pair + j / 2][j % 2] = r[j];
             }
