@@ -77,15 +77,18 @@ impl Samples {
     }
 }
 
+/// Passes of several networks with dropout, on whatever device.
+pub type PassOf<'a> = &'a dyn Fn(&Net, &Samples, &[Start], NormMode) -> Result<Vec<Passed>>;
+
 /// On the CPU: batches are as short as they are.
-pub fn cpu_pass(net: &Net, samples: &Samples, start: &Start, norm: NormMode, with_dropout: bool) -> Result<Passed> {
+pub fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: NormMode) -> Result<Passed> {
     let (g, n) = (&net.graph, samples.labels.len());
     let options = Options { batch: net.batch, taps: &net.taps, training: true };
-    let mut ws = Workspace::new(g, &options, Cpu::new(1))?;
+    let mut ws = Workspace::new(g, &options, cpu)?;
     let mut buffers = start.buffers.clone();
     let x = Samples::rows(&samples.x, n, &start.samples);
     let labels: Vec<u32> = start.samples.iter().map(|&i| samples.labels[i as usize]).collect();
-    ws.forward(&start.params, &mut buffers, &x, Mode { norm, dropout: with_dropout.then_some(start.key) })?;
+    ws.forward(&start.params, &mut buffers, &x, Mode { norm, dropout: Some(start.key) })?;
     let mut loss = ws.add_loss(g.output(), &Loss::CrossEntropy { labels: &labels }, 1.0)?;
     for (tap, target) in net.taps.iter().zip(&samples.targets) {
         let target = Samples::rows(target, n, &start.samples);
@@ -98,14 +101,7 @@ pub fn cpu_pass(net: &Net, samples: &Samples, start: &Start, norm: NormMode, wit
 }
 
 /// On the GPU: all networks at once, short batches padded.
-pub fn gpu_pass(
-    gpu: &Arc<Gpu>,
-    net: &Net,
-    samples: &Samples,
-    starts: &[Start],
-    norm: NormMode,
-    with_dropout: bool,
-) -> Result<Vec<Passed>> {
+pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], norm: NormMode) -> Result<Vec<Passed>> {
     let (g, n) = (&net.graph, samples.labels.len());
     let options = CohortOptions { lanes: starts.len(), batch: net.batch, taps: &net.taps, training: true };
     let mut cohort = Cohort::new(gpu, g, &options)?;
@@ -128,8 +124,7 @@ pub fn gpu_pass(
     let keys = starts.iter().map(|start| vec![start.key as u32, (start.key >> 32) as u32]);
     cohort.set_table(Batches::DropoutKeys, &keys.collect::<Vec<_>>(), 2)?;
     cohort.gather(&data, Batches::Private, 0, false)?;
-    let dropout = if with_dropout { Keys::OfStep } else { Keys::None };
-    cohort.forward(theta.rows(), buffers.rows(), Pass { norm, dropout })?;
+    cohort.forward(theta.rows(), buffers.rows(), Pass { norm, dropout: Keys::OfStep })?;
     cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
     for (tap, target) in net.taps.iter().zip(&samples.targets) {
         let target = Data::matrix(gpu, target, target.len() / n)?;

@@ -1,16 +1,21 @@
 //! Every operation over odd shapes: logits, loss, gradients and running statistics of several lanes against the CPU.
 
 use super::Setting;
-use super::backends::{Samples, Start, cpu_pass, gpu_pass, random_buffers, random_weights};
+use super::backends::{PassOf, Samples, Start, cpu_pass, gpu_pass, random_buffers, random_weights};
 use super::compare::Group;
 use super::nets::{self, Net};
 use anyhow::Result;
-use fedproj_nn::NormMode;
+use fedproj_nn::{Cpu, NormMode};
 
 const TOLERANCE: f64 = 1e-4;
 const LANES: usize = 3;
 
 pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+    let gpu = setting.gpu()?;
+    check_with(group, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm))
+}
+
+fn check_with(group: &mut Group, pass: PassOf<'_>) -> Result<()> {
     for net in nets::all()? {
         let modes: &[(NormMode, &str)] = if net.has_batch_norm() {
             &[(NormMode::Update, "updating"), (NormMode::Batch, "batch"), (NormMode::Frozen, "frozen")]
@@ -21,7 +26,7 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
             for (shorter, padding) in [(0, ""), (1, "padded")] {
                 let what = [net.name.as_str(), mode, padding].join(" ");
                 let what = what.trim_end();
-                group.attempt(what, |group| compare(setting, group, &net, *norm, shorter, what));
+                group.attempt(what, |group| compare(group, pass, &net, *norm, shorter, what));
             }
         }
     }
@@ -29,7 +34,7 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
 }
 
 /// Lane l lacks `shorter`·(l + 1) samples of its batch.
-fn compare(setting: &Setting, group: &mut Group, net: &Net, norm: NormMode, shorter: usize, what: &str) -> Result<()> {
+fn compare(group: &mut Group, pass: PassOf<'_>, net: &Net, norm: NormMode, shorter: usize, what: &str) -> Result<()> {
     let samples = Samples::new(net, LANES * net.batch);
     let start = |lane: usize| {
         let n_valid = net.batch.saturating_sub(shorter * (lane + 1)).max(1);
@@ -42,9 +47,9 @@ fn compare(setting: &Setting, group: &mut Group, net: &Net, norm: NormMode, shor
         }
     };
     let starts: Vec<Start> = (0..LANES).map(start).collect();
-    let found = gpu_pass(setting.gpu()?, net, &samples, &starts, norm, true)?;
+    let found = pass(net, &samples, &starts, norm)?;
     for (lane, (found, start)) in found.iter().zip(&starts).enumerate() {
-        let expected = cpu_pass(net, &samples, start, norm, true)?;
+        let expected = cpu_pass(Cpu::new(1), net, &samples, start, norm)?;
         let what = format!("{what}, lane {lane}:");
         group.compare(&format!("{what} logits"), &found.logits, &expected.logits, TOLERANCE);
         group.compare_numbers(&format!("{what} loss"), found.loss, expected.loss, TOLERANCE);
@@ -58,4 +63,26 @@ fn compare(setting: &Setting, group: &mut Group, net: &Net, norm: NormMode, shor
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fedproj_nn::Isa;
+
+    /// The harness without a GPU: two ways to compute that round differently stay well within the tolerance, so that what
+    /// fails on a GPU is not a network that cannot be compared.
+    #[test]
+    fn instruction_sets_agree_on_every_network() {
+        for isa in Isa::available() {
+            let mut group = Group::default();
+            let pass = |net: &Net, samples: &Samples, starts: &[Start], norm| {
+                starts.iter().map(|start| cpu_pass(Cpu::with_isa(1, isa), net, samples, start, norm)).collect()
+            };
+            check_with(&mut group, &pass).unwrap();
+            assert!(group.failures.is_empty(), "{isa:?}: {:#?}", group.failures);
+            assert!(group.n_compared > 1000);
+            assert!(group.worst.as_ref().is_some_and(|w| w.error < 0.5 * w.tolerance), "{isa:?}: {:?}", group.worst);
+        }
+    }
 }

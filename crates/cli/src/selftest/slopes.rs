@@ -1,7 +1,7 @@
 //! Gradients against the slopes of the GPU's own losses.
 
 use super::Setting;
-use super::backends::{Samples, Start, gpu_pass, random, random_buffers, random_weights};
+use super::backends::{PassOf, Samples, Start, gpu_pass, random, random_buffers, random_weights};
 use super::compare::Group;
 use super::nets::Net;
 use anyhow::Result;
@@ -15,6 +15,11 @@ const TOLERANCE: f64 = 1e-2;
 const DIRECTIONS: u32 = 4;
 
 pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+    let gpu = setting.gpu()?;
+    check_with(group, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm))
+}
+
+fn check_with(group: &mut Group, pass: PassOf<'_>) -> Result<()> {
     for net in nets()? {
         let samples = Samples::new(&net, net.batch);
         let (params, buffers) = (random_weights(&net.graph, 3), random_buffers(&net.graph, 3));
@@ -22,7 +27,7 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
             let samples = (0..net.batch as u32).collect();
             Start { params, buffers: buffers.clone(), samples, key: 5 }
         };
-        let pass = |starts: &[Start]| gpu_pass(setting.gpu()?, &net, &samples, starts, NormMode::Batch, true);
+        let pass = |starts: &[Start]| pass(&net, &samples, starts, NormMode::Batch);
         let gradient = pass(&[start(params.clone())])?.remove(0).gradient;
         for id in 0..DIRECTIONS {
             let direction = direction(id, &gradient);
@@ -76,4 +81,39 @@ fn nets() -> Result<Vec<Net>> {
         nets.push(Net { name: name.into(), graph: g, taps: vec![tap], batch: 8 });
     }
     Ok(nets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::backends::cpu_pass;
+    use super::*;
+    use fedproj_nn::Cpu;
+
+    #[test]
+    fn the_step_and_the_tolerance_suit_the_networks() {
+        let mut group = Group::default();
+        let pass = |net: &Net, samples: &Samples, starts: &[Start], norm| {
+            starts.iter().map(|start| cpu_pass(Cpu::new(1), net, samples, start, norm)).collect()
+        };
+        check_with(&mut group, &pass).unwrap();
+        assert!(group.failures.is_empty(), "{:#?}", group.failures);
+        assert!(group.worst.as_ref().is_some_and(|w| w.error < 0.5 * w.tolerance), "{:?}", group.worst);
+        assert_eq!(group.n_compared, 12);
+    }
+
+    #[test]
+    fn a_wrong_gradient_is_noticed() {
+        let mut group = Group::default();
+        let pass = |net: &Net, samples: &Samples, starts: &[Start], norm| {
+            let pass = |start: &Start| {
+                let mut passed = cpu_pass(Cpu::new(1), net, samples, start, norm)?;
+                // The first tensor's gradient is forgotten.
+                passed.gradient[net.graph.params().spans()[0].range()].fill(0.0);
+                Ok(passed)
+            };
+            starts.iter().map(pass).collect()
+        };
+        check_with(&mut group, &pass).unwrap();
+        assert!(group.failures.len() > 6, "{:#?}", group.failures);
+    }
 }
