@@ -4,6 +4,7 @@ mod bench;
 mod compare;
 mod data;
 mod device;
+mod doctor;
 mod drive;
 mod interrupt;
 mod methods;
@@ -13,6 +14,7 @@ mod partition;
 mod report;
 mod reproduce;
 mod run;
+mod selftest;
 mod settings;
 mod setups;
 mod verify;
@@ -51,6 +53,10 @@ enum Command {
     Methods(methods::Methods),
     /// Lists networks
     Models(models::Models),
+    /// Tells what this machine has: instruction set, memory, GPUs and their libraries, data sets
+    Doctor(doctor::Doctor),
+    /// Tests a GPU: layers, losses, networks and methods against the CPU and golden numbers
+    Selftest(selftest::SelfTest),
     /// Measures the engine's speed
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -83,6 +89,8 @@ fn main() -> ExitCode {
         Command::Data(args) => args.run(),
         Command::Methods(args) => args.run(),
         Command::Models(args) => args.run(),
+        Command::Doctor(args) => args.run(),
+        Command::Selftest(args) => args.run(),
         Command::Bench(bench) => bench.run(),
     };
     match result {

@@ -1,0 +1,150 @@
+//! One forward and backward pass of several networks, on the CPU one after another and on a GPU side by side.
+
+use super::nets::Net;
+use anyhow::Result;
+use fedproj_nn::cuda::{At, Batches, Cohort, CohortOptions, Data, Gpu, Keys, LossTerm, NOBODY, Pass, Target};
+use fedproj_nn::{Cpu, Graph, Init, Loss, Mode, NormMode, Options, Workspace};
+use fedproj_rng::{Purpose, Stream};
+use std::sync::Arc;
+
+/// Weight of the squared distance at each tap.
+const TAP_WEIGHT: f32 = 0.1;
+
+/// Normal numbers, the same for the same `id`.
+pub fn random(id: u32, len: usize) -> Vec<f32> {
+    let mut stream = Stream::new(5, Purpose::Synthetic, [id, 0, 0]);
+    (0..len).map(|_| stream.normal() as f32).collect()
+}
+
+/// Labels of `classes` classes.
+pub fn random_labels(id: u32, len: usize, classes: usize) -> Vec<u32> {
+    let mut stream = Stream::new(5, Purpose::Synthetic, [id, 1, 0]);
+    (0..len).map(|_| stream.below(classes as u32)).collect()
+}
+
+/// Weights in which no tensor is constant.
+pub fn random_weights(graph: &Graph, id: u32) -> Vec<f32> {
+    let noise = random(1000 + id, graph.params().len());
+    graph.init_params(u64::from(id), Init::Torch).iter().zip(noise).map(|(w, n)| w + 0.05 * n).collect()
+}
+
+/// Running statistics that differ from channel to channel; variances stay positive.
+pub fn random_buffers(graph: &Graph, id: u32) -> Vec<f32> {
+    let noise = random(2000 + id, graph.buffers().len());
+    graph.init_buffers().iter().zip(noise).map(|(b, n)| b + 0.2 * n.abs()).collect()
+}
+
+/// What one network starts from: weights, running statistics, its samples among all, and its dropout key.
+#[derive(Clone)]
+pub struct Start {
+    pub params: Vec<f32>,
+    pub buffers: Vec<f32>,
+    pub samples: Vec<u32>,
+    pub key: u64,
+}
+
+/// Samples that all networks draw from.
+pub struct Samples {
+    pub x: Vec<f32>,
+    pub labels: Vec<u32>,
+    /// Targets at each tap, a row a sample.
+    pub targets: Vec<Vec<f32>>,
+}
+
+/// What a pass has computed.
+pub struct Passed {
+    pub logits: Vec<f32>,
+    pub loss: f64,
+    pub gradient: Vec<f32>,
+    pub buffers: Vec<f32>,
+    pub taps: Vec<Vec<f32>>,
+}
+
+impl Samples {
+    pub fn new(net: &Net, n: usize) -> Self {
+        let g = &net.graph;
+        let target = |(i, tap): (usize, &fedproj_nn::NodeId)| random(10 + i as u32, n * g.shape(*tap).len());
+        Self {
+            x: random(1, n * g.shape(g.input()).len()),
+            labels: random_labels(2, n, g.shape(g.output()).len()),
+            targets: net.taps.iter().enumerate().map(target).collect(),
+        }
+    }
+
+    fn rows(matrix: &[f32], n: usize, chosen: &[u32]) -> Vec<f32> {
+        let len = matrix.len() / n;
+        chosen.iter().flat_map(|&i| &matrix[i as usize * len..(i as usize + 1) * len]).copied().collect()
+    }
+}
+
+/// Passes of several networks with dropout, on whatever device.
+pub type PassOf<'a> = &'a dyn Fn(&Net, &Samples, &[Start], NormMode) -> Result<Vec<Passed>>;
+
+/// On the CPU: batches are as short as they are.
+pub fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: NormMode) -> Result<Passed> {
+    let (g, n) = (&net.graph, samples.labels.len());
+    let options = Options { batch: net.batch, taps: &net.taps, training: true };
+    let mut ws = Workspace::new(g, &options, cpu)?;
+    let mut buffers = start.buffers.clone();
+    let x = Samples::rows(&samples.x, n, &start.samples);
+    let labels: Vec<u32> = start.samples.iter().map(|&i| samples.labels[i as usize]).collect();
+    ws.forward(&start.params, &mut buffers, &x, Mode { norm, dropout: Some(start.key) })?;
+    let mut loss = ws.add_loss(g.output(), &Loss::CrossEntropy { labels: &labels }, 1.0)?;
+    for (tap, target) in net.taps.iter().zip(&samples.targets) {
+        let target = Samples::rows(target, n, &start.samples);
+        loss += f64::from(TAP_WEIGHT) * ws.add_loss(*tap, &Loss::SquaredError { target: &target }, TAP_WEIGHT)?;
+    }
+    let mut gradient = vec![f32::NAN; g.params().len()];
+    ws.backward(&start.params, &mut gradient)?;
+    let taps = net.taps.iter().map(|tap| ws.gradient(*tap).map(<[f32]>::to_vec)).collect::<Result<_, _>>()?;
+    Ok(Passed { logits: ws.output().to_vec(), loss, gradient, buffers, taps })
+}
+
+/// On the GPU: all networks at once, short batches padded.
+pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], norm: NormMode) -> Result<Vec<Passed>> {
+    let (g, n) = (&net.graph, samples.labels.len());
+    let options = CohortOptions { lanes: starts.len(), batch: net.batch, taps: &net.taps, training: true };
+    let mut cohort = Cohort::new(gpu, g, &options)?;
+    let mut data = Data::matrix(gpu, &samples.x, g.shape(g.input()).len())?;
+    data.set_labels(gpu, &samples.labels)?;
+    let mut theta = cohort.vectors(g.params().len())?;
+    let mut buffers = cohort.vectors(g.buffers().len())?;
+    let mut gradient = cohort.vectors(g.params().len())?;
+    for (lane, start) in starts.iter().enumerate() {
+        cohort.write(&mut theta, lane, &start.params)?;
+        cohort.write(&mut buffers, lane, &start.buffers)?;
+        cohort.write(&mut gradient, lane, &vec![f32::NAN; g.params().len()])?;
+    }
+    let batches = starts.iter().map(|start| {
+        let mut batch = start.samples.clone();
+        batch.resize(net.batch, NOBODY);
+        batch
+    });
+    cohort.set_table(Batches::Private, &batches.collect::<Vec<_>>(), net.batch)?;
+    let keys = starts.iter().map(|start| vec![start.key as u32, (start.key >> 32) as u32]);
+    cohort.set_table(Batches::DropoutKeys, &keys.collect::<Vec<_>>(), 2)?;
+    cohort.gather(&data, Batches::Private, 0, false)?;
+    cohort.forward(theta.rows(), buffers.rows(), Pass { norm, dropout: Keys::OfStep })?;
+    cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
+    for (tap, target) in net.taps.iter().zip(&samples.targets) {
+        let target = Data::matrix(gpu, target, target.len() / n)?;
+        cohort.gather_target(&target, Batches::Private, 0, Target::Features, false)?;
+        cohort.add_loss(*tap, &LossTerm::SquaredError, Target::Features, TAP_WEIGHT, false)?;
+        gpu.synchronize()?;
+    }
+    cohort.record_loss(At::Private)?;
+    cohort.backward(theta.rows(), gradient.rows())?;
+    let stats = cohort.stats()?;
+    let passed = |(lane, start): (usize, &Start)| {
+        let n_valid = start.samples.len();
+        let taps = net.taps.iter().map(|tap| cohort.read_gradient(*tap, lane, n_valid)).collect::<Result<_, _>>()?;
+        Ok(Passed {
+            logits: cohort.read_value(g.output(), lane, n_valid)?,
+            loss: stats[lane].loss_total,
+            gradient: cohort.read(&gradient, lane)?,
+            buffers: cohort.read(&buffers, lane)?,
+            taps,
+        })
+    };
+    starts.iter().enumerate().map(passed).collect()
+}

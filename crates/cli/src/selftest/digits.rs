@@ -1,0 +1,135 @@
+//! Every method and switch for two rounds on the embedded digits: the device against the CPU.
+
+use super::Setting;
+use super::compare::{Group, difference};
+use anyhow::Result;
+use fedproj_core::{Config, Device, Experiment, RoundRecord, Simulation};
+
+/// Of the movement from the start; single tensors are not looked at, since the sign of a nearly orthogonal projection may
+/// differ between two ways to round.
+const TOLERANCE: f64 = 1e-3;
+
+/// 240 digits on four clients of unequal size, all of which take part: MOON's second participation is in round 2.
+pub const BASE: &[&str] = &[
+    "seed=5",
+    "data.private_samples=240",
+    "data.public_samples=70",
+    "data.partition={kind='dirichlet', beta=0.5, clients=4, min_samples=20}",
+    "model.hidden=[13, 12]",
+    "federation.rounds=2",
+    "federation.fraction=1.0",
+    "local.epochs=2",
+    "local.batch=16",
+    "local.optimizer={kind='sgd', lr=0.05, weight_decay=0.0}",
+    "method.feddf.distill.optimizer={kind='sgd', lr=0.05, weight_decay=0.0}",
+    "method.feddf.distill.batch=20",
+    "method.fedet.optimizer={kind='sgd', lr=0.05, weight_decay=0.0}",
+    "method.fedet.batch=20",
+    "method.fedproj.projection.warmup=1",
+    "method.fedproj.memory={size=40, batch=12}",
+    "method.fedproj.distill.optimizer={kind='sgd', lr=0.05, weight_decay=0.0}",
+    "method.fedproj.distill.batch=20",
+];
+
+/// A small network with batch-norm.
+const RESNET: &str = "model.name=resnet8-thin";
+const SMALLER: &str = "data.private_samples=100";
+const FEWER: &str = "data.partition={kind='iid', clients=3}";
+
+/// The method, and what differs from the base.
+const CASES: &[(&str, &[&str])] = &[
+    ("fedavg", &[]),
+    ("fedavg", &["local.optimizer={kind='sgd', lr=0.05, momentum=0.9, weight_decay=0.001}", "local.clip=0.5"]),
+    ("fedavg", &["federation.fraction=0.5", "local.schedule={every=0.5, factor=0.1}"]),
+    ("fedavg", &[RESNET, SMALLER, FEWER]),
+    ("fedavg", &["model.name=cnn", SMALLER, FEWER]),
+    ("fedavg", &[RESNET, SMALLER, FEWER, "model.group_norm=4"]),
+    ("fedprox", &["method.fedprox.proximal_weight=0.1"]),
+    ("fednova", &[]),
+    ("feddyn", &["method.feddyn.alpha=0.1"]),
+    ("scaffold", &[]),
+    ("fedavgm", &[]),
+    ("fedadam", &[]),
+    ("moon", &["method.moon.head=6"]),
+    ("moon", &[RESNET, SMALLER, FEWER, "method.moon.head=6"]),
+    ("fedrcl", &[]),
+    ("fedrcl", &[RESNET, SMALLER, FEWER]),
+    ("feddf", &[]),
+    ("fedet", &[]),
+    ("fedproj", &[]),
+    ("fedproj", &["method.fedproj.projection.mode=always"]),
+    ("fedproj", &["method.fedproj.projection.mode=soft"]),
+    ("fedproj", &["method.fedproj.projection.mode=off"]),
+    ("fedproj", &["method.fedproj.projection.scope=layer"]),
+    ("fedproj", &["method.fedproj.projection.space=update"]),
+    ("fedproj", &["method.fedproj.projection.space=update", "method.fedproj.projection.scope=layer"]),
+    ("fedproj", &["method.fedproj.projection.reference=round_start"]),
+    (
+        "fedproj",
+        &["method.fedproj.projection.reference=round_start", "method.fedproj.projection.space=update", RESNET, SMALLER],
+    ),
+    ("fedproj", &["method.fedproj.projection.dropout=0.5", "method.fedproj.projection.dropout_unit=step"]),
+    ("fedproj", &["method.fedproj.projection.dropout=0.5", "method.fedproj.projection.dropout_unit=client_round"]),
+    ("fedproj", &["method.fedproj.projection.coefficient_max=0.1", "method.fedproj.projection.norm_guard=1e-6"]),
+    ("fedproj", &["method.fedproj.memory.target=labels"]),
+    ("fedproj", &["method.fedproj.memory.target=global_model", "method.fedproj.memory.round0=global_model"]),
+    ("fedproj", &["method.fedproj.memory.resample=fixed", "method.fedproj.memory.integer_cast=true"]),
+    ("fedproj", &["method.fedproj.memory.feature_weight=0.1", "method.fedproj.distill.feature_weight=0.1"]),
+    ("fedproj", &["method.fedproj.distill.alpha=0.1", "method.fedproj.distill.anchor=previous_global"]),
+    ("fedproj", &["method.fedproj.distill.direction=student_to_teacher", "method.fedproj.distill.t2=false"]),
+    ("fedproj", &[RESNET, SMALLER, FEWER, "method.fedproj.distill.bn=update", "method.fedproj.memory.bn=update"]),
+    ("fedproj", &[RESNET, SMALLER, FEWER, "method.fedproj.distill.bn=frozen", "method.fedproj.memory.bn=frozen"]),
+    ("fedproj", &[RESNET, SMALLER, FEWER, "method.fedproj.distill.bn=recalibrate", "method.fedproj.memory.bn=batch"]),
+];
+
+#[allow(clippy::unnecessary_wraps, reason = "a group like the others")]
+pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+    for (method, overrides) in CASES {
+        let what = [&[*method], *overrides].concat().join(" ");
+        group.attempt(&what, |group| compare(setting, group, method, overrides, &what));
+    }
+    Ok(())
+}
+
+fn compare(setting: &Setting, group: &mut Group, method: &str, overrides: &[&str], what: &str) -> Result<()> {
+    let mut found = simulation(method, overrides, setting.device.clone())?;
+    let mut expected = simulation(method, overrides, Device::from(2))?;
+    let (init, init_buffers) = (expected.state().weights.clone(), expected.state().buffers.clone());
+    for round in 1..=2 {
+        let records = (found.round(&|_| ())?, expected.round(&|_| ())?);
+        let what = format!("{what}, round {round}:");
+        let (f, e) = (found.state(), expected.state());
+        let moved = |to: &[f32]| difference(to, &init);
+        group.compare(&format!("{what} movement"), &moved(&f.weights), &moved(&e.weights), TOLERANCE);
+        if !init_buffers.is_empty() {
+            let moved = |to: &[f32]| difference(to, &init_buffers);
+            group.compare(&format!("{what} running statistics"), &moved(&f.buffers), &moved(&e.buffers), TOLERANCE);
+        }
+        compare_records(group, &what, &records.0, &records.1);
+    }
+    Ok(())
+}
+
+/// What is told of a round, as far as rounding does not decide it.
+fn compare_records(group: &mut Group, what: &str, found: &RoundRecord, expected: &RoundRecord) {
+    group.compare_numbers(&format!("{what} training loss"), found.train_loss, expected.train_loss, TOLERANCE);
+    for (name, found, expected) in [
+        ("memory loss before", found.memory_loss_before, expected.memory_loss_before),
+        ("memory loss after", found.memory_loss_after, expected.memory_loss_after),
+        ("distillation loss", found.distill_loss, expected.distill_loss),
+    ] {
+        group.require(found.is_some() == expected.is_some(), &format!("{what} the presence of a {name}"));
+        if let (Some(found), Some(expected)) = (found, expected) {
+            group.compare_numbers(&format!("{what} {name}"), found, expected, TOLERANCE);
+        }
+    }
+}
+
+/// A simulation of the base with further settings.
+pub fn simulation(method: &str, overrides: &[&str], device: Device) -> Result<Simulation> {
+    let settings = BASE.iter().chain(overrides).map(|s| (*s).to_owned()).chain([format!("method.name={method}")]);
+    let config = Config::from_layers(None, &settings.collect::<Vec<_>>())?;
+    let method = config.method.build()?;
+    let experiment = Experiment::load(config, method.as_ref(), None)?;
+    Ok(Simulation::new(experiment, method, device)?)
+}

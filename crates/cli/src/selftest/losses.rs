@@ -1,0 +1,221 @@
+//! Every loss at a node: its value and its gradient there, with full and short batches, alone and after another.
+
+use super::Setting;
+use super::backends::{random, random_labels};
+use super::compare::Group;
+use anyhow::Result;
+use fedproj_core::terms;
+use fedproj_nn::cuda::{
+    At, Batches, Cohort, CohortOptions, Data, Gpu, LossTerm, NOBODY, Pass, RelaxedContrast, Target,
+};
+use fedproj_nn::{Cpu, Direction, Graph, Loss, Mode, Options, Shape, Workspace};
+use std::sync::Arc;
+
+const TOLERANCE: f64 = 1e-4;
+const BATCH: usize = 9;
+const WEIGHT: f32 = 0.7;
+/// Valid samples of each lane.
+const VALID: [usize; 3] = [BATCH, BATCH - 2, 4];
+
+/// Values and what they are compared with, for all samples that lanes draw from.
+struct Case {
+    shape: Shape,
+    z: Vec<f32>,
+    target: Vec<f32>,
+    /// Embeddings that attract and repel.
+    others: [Vec<f32>; 2],
+    labels: Vec<u32>,
+    marks: Vec<u32>,
+}
+
+pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+    for shape in [Shape::vector(5), Shape::vector(37), Shape::image(2, 3, 6)] {
+        let (n, len) = (BATCH * VALID.len(), shape.len());
+        let case = Case {
+            shape,
+            z: random(20, n * len),
+            target: random(21, n * len),
+            others: [random(22, n * len), random(23, n * len)],
+            labels: random_labels(24, n, shape.c.min(4)),
+            marks: random_labels(25, n, 2),
+        };
+        for (name, term) in terms_of(shape) {
+            for after_another in [false, true] {
+                let found = on_gpu(setting.gpu()?, &case, &term, after_another)?;
+                for (lane, (found, n_valid)) in found.iter().zip(VALID).enumerate() {
+                    let expected = on_cpu(&case, lane, n_valid, &term, after_another)?;
+                    let second = if after_another { ", second" } else { "" };
+                    let what = format!("{name}{second} at {shape}, {n_valid} of {BATCH}:");
+                    group.compare_numbers(&format!("{what} value"), found.0, expected.0, TOLERANCE);
+                    group.compare(&format!("{what} gradient"), &found.1, &expected.1, TOLERANCE);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn terms_of(shape: Shape) -> Vec<(String, LossTerm)> {
+    let constants = |threshold| {
+        LossTerm::RelaxedContrast(RelaxedContrast {
+            temperature: 0.2,
+            threshold,
+            contrast_weight: 1.0,
+            penalty_weight: 0.5,
+            scale: 0.5,
+        })
+    };
+    let mut all = vec![
+        ("relaxed contrast".to_owned(), constants(0.7)),
+        ("relaxed contrast, all pushed apart".to_owned(), constants(-1.0)),
+    ];
+    all.push(("squared error".into(), LossTerm::SquaredError));
+    all.push(("absolute error".into(), LossTerm::AbsoluteError));
+    all.push(("masked squares".into(), LossTerm::MaskedSquares));
+    all.push(("model contrast".into(), LossTerm::ModelContrast { positive: 0, negative: 1, temperature: 0.5 }));
+    if shape.pixels() > 1 {
+        return all;
+    }
+    all.push(("cross-entropy".into(), LossTerm::CrossEntropy));
+    for (name, direction) in [("KL(t ‖ s)", Direction::TeacherToStudent), ("KL(s ‖ t)", Direction::StudentToTeacher)]
+    {
+        for times_t_squared in [false, true] {
+            for only_marked in [false, true] {
+                let term = LossTerm::Kl { temperature: 3.0, direction, times_t_squared, only_marked };
+                let squared = if times_t_squared { "·T²" } else { "" };
+                let marked = if only_marked { " of marked samples" } else { "" };
+                all.push((format!("{name}{squared}{marked}"), term));
+            }
+        }
+    }
+    all
+}
+
+/// The graph's input is the node in question, so that nothing comes between the numbers and the loss.
+fn graph(shape: Shape) -> Result<Graph> {
+    let mut g = Graph::new(shape);
+    let x = g.flatten("flatten", g.input())?;
+    g.linear("fc", x, 2, false)?;
+    Ok(g)
+}
+
+/// Loss and gradient of each lane; lane l has samples l, l + lanes, …
+fn on_gpu(gpu: &Arc<Gpu>, case: &Case, term: &LossTerm, after_another: bool) -> Result<Vec<(f64, Vec<f32>)>> {
+    let (g, len, lanes) = (graph(case.shape)?, case.shape.len(), VALID.len());
+    let node = g.input();
+    let options = CohortOptions { lanes, batch: BATCH, taps: &[node], training: true };
+    let mut cohort = Cohort::new(gpu, &g, &options)?;
+    let mut data = Data::matrix(gpu, &case.z, len)?;
+    data.set_labels(gpu, &case.labels)?;
+    let target = Data::matrix(gpu, &case.target, len)?;
+    let mut marks = Data::matrix(gpu, &[0.0], 1)?;
+    marks.set_labels(gpu, &case.marks)?;
+    let padded = |sample: &dyn Fn(usize, usize) -> usize| {
+        let of = |lane: usize| {
+            let mut batch: Vec<u32> = (0..VALID[lane]).map(|i| sample(lane, i) as u32).collect();
+            batch.resize(BATCH, NOBODY);
+            batch
+        };
+        (0..lanes).map(of).collect::<Vec<_>>()
+    };
+    cohort.set_table(Batches::Private, &padded(&|lane, i| i * lanes + lane), BATCH)?;
+    // Embeddings lie in the order of a lane's own samples.
+    cohort.set_table(Batches::Positions, &padded(&|_, i| i), BATCH)?;
+    cohort.gather(&data, Batches::Private, 0, false)?;
+    cohort.gather_target(&target, Batches::Private, 0, Target::Logits, false)?;
+    cohort.gather_marks(&marks, Batches::Private)?;
+    for (index, others) in case.others.iter().enumerate() {
+        let mut all = cohort.vectors(BATCH * len)?;
+        for (lane, n_valid) in VALID.into_iter().enumerate() {
+            let mut own = rows(others, len, lane, n_valid);
+            own.resize(BATCH * len, 0.0);
+            cohort.write(&mut all, lane, &own)?;
+        }
+        cohort.gather_embedding(&all, len, index)?;
+        gpu.synchronize()?;
+    }
+    let (theta, buffers) = (cohort.vectors(g.params().len())?, cohort.vectors(0)?);
+    cohort.forward(theta.rows(), buffers.rows(), Pass::EVAL)?;
+    if after_another {
+        cohort.add_loss(node, &LossTerm::AbsoluteError, Target::Logits, 1.0, true)?;
+    }
+    cohort.add_loss(node, term, Target::Logits, WEIGHT, !after_another)?;
+    cohort.record_loss(At::Private)?;
+    let stats = cohort.stats()?;
+    let lane = |lane: usize| Ok((stats[lane].loss_total, cohort.read_gradient(node, lane, VALID[lane])?));
+    (0..lanes).map(lane).collect()
+}
+
+fn on_cpu(case: &Case, lane: usize, n: usize, term: &LossTerm, after_another: bool) -> Result<(f64, Vec<f32>)> {
+    let len = case.shape.len();
+    let of = |matrix: &[f32]| rows(matrix, len, lane, n);
+    let (z, target) = (of(&case.z), of(&case.target));
+    let numbers = |all: &[u32]| (0..n).map(|i| all[i * VALID.len() + lane]).collect::<Vec<u32>>();
+    let labels = numbers(&case.labels);
+    let mut grad = vec![0.0; z.len()];
+    let mut value = 0.0;
+    if after_another {
+        value += add(&z, len, &Loss::AbsoluteError { target: &target }, 1.0, &mut grad)?;
+    }
+    value += match *term {
+        LossTerm::CrossEntropy => add(&z, len, &Loss::CrossEntropy { labels: &labels }, WEIGHT, &mut grad)?,
+        LossTerm::SquaredError => add(&z, len, &Loss::SquaredError { target: &target }, WEIGHT, &mut grad)?,
+        LossTerm::AbsoluteError => add(&z, len, &Loss::AbsoluteError { target: &target }, WEIGHT, &mut grad)?,
+        LossTerm::MaskedSquares => f64::from(WEIGHT) * terms::masked_squares(len, &z, &target, WEIGHT, &mut grad),
+        LossTerm::Kl { temperature, direction, times_t_squared, only_marked } => {
+            let marks = numbers(&case.marks);
+            let mut total = 0.0;
+            // Row by row, since some may not count; the mean is over all.
+            for (i, z) in z.chunks_exact(len).enumerate().filter(|(i, _)| !only_marked || marks[*i] != 0) {
+                let (row, weight) = (i * len..(i + 1) * len, WEIGHT / n as f32);
+                let loss = Loss::Kl { teacher: &target[row.clone()], temperature, direction, times_t_squared };
+                total += add(z, len, &loss, weight, &mut grad[row])?;
+            }
+            total
+        }
+        LossTerm::ModelContrast { temperature, .. } => {
+            let (positive, negative) = (of(&case.others[0]), of(&case.others[1]));
+            let loss = terms::model_contrast(len, &z, &positive, &negative, temperature, WEIGHT, &mut grad);
+            f64::from(WEIGHT) * loss
+        }
+        LossTerm::RelaxedContrast(c) => relaxed_contrast(&c, case.shape, &z, &labels, &mut grad),
+    };
+    Ok((value, grad))
+}
+
+/// At an image, the loss is that of the mean over pixels. Its constants weigh it; the weight of the term does not count.
+fn relaxed_contrast(c: &RelaxedContrast, shape: Shape, z: &[f32], labels: &[u32], grad: &mut [f32]) -> f64 {
+    let (pixels, channels) = (shape.pixels(), shape.c);
+    let mut pooled = vec![0.0; labels.len() * channels];
+    let place = |i: usize| i / shape.len() * channels + i % channels;
+    for (i, v) in z.iter().enumerate() {
+        pooled[place(i)] += v / pixels as f32;
+    }
+    let constants = terms::RelaxedContrast {
+        temperature: c.temperature,
+        threshold: c.threshold,
+        contrast_weight: c.contrast_weight,
+        penalty_weight: c.penalty_weight,
+    };
+    let mut slope = vec![0.0; pooled.len()];
+    let loss = terms::relaxed_contrast(&constants, channels, &pooled, labels, c.scale, &mut slope);
+    grad.iter_mut().enumerate().for_each(|(i, g)| *g += slope[place(i)] / pixels as f32);
+    f64::from(c.scale) * loss
+}
+
+/// Adds the gradient of a loss at plain numbers and returns the weighted loss.
+fn add(z: &[f32], len: usize, loss: &Loss<'_>, weight: f32, grad: &mut [f32]) -> Result<f64> {
+    let g = graph(Shape::vector(len))?;
+    let node = g.input();
+    let options = Options { batch: z.len() / len, taps: &[node], training: true };
+    let mut ws = Workspace::new(&g, &options, Cpu::new(1))?;
+    ws.forward(&vec![0.0; g.params().len()], &mut [], z, Mode::EVAL)?;
+    let value = ws.add_loss(node, loss, weight)?;
+    ws.inject(node, |_, slope| grad.iter_mut().zip(slope).for_each(|(g, s)| *g += *s))?;
+    Ok(f64::from(weight) * value)
+}
+
+fn rows(matrix: &[f32], len: usize, lane: usize, n: usize) -> Vec<f32> {
+    let row = |i: usize| &matrix[(i * VALID.len() + lane) * len..][..len];
+    (0..n).flat_map(row).copied().collect()
+}

@@ -1,0 +1,34 @@
+//! The same bytes on every run, whichever clients share the launches.
+
+use super::Setting;
+use super::compare::Group;
+use super::digits::simulation;
+use anyhow::Result;
+use fedproj_core::Device;
+
+/// Methods with all kinds of memory: of the server, of clients, of both.
+const CASES: &[(&str, &[&str])] = &[
+    ("fedproj", &["method.fedproj.projection.warmup=1"]),
+    ("fedproj", &["model.name=resnet8-thin", "data.private_samples=100"]),
+    ("fedproj", &["method.fedproj.projection.dropout=0.5", "method.fedproj.projection.dropout_unit=step"]),
+    ("moon", &[]),
+    ("scaffold", &[]),
+];
+
+pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+    for (method, overrides) in CASES {
+        let hashes = |device: Device| -> Result<Vec<String>> {
+            let mut simulation = simulation(method, overrides, device)?;
+            (0..2).map(|_| Ok(simulation.round(&|_| ())?.model_hash)).collect()
+        };
+        let first = hashes(setting.device.clone())?;
+        let what = [&[*method], *overrides].concat().join(" ");
+        group.require(hashes(setting.device.clone())? == first, &format!("{what}: the same bytes once more"));
+        // Four clients in waves of one, of two, and of three and one.
+        for lanes in [1, 2, 3] {
+            let found = hashes(setting.device.clone().with_lanes_max(lanes))?;
+            group.require(found == first, &format!("{what}: the same bytes with {lanes} clients at a time"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! Gradients against the slopes of the GPU's own losses.
+
+use super::Setting;
+use super::backends::{PassOf, Samples, Start, gpu_pass, random, random_buffers, random_weights};
+use super::compare::Group;
+use super::nets::Net;
+use anyhow::Result;
+use fedproj_nn::{Activation, Graph, NormMode, Shape, Window};
+
+/// Half of the distance between the two ends of a difference. A loss of about 1 is computed to about 1e-6, so that its
+/// difference over 2·STEP is good to 1e-4 of a slope of a half; the curvature's part shrinks with the square of the step and
+/// is a few 1e-3 for these networks. A wrong term of a gradient shows as 1e-1 or more.
+const STEP: f32 = 5e-3;
+const TOLERANCE: f64 = 1e-2;
+const DIRECTIONS: u32 = 4;
+
+pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+    let gpu = setting.gpu()?;
+    check_with(group, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm))
+}
+
+fn check_with(group: &mut Group, pass: PassOf<'_>) -> Result<()> {
+    for net in nets()? {
+        let samples = Samples::new(&net, net.batch);
+        let (params, buffers) = (random_weights(&net.graph, 3), random_buffers(&net.graph, 3));
+        let start = |params: Vec<f32>| {
+            let samples = (0..net.batch as u32).collect();
+            Start { params, buffers: buffers.clone(), samples, key: 5 }
+        };
+        let pass = |starts: &[Start]| pass(&net, &samples, starts, NormMode::Batch);
+        let gradient = pass(&[start(params.clone())])?.remove(0).gradient;
+        for id in 0..DIRECTIONS {
+            let direction = direction(id, &gradient);
+            let moved = |by: f32| start(params.iter().zip(&direction).map(|(w, d)| w + by * d).collect());
+            // The two ends are lanes of one cohort.
+            let ends = pass(&[moved(STEP), moved(-STEP)])?;
+            let slope = (ends[0].loss - ends[1].loss) / f64::from(2.0 * STEP);
+            let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+            group.compare_numbers(&format!("{}, direction {id}", net.name), slope, expected, TOLERANCE);
+        }
+    }
+    Ok(())
+}
+
+/// A unit vector, half random and half along the gradient: across it there would be no slope to measure.
+fn direction(id: u32, gradient: &[f32]) -> Vec<f32> {
+    let norm = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt().max(1e-12) as f32;
+    let noise = random(500 + id, gradient.len());
+    let (of_noise, of_gradient) = (norm(&noise), norm(gradient));
+    let sum: Vec<f32> = noise.iter().zip(gradient).map(|(n, g)| n / of_noise + g / of_gradient).collect();
+    let of_sum = norm(&sum);
+    sum.iter().map(|v| v / of_sum).collect()
+}
+
+/// Smooth networks, since a kink has no slope.
+fn nets() -> Result<Vec<Net>> {
+    let mut perceptron = Graph::new(Shape::vector(9));
+    let x = perceptron.linear("fc1", perceptron.input(), 14, true)?;
+    let x = perceptron.activation("tanh", x, Activation::Tanh)?;
+    let x = perceptron.dropout("drop", x, 0.3)?;
+    perceptron.linear("fc2", x, 5, true)?;
+    let mut nets = vec![Net { name: "perceptron".into(), graph: perceptron, taps: Vec::new(), batch: 16 }];
+    for groups in [None, Some(2)] {
+        let mut g = Graph::new(Shape::image(7, 6, 3));
+        let norm = |g: &mut Graph, name: &str, x| match groups {
+            Some(groups) => g.group_norm(name, x, groups),
+            None => g.batch_norm(name, x),
+        };
+        let x = g.conv2d("conv1", g.input(), 8, Window::new(3, 1, 1), false)?;
+        let x = norm(&mut g, "norm1", x)?;
+        let first = g.activation("gelu", x, Activation::Gelu)?;
+        let x = g.conv2d("conv2", first, 8, Window::new(3, 1, 1), false)?;
+        let x = norm(&mut g, "norm2", x)?;
+        let x = g.add("add", x, first)?;
+        let x = g.activation("tanh", x, Activation::Tanh)?;
+        let x = g.conv2d("conv3", x, 12, Window::new(3, 2, 1), true)?;
+        let tap = g.activation("gelu2", x, Activation::Gelu)?;
+        let x = g.global_average_pool("mean", tap)?;
+        g.linear("fc", x, 6, true)?;
+        let name = if groups.is_some() { "group-norm network" } else { "batch-norm network" };
+        nets.push(Net { name: name.into(), graph: g, taps: vec![tap], batch: 8 });
+    }
+    Ok(nets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::backends::cpu_pass;
+    use super::*;
+    use fedproj_nn::Cpu;
+
+    #[test]
+    fn the_step_and_the_tolerance_suit_the_networks() {
+        let mut group = Group::default();
+        let pass = |net: &Net, samples: &Samples, starts: &[Start], norm| {
+            starts.iter().map(|start| cpu_pass(Cpu::new(1), net, samples, start, norm)).collect()
+        };
+        check_with(&mut group, &pass).unwrap();
+        assert!(group.failures.is_empty(), "{:#?}", group.failures);
+        assert!(group.worst.as_ref().is_some_and(|w| w.error < 0.5 * w.tolerance), "{:?}", group.worst);
+        assert_eq!(group.n_compared, 12);
+    }
+
+    #[test]
+    fn a_wrong_gradient_is_noticed() {
+        let mut group = Group::default();
+        let pass = |net: &Net, samples: &Samples, starts: &[Start], norm| {
+            let pass = |start: &Start| {
+                let mut passed = cpu_pass(Cpu::new(1), net, samples, start, norm)?;
+                // The first tensor's gradient is forgotten.
+                passed.gradient[net.graph.params().spans()[0].range()].fill(0.0);
+                Ok(passed)
+            };
+            starts.iter().map(pass).collect()
+        };
+        check_with(&mut group, &pass).unwrap();
+        assert!(group.failures.len() > 6, "{:#?}", group.failures);
+    }
+}

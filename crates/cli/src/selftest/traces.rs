@@ -1,0 +1,132 @@
+//! Every method against an independent reference (`fixtures/methods`), with the tolerances of the core's own test.
+
+use super::Setting;
+use super::compare::{Group, difference};
+use super::fixtures::Fixture;
+use anyhow::Result;
+use fedproj_core::{Config, Experiment, Method, Simulation};
+use fedproj_data::{Dataset, Partition, Samples, Shape};
+
+const TOLERANCE: f64 = 1e-4;
+const TOLERANCE_MOVEMENT: f64 = 1e-3;
+
+const BASE: &[&str] = &[
+    "seed=7",
+    "model.hidden=[8]",
+    "federation.rounds=3",
+    "federation.fraction=1.0",
+    "local.epochs=2",
+    "local.batch=5",
+    "local.optimizer={kind='sgd', lr=0.1, weight_decay=0.0}",
+    "local.schedule.every=0.0",
+    "method.feddf.distill.optimizer.lr=1e-3",
+    "method.feddf.distill.batch=4",
+    "method.fedet.optimizer.lr=1e-3",
+    "method.fedet.batch=4",
+    "method.fedproj.projection.warmup=1",
+    "method.fedproj.memory={size=8, batch=4}",
+    "method.fedproj.distill.optimizer.lr=1e-3",
+    "method.fedproj.distill.batch=4",
+    "method.fedproj.distill.alpha=0.1",
+];
+
+const ADAM: &str = "local.optimizer={kind='adam', lr=0.01, eps=1e-3, weight_decay=0.01}";
+const ADAM_PLAIN: &str = "local.optimizer={kind='adam', lr=0.01, eps=1e-3, weight_decay=0.0}";
+const REVERSE: &str = "method.fedproj.distill.direction=student_to_teacher";
+
+/// Name of the trace, the method, and what differs from the base.
+const TRACES: &[(&str, &str, &[&str])] = &[
+    ("fedavg", "fedavg", &[]),
+    ("fedavg_adam", "fedavg", &[ADAM, "local.schedule={every=0.5, factor=0.1}"]),
+    ("fedprox", "fedprox", &["method.fedprox.proximal_weight=0.1"]),
+    ("fednova", "fednova", &[]),
+    ("fednova_momentum", "fednova", &["local.optimizer.momentum=0.9"]),
+    ("feddyn", "feddyn", &["method.feddyn.alpha=0.1"]),
+    ("feddyn_clip", "feddyn", &["method.feddyn.alpha=0.1", "method.feddyn.clip=1.0"]),
+    ("scaffold", "scaffold", &[]),
+    ("fedavgm", "fedavgm", &[]),
+    ("fedadam", "fedadam", &[]),
+    ("moon", "moon", &["method.moon.head=4"]),
+    ("moon_mu0", "moon", &["method.moon.head=4", "method.moon.contrast_weight=0.0"]),
+    ("fedrcl", "fedrcl", &[]),
+    ("feddf", "feddf", &[]),
+    ("fedet", "fedet", &[]),
+    ("fedproj", "fedproj", &[]),
+    ("fedproj_no_distill", "fedproj", &["method.fedproj.distill.epochs=0"]),
+    ("fedproj_always", "fedproj", &["method.fedproj.projection.mode=always"]),
+    ("fedproj_layer", "fedproj", &["method.fedproj.projection.scope=layer"]),
+    ("fedproj_soft", "fedproj", &["method.fedproj.projection.mode=soft", "method.fedproj.projection.soft_weight=0.5"]),
+    ("fedproj_update", "fedproj", &["method.fedproj.projection.space=update", ADAM_PLAIN]),
+    (
+        "fedproj_feature",
+        "fedproj",
+        &["method.fedproj.memory.feature_weight=0.1", "method.fedproj.distill.feature_weight=0.1"],
+    ),
+    ("fedproj_kl_reverse", "fedproj", &[REVERSE]),
+    (
+        "fedproj_reverse",
+        "fedproj",
+        &[REVERSE, "method.fedproj.distill.anchor=previous_global", "method.fedproj.distill.weights=samples"],
+    ),
+];
+
+pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+    let fixture = Fixture::open(&setting.fixture("methods/methods.safetensors")?)?;
+    for (trace, method, overrides) in TRACES {
+        group.attempt(trace, |group| follow(setting, group, &fixture, trace, method, overrides));
+    }
+    Ok(())
+}
+
+fn follow(
+    setting: &Setting,
+    group: &mut Group,
+    fixture: &Fixture,
+    trace: &str,
+    method: &str,
+    overrides: &[&str],
+) -> Result<()> {
+    let settings = BASE.iter().chain(overrides).map(|s| (*s).to_owned()).chain([format!("method.name={method}")]);
+    let config = Config::from_layers(None, &settings.collect::<Vec<_>>())?;
+    let method = config.method.build()?;
+    let experiment = experiment(fixture, config, method.as_ref())?;
+    let (graph, init) = (experiment.graph.clone(), experiment.weights.clone());
+    let prefix = if trace.starts_with("moon") { "init_moon" } else { "init" };
+    group.require(init == fixture.flat(graph.params(), prefix)?, &format!("{trace}: the initial weights"));
+    let mut simulation = Simulation::new(experiment, method, setting.device.clone())?;
+    for round in 0..3 {
+        let record = simulation.round(&|_| ())?;
+        let found = &simulation.state().weights;
+        let expected = fixture.flat(graph.params(), &format!("{trace}/round{round}"))?;
+        let what = format!("{trace}, round {round}:");
+        group.compare_tensors(&what, graph.params(), found, &expected, TOLERANCE);
+        let (found, expected) = (difference(found, &init), difference(&expected, &init));
+        group.compare(&format!("{what} movement"), &found, &expected, TOLERANCE_MOVEMENT);
+        if trace == "fedproj" {
+            let counts = fixture.integers(&format!("fedproj/round{round}/active"))?;
+            let expected = (counts[1] > 0).then(|| f64::from(counts[0]) / f64::from(counts[1]));
+            group.require(record.projection_rate == expected, &format!("{what} the share of projected steps"));
+        }
+    }
+    Ok(())
+}
+
+/// Two clients, whose data stand in the fixture.
+fn experiment(fixture: &Fixture, config: Config, method: &dyn Method) -> Result<Experiment> {
+    let dataset = |name: &str, x: Vec<f32>, labels: Option<Vec<u32>>| {
+        let classes = if labels.is_some() { vec!["a".into(), "b".into(), "c".into()] } else { Vec::new() };
+        Dataset::new(name, Shape::Vector { features: 6 }, Samples::F32(x), labels, classes)
+    };
+    let (first, second) = (fixture.integers("client0/y")?, fixture.integers("client1/y")?);
+    let (n_first, n_all) = (first.len() as u32, (first.len() + second.len()) as u32);
+    let x = [fixture.floats("client0/x")?, fixture.floats("client1/x")?].concat();
+    let lists = vec![(0..n_first).collect(), (n_first..n_all).collect()];
+    Ok(Experiment::with_partition(
+        config,
+        method,
+        dataset("private", x, Some([first, second].concat()))?,
+        dataset("test", fixture.floats("test/x")?, Some(fixture.integers("test/y")?))?,
+        Some(dataset("public", fixture.floats("public/x")?, None)?),
+        Partition::from_lists("fixture", lists, n_all as usize)?,
+    )?)
+}

@@ -1,0 +1,66 @@
+//! `fedproj selftest`: its harness on the CPU, and what it says where there is no GPU.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+mod command;
+
+use serde_json::Value;
+
+fn status<'a>(outcomes: &'a Value, group: &str) -> &'a str {
+    let found = outcomes.as_array().unwrap().iter().find(|o| o["group"] == group);
+    found.unwrap_or_else(|| panic!("no group {group}"))["status"].as_str().unwrap()
+}
+
+#[test]
+fn the_cpu_passes_what_it_can_be_compared_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures");
+    let outcomes = command::json(folder.path(), &["selftest", "--device", "cpu", "--fixtures", fixtures]);
+    for group in ["traces", "methods", "reruns"] {
+        assert_eq!(status(&outcomes, group), "ok", "{group}: {outcomes}");
+    }
+    for group in ["layers", "losses", "slopes", "optimisers", "vectors", "golden", "networks"] {
+        assert_eq!(status(&outcomes, group), "skipped", "{group}");
+    }
+}
+
+#[test]
+fn golden_numbers_are_skipped_where_there_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["selftest", "--device", "cpu", "--only", "traces"];
+    assert_eq!(status(&command::json(folder.path(), &args), "traces"), "skipped");
+    let text = command::stdout(folder.path(), &args);
+    assert!(text.contains("skipped") && text.contains("--fixtures"), "{text}");
+}
+
+#[test]
+fn a_wrong_golden_number_fails_its_group_and_the_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/methods/methods.safetensors");
+    let mut bytes = std::fs::read(from).unwrap();
+    // The numbers follow a header whose length stands first.
+    let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + header_len]).unwrap();
+    let at = 8 + header_len + header["fedavg/round2/fc1.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[at..at + 4].copy_from_slice(&7.0f32.to_le_bytes());
+    std::fs::create_dir(folder.path().join("methods")).unwrap();
+    std::fs::write(folder.path().join("methods/methods.safetensors"), bytes).unwrap();
+    let args = ["selftest", "--device", "cpu", "--only", "traces", "--fixtures", "."];
+    let output = command::output(command::fedproj(folder.path(), &args));
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stdout.contains("FAILED") && stdout.contains("fedavg, round 2: fc1.weight"), "{stdout}");
+    assert!(stderr.contains("1 of 1 groups failed"), "{stderr}");
+}
+
+#[test]
+fn without_a_gpu_the_message_names_what_is_missing() {
+    let Some(missing) = fedproj_nn::cuda::Probe::new().missing() else {
+        eprintln!("skipped: there is a GPU");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (code, message) = command::failure(command::fedproj(folder.path(), &["selftest", "--device", "cuda"]));
+    assert_eq!(code, 1);
+    assert!(message.contains(&missing), "{message}");
+}
