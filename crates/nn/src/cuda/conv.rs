@@ -99,7 +99,9 @@ pub(super) const PARTS_LEN: usize = 2 * TILES_WANTED * 128 * 128;
 impl Launch {
     /// `aligned`: whether the weights start at a multiple of four floats. The number of lanes chooses between kernels that
     /// compute the same bytes; how a sum is cut depends on the shape alone.
-    pub fn new(pass: Pass, c: &Conv, pitch: usize, batch: usize, aligned: bool, lanes: usize) -> Self {
+    /// Three products for one (`is_exact`) need the registers that wide tiles would take.
+    #[allow(clippy::too_many_arguments, reason = "what a launch depends on")]
+    pub fn new(pass: Pass, c: &Conv, pitch: usize, batch: usize, aligned: bool, lanes: usize, is_exact: bool) -> Self {
         let taps = c.kernel * c.kernel;
         let fours = |counts: &[usize]| aligned && taps <= 32 && counts.iter().all(|n| n.is_multiple_of(4));
         let (rows, columns, depth) = match pass {
@@ -119,7 +121,7 @@ impl Launch {
         let most = (depth / SPLIT_LEN.0).min(PARTS_LEN / out_len.max(1)).max(1);
         let splits = if classes > 1 { 1 } else { wanted.clamp(1, most) };
         let wide_wanted = if pass == Pass::Weight { WIDE_WANTED.0 } else { WIDE_WANTED.1 };
-        let is_wide = by_fours && columns >= 128 && tiles_of(128) * splits * lanes >= wide_wanted;
+        let is_wide = !is_exact && by_fours && columns >= 128 && tiles_of(128) * splits * lanes >= wide_wanted;
         let (kernel, width) = match pass {
             _ if is_wide => ("conv_44_2x2x8", 128),
             _ if by_fours => ("conv_44_2x2x4", 64),
@@ -164,7 +166,7 @@ mod tests {
                 let c = Conv { h, w: h, ci, ho, wo: ho, co, kernel, stride, padding };
                 for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
                     for lanes in [1, 10] {
-                        let launch = Launch::new(pass, &c, ci, batch, true, lanes);
+                        let launch = Launch::new(pass, &c, ci, batch, true, lanes, false);
                         let out = match pass {
                             Pass::Forward => batch * ho * ho * co,
                             Pass::Input => batch * h * h * ci,
@@ -174,7 +176,7 @@ mod tests {
                         assert!(launch.shared <= SHARED_MAX, "{launch:?}");
                         assert_eq!(
                             launch.splits,
-                            Launch::new(pass, &c, ci, batch, true, 1).splits,
+                            Launch::new(pass, &c, ci, batch, true, 1, true).splits,
                             "lanes must not cut sums"
                         );
                     }

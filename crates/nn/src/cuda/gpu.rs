@@ -141,6 +141,20 @@ fn describe(error: DriverError) -> String {
     text.unwrap_or_else(|| format!("{error:?}"))
 }
 
+/// Lets the driver keep memory that is given back: the server's part of every round takes the same amounts again.
+fn keep_freed_memory(context: &CudaContext) {
+    let attribute = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    let mut pool = std::ptr::null_mut();
+    let mut threshold = u64::MAX;
+    // SAFETY: the device is the context's, and the driver reads the threshold before it returns. A driver without pools
+    // refuses the first call, and nothing is lost.
+    unsafe {
+        if sys::cuDeviceGetDefaultMemPool(&raw mut pool, context.cu_device()) == sys::CUresult::CUDA_SUCCESS {
+            let _ = sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut threshold).cast());
+        }
+    }
+}
+
 /// Says what was tried when the driver refused.
 pub(super) fn failed(what: &str) -> impl FnOnce(DriverError) -> Error + '_ {
     move |e| Error::Gpu { what: what.into(), problem: describe(e) }
@@ -188,6 +202,7 @@ impl Gpu {
         // SAFETY: all work goes through one stream, so nothing needs cudarc's events between streams.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("opening a stream"))?;
+        keep_freed_memory(&context);
         let architecture = format!("sm_{major}{minor}");
         let compiled = std::thread::scope(|scope| {
             let handles: Vec<_> = programs(precision)

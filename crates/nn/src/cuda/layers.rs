@@ -151,7 +151,8 @@ impl Cohort {
         relu: bool,
     ) -> Result<()> {
         let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
-        let launch = Launch::new(pass, &c, pitch, self.batch, aligned, self.n_active());
+        let is_exact = self.gpu.precision() == gpu::Precision::Fp32;
+        let launch = Launch::new(pass, &c, pitch, self.batch, aligned, self.n_active(), is_exact);
         let geometry = Geometry::new(&c, pitch, self.batch);
         let (program, out, len, columns) = match pass {
             gpu::Pass::Forward => ("FORWARD", y, self.batch * c.ho * c.wo * c.co, c.co),

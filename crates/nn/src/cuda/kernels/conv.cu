@@ -357,10 +357,16 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
 #pragma unroll
             for (int ni = 0; ni < NI; ni++) {
                 if constexpr (PREC == FP32) {
-                    mma_tf32(acc[mi][ni], a_low, f.b[ni]);
-                    mma_tf32(acc[mi][ni], f.a[mi], b_low[ni]);
+                    // Tensor cores cut off what they add to a large sum; so they add up eight products only.
+                    float sum[4] = {};
+                    mma_tf32(sum, a_low, f.b[ni]);
+                    mma_tf32(sum, f.a[mi], b_low[ni]);
+                    mma_tf32(sum, f.a[mi], f.b[ni]);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) acc[mi][ni][i] += sum[i];
+                } else {
+                    mma_tf32(acc[mi][ni], f.a[mi], f.b[ni]);
                 }
-                mma_tf32(acc[mi][ni], f.a[mi], f.b[ni]);
             }
         }
     };
