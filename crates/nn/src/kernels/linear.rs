@@ -16,7 +16,7 @@ pub(crate) struct Linear {
 }
 
 /// Outputs, or weight rows, in a unit of work.
-const UNIT: usize = 30;
+const UNIT: usize = 32;
 /// Rows of a product that are computed together (see [`gemm`]), and the depth of a block of weights: W is walked along
 /// its rows, a few at a time, because a column of W has every element on another page.
 const ROWS: usize = 6;
@@ -88,7 +88,8 @@ impl Linear {
                     product(rows.clone(), start..(start + 8 * PANEL).min(k), &shards, slice * n * k, false);
                 }
             });
-            return add_slices(cpu, partial, dx);
+            add_slices(cpu, partial, dx);
+            return cpu.team.forget(partial);
         }
         // Columns are shared, not rows: every thread then reads its own part of W once.
         let dx = dx.shards();
@@ -117,6 +118,7 @@ impl Linear {
                 }
             }
         });
+        cpu.team.forget(x);
     }
 }
 

@@ -82,6 +82,7 @@ pub(super) fn forward(
         // SAFETY: each image is one unit's.
         end.apply(isa, co, unsafe { y.part(images.start * image_out..images.end * image_out) });
     });
+    cpu.team.forget(u);
 }
 
 #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
@@ -142,6 +143,10 @@ pub(super) fn backward(
         }
     });
     filter_adjoint(cpu, conv, tile, du, weight_stride, dw);
+    if dx.is_some() {
+        cpu.team.forget(ut);
+    }
+    cpu.team.forget(du);
 }
 
 /// U = G g Gᵀ (P, I, O) in panels along O, for the forward pass.

@@ -43,6 +43,12 @@ impl<'a> Planes<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(p * self.stride), self.stride) }
     }
 
+    /// All of it.
+    pub fn memory(&mut self) -> &[f32] {
+        // SAFETY: exclusively borrowed memory.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+
     /// The matrix at a position, to be read.
     ///
     /// # Safety
