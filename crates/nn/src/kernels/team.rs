@@ -33,6 +33,8 @@ struct Shared {
     stop: AtomicBool,
     sleep: Mutex<()>,
     wake: Condvar,
+    /// Workers that sleep or are about to.
+    n_asleep: AtomicUsize,
 }
 
 /// A counter on a cache line of its own.
@@ -69,6 +71,7 @@ impl Team {
             stop: AtomicBool::new(false),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
+            n_asleep: AtomicUsize::new(0),
         });
         let workers = (1..n_threads)
             .map(|worker| {
@@ -104,9 +107,7 @@ impl Team {
             next.0.store(nth_range(n_units, self.workers.len() + 1, thread).start, Ordering::Relaxed);
         }
         shared.busy.store(self.workers.len(), Ordering::Relaxed);
-        shared.epoch.fetch_add(1, Ordering::Release);
-        drop(shared.sleep.lock().unwrap_or_else(PoisonError::into_inner));
-        shared.wake.notify_all();
+        shared.begin_epoch();
         let mine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.take_units(0)));
         let mut spins = 0;
         while shared.busy.load(Ordering::Acquire) > 0 {
@@ -169,9 +170,7 @@ impl Drop for Team {
     fn drop(&mut self) {
         if let Some(shared) = &self.shared {
             shared.stop.store(true, Ordering::Relaxed);
-            shared.epoch.fetch_add(1, Ordering::Release);
-            drop(shared.sleep.lock().unwrap_or_else(PoisonError::into_inner));
-            shared.wake.notify_all();
+            shared.begin_epoch();
         }
         for worker in self.workers.drain(..) {
             // A worker catches every panic of the work it runs, so joining cannot fail.
@@ -187,6 +186,17 @@ impl std::fmt::Debug for Team {
 }
 
 impl Shared {
+    /// Tells all workers to go on, waking those that sleep.
+    fn begin_epoch(&self) {
+        // The caller moves the epoch and then looks for sleepers, a worker counts itself as asleep and then looks at the
+        // epoch; in the one order that all of these have, one of the two sees the other.
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        if self.n_asleep.load(Ordering::SeqCst) > 0 {
+            drop(self.sleep.lock().unwrap_or_else(PoisonError::into_inner));
+            self.wake.notify_all();
+        }
+    }
+
     fn take_units(&self, worker: usize) {
         // SAFETY: called between the epoch's start and `busy` reaching 0, when nobody writes the cell.
         let Some((work, n_units)) = (unsafe { *self.job.get() }) else { return };
@@ -213,10 +223,12 @@ impl Shared {
                     std::hint::spin_loop();
                 } else {
                     let guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
-                    // The caller moves the epoch before it takes this lock, so a wake-up cannot be missed.
-                    if self.epoch.load(Ordering::Acquire) == seen {
+                    self.n_asleep.fetch_add(1, Ordering::SeqCst);
+                    // Under the lock that the caller takes before it wakes anybody, so a wake-up cannot be missed.
+                    if self.epoch.load(Ordering::SeqCst) == seen {
                         drop(self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner));
                     }
+                    self.n_asleep.fetch_sub(1, Ordering::SeqCst);
                 }
             }
             seen += 1;
