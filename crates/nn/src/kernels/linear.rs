@@ -23,8 +23,8 @@ const ROWS: usize = 6;
 const DEPTH: usize = 16;
 /// Inputs from which on a layer is long: its W does not fit the caches beside its x and y.
 const LONG: usize = 2048;
-/// Partial sums of the gradient of a long input.
-const SLICES: usize = 4;
+/// Partial sums of the gradient of a long input: few, as each takes as much memory as the gradient.
+const SLICES: usize = 2;
 /// Floats of x that stay in the second-level cache.
 const BLOCK_FLOATS: usize = 64 * 1024;
 
