@@ -364,6 +364,18 @@ mod tests {
     }
 
     #[test]
+    fn forgetting_changes_no_value() {
+        let values: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+        for n_threads in [1, 2, 3] {
+            let mut team = Team::new(n_threads);
+            for range in [0..0, 0..1, 3..1000, 0..1000] {
+                team.forget(&values[range]);
+            }
+        }
+        assert_eq!(values, (0..1000).map(|i| i as f32).collect::<Vec<_>>());
+    }
+
+    #[test]
     fn a_panic_reaches_the_caller_and_the_team_lives_on() {
         let mut team = Team::new(2);
         for _ in 0..3 {

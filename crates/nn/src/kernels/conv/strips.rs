@@ -66,7 +66,7 @@ pub(super) fn forward(
 ) {
     let (n_images, isa, ci, co) = (conv.n_images(x), cpu.isa, conv.ci, conv.co);
     let (image, n_tiles) = (conv.h * conv.w * ci, n_images * tile.per_image(conv));
-    let mut v = all_planes(&mut cpu.team, n_images, scratch.shared, (tile, conv, ci), &|images, first, v| {
+    let v = all_planes(&mut cpu.team, n_images, scratch.shared, (tile, conv, ci), &|images, first, v| {
         tiles::input(isa, tile, conv, &x[images.start * image..images.end * image], first, v);
     });
     let private = Private::new(&cpu.team, scratch.private);
@@ -92,7 +92,8 @@ pub(super) fn forward(
         }
         tiles::output(isa, tile, conv, m, 0, &out, 0..n_images);
     });
-    cpu.team.forget(v.memory());
+    // SAFETY: all units have ended.
+    cpu.team.forget(unsafe { v.memory() });
     let image = conv.ho * conv.wo * co;
     cpu.team.run(n_images, &|i, _| {
         // SAFETY: each image is one unit's.
@@ -114,7 +115,7 @@ pub(super) fn backward(
 ) {
     let (n_images, isa, ci, co) = (conv.n_images(x), cpu.isa, conv.ci, conv.co);
     let (image, n_tiles) = (conv.ho * conv.wo * co, n_images * tile.per_image(conv));
-    let mut m = all_planes(&mut cpu.team, n_images, scratch.shared, (tile, conv, co), &|images, first, m| {
+    let m = all_planes(&mut cpu.team, n_images, scratch.shared, (tile, conv, co), &|images, first, m| {
         tiles::output_adjoint(isa, tile, conv, &dy[images.start * image..images.end * image], first, m);
     });
     let private = Private::new(&cpu.team, scratch.private);
@@ -156,5 +157,6 @@ pub(super) fn backward(
         }
         tiles::input_adjoint(isa, tile, conv, v, 0, &dx.shards, 0..n_images);
     });
-    cpu.team.forget(m.memory());
+    // SAFETY: all units have ended.
+    cpu.team.forget(unsafe { m.memory() });
 }

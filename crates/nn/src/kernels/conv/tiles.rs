@@ -43,9 +43,12 @@ impl<'a> Planes<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(p * self.stride), self.stride) }
     }
 
-    /// All of it.
-    pub fn memory(&mut self) -> &[f32] {
-        // SAFETY: exclusively borrowed memory.
+    /// All positions, to be read.
+    ///
+    /// # Safety
+    /// Nobody writes to them meanwhile.
+    pub unsafe fn memory(&self) -> &[f32] {
+        // SAFETY: memory that is borrowed as long as this, not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
