@@ -145,7 +145,7 @@ impl Distill {
         let taps: Vec<NodeId> = graph.features().filter(|_| self.feature_weight > 0.0).into_iter().collect();
         let options = Options { batch: self.batch.min(public.n_samples()), taps: &taps, training: true };
         let mut ws = Workspace::new(graph, &options, Cpu::new(n_threads))?;
-        let mut optimizer = Optimizer::for_layout(self.optimizer.rule(), graph.params())?;
+        let mut optimizer = Optimizer::new(self.optimizer.rule(), state.weights.len())?;
         let anchor = match self.anchor {
             Anchor::Average => state.weights.clone(),
             Anchor::PreviousGlobal => previous.to_vec(),

@@ -3,9 +3,7 @@
 use crate::error::{Error, Result};
 use crate::kernels::flat::{self, Update};
 use crate::kernels::{Buffer, Cpu};
-use crate::layout::{Layout, Span};
 use crate::vector;
-use std::ops::Range;
 
 /// The rule by which parameters follow a gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,12 +93,7 @@ pub struct Optimizer {
     n_steps: u32,
     mean: Buffer,
     mean_square: Buffer,
-    /// The parts of the vectors that threads share out, in order.
-    parts: Vec<Range<usize>>,
 }
-
-/// Parts of each tensor; as many threads can share a step.
-const PARTS: usize = 4;
 
 impl Optimizer {
     /// A fresh optimiser for `n_params` parameters.
@@ -108,33 +101,13 @@ impl Optimizer {
     /// # Errors
     /// If a constant of the rule is out of range.
     pub fn new(rule: Rule, n_params: usize) -> Result<Self> {
-        Self::with_tensors(rule, n_params, std::slice::from_ref(&(0..n_params)))
-    }
-
-    /// A fresh optimiser for the parameters of a network. The same as [`Optimizer::new`], but where threads share its steps each
-    /// keeps to its part of every tensor, which is the part whose gradient it has computed.
-    ///
-    /// # Errors
-    /// If a constant of the rule is out of range.
-    pub fn for_layout(rule: Rule, layout: &Layout) -> Result<Self> {
-        let tensors: Vec<Range<usize>> = layout.spans().iter().map(Span::range).collect();
-        Self::with_tensors(rule, layout.len(), &tensors)
-    }
-
-    fn with_tensors(rule: Rule, n_params: usize, tensors: &[Range<usize>]) -> Result<Self> {
         rule.check()?;
         let (m, v) = match rule {
             Rule::Sgd { momentum: 0.0, .. } => (0, 0),
             Rule::Sgd { .. } => (n_params, 0),
             Rule::Adam { .. } => (n_params, n_params),
         };
-        // First parts of all tensors, then second parts: a thread's contiguous share then holds the same part of each.
-        let part = |part: usize, t: &Range<usize>| {
-            let at = |i: usize| t.start + t.len() * i / PARTS;
-            at(part)..at(part + 1)
-        };
-        let parts = (0..PARTS).flat_map(|i| tensors.iter().map(move |tensor| part(i, tensor))).collect();
-        Ok(Self { rule, n_steps: 0, mean: Buffer::zeros(m), mean_square: Buffer::zeros(v), parts })
+        Ok(Self { rule, n_steps: 0, mean: Buffer::zeros(m), mean_square: Buffer::zeros(v) })
     }
 
     /// Forgets all steps, without giving memory back.
@@ -170,7 +143,7 @@ impl Optimizer {
                 }
             }
         };
-        flat::update(cpu, rule, &self.parts, theta, grad, &mut self.mean, &mut self.mean_square);
+        flat::update(cpu, rule, theta, grad, &mut self.mean, &mut self.mean_square);
     }
 }
 
@@ -206,31 +179,4 @@ pub fn clip_norm(cpu: &mut Cpu, grad: &mut [f32], norm_max: f32) -> f64 {
         vector::scale(cpu, (f64::from(norm_max) / norm) as f32, grad);
     }
     norm
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layout::{Init, Role, Storage};
-
-    #[test]
-    fn how_threads_share_a_step_changes_nothing() {
-        let mut layout = Layout::default();
-        for (i, len) in [3, 1, 64, 17].into_iter().enumerate() {
-            let role = Role::Weight { fan_in: 4, fan_out: 4 };
-            layout.push(format!("w{i}"), vec![len], Storage::Plain, role);
-        }
-        let (start, grad) = (layout.init(1, Init::Torch), layout.init(2, Init::Torch));
-        for rule in [Rule::adam(0.1), Rule::Sgd { lr: 0.1, momentum: 0.9, nesterov: false, weight_decay: 0.1 }] {
-            let run = |mut optimizer: Optimizer, n_threads: usize| {
-                let (mut cpu, mut theta) = (Cpu::new(n_threads), start.clone());
-                (0..3).for_each(|_| optimizer.step(&mut cpu, &mut theta, &grad, 1.0));
-                theta.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
-            };
-            let plain = run(Optimizer::new(rule, layout.len()).unwrap(), 1);
-            for n_threads in [1, 2, 3] {
-                assert_eq!(run(Optimizer::for_layout(rule, &layout).unwrap(), n_threads), plain);
-            }
-        }
-    }
 }

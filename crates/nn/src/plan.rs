@@ -129,17 +129,14 @@ struct Slots {
 }
 
 impl Slots {
-    /// The free slot that fits best, or a new one.
+    /// A free slot of this length, or a new one. Slots of other lengths are not used again: threads that share a tensor
+    /// each keep to a part of it, and in a shorter or longer tensor that part would be another thread's memory.
     fn take(&mut self, len: usize) -> usize {
-        let growth = |slot: &usize| (len.saturating_sub(self.len[*slot]), self.len[*slot]);
-        let best = self.free.iter().enumerate().min_by_key(|(_, slot)| growth(slot)).map(|(i, _)| i);
-        let Some(i) = best else {
-            self.len.push(len);
-            return self.len.len() - 1;
-        };
-        let slot = self.free.swap_remove(i);
-        self.len[slot] = self.len[slot].max(len);
-        slot
+        if let Some(i) = self.free.iter().position(|&slot| self.len[slot] == len) {
+            return self.free.swap_remove(i);
+        }
+        self.len.push(len);
+        self.len.len() - 1
     }
 }
 

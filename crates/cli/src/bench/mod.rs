@@ -175,7 +175,7 @@ impl Step {
         let mut params = graph.init_params(0, Init::Torch);
         let mut buffers = graph.init_buffers();
         let mut grad = vec![0.0; params.len()];
-        let mut adam = Optimizer::for_layout(Rule::adam(1e-3), graph.params())?;
+        let mut adam = Optimizer::new(Rule::adam(1e-3), params.len())?;
         let mut ws = Workspace::new(graph, &Options::training(n), Cpu::new(team))?;
         let mut times = Vec::with_capacity(self.steps as usize);
         for step in 0..self.steps {

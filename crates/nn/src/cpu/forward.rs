@@ -26,7 +26,7 @@ impl Workspace {
         (self.batch, self.mode) = (batch, mode);
         self.has_grad.fill(false);
         if let Some(slot) = self.plan.value_slot[0] {
-            self.values[slot][..x.len()].copy_from_slice(x);
+            elementwise::copy(&mut self.cpu, x, &mut self.values[slot][..x.len()]);
         }
         for i in 0..self.plan.steps.len() {
             self.run_step(i, params, buffers);

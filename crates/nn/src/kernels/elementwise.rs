@@ -31,6 +31,16 @@ pub(super) fn add_slices(cpu: &mut Cpu, slices: &[f32], sum: Sum<'_>) {
     });
 }
 
+/// y = x, each part by the thread that will read it.
+pub(crate) fn copy(cpu: &mut Cpu, x: &[f32], y: &mut [f32]) {
+    let len = x.len();
+    let y = Shards::new(y);
+    for_each_chunk(&mut cpu.team, len, &|range| {
+        // SAFETY: each chunk is one unit's.
+        unsafe { y.part(range.clone()) }.copy_from_slice(&x[range]);
+    });
+}
+
 /// sum += x
 pub(crate) fn add(cpu: &mut Cpu, sum: Sum<'_>, x: &[f32]) {
     assert_eq!(sum.values.len(), x.len(), "vectors of different lengths");

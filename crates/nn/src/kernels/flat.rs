@@ -4,7 +4,6 @@ use super::Cpu;
 use super::elementwise::for_each_chunk;
 use super::simd::{Isa, Simd};
 use super::team::Shards;
-use std::ops::Range;
 
 /// Elements whose products are summed in single precision before the sum goes to double precision.
 const CHUNK: usize = 4096;
@@ -100,24 +99,14 @@ pub(crate) enum Update {
     Adam { lr: f32, beta1: f32, beta2: f32, eps: f32, l2: f32, decay: f32, correction1: f32, correction2_sqrt: f32 },
 }
 
-/// θ ← θ − step(g) on the disjoint `parts` of the vectors; `m` and `v` are the optimiser's memory and may be empty where it
-/// has none.
-pub(crate) fn update(
-    cpu: &mut Cpu,
-    rule: Update,
-    parts: &[Range<usize>],
-    theta: &mut [f32],
-    g: &[f32],
-    m: &mut [f32],
-    v: &mut [f32],
-) {
+/// θ ← θ − step(g); `m` and `v` are the optimiser's memory and may be empty where it has none.
+pub(crate) fn update(cpu: &mut Cpu, rule: Update, theta: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     assert_eq!(theta.len(), g.len(), "gradient of another length than the parameters");
-    let isa = cpu.isa;
+    let (isa, len) = (cpu.isa, g.len());
     let (theta, m, v) = (Shards::new(theta), Shards::new(m), Shards::new(v));
-    cpu.team.run(parts.len(), &|unit, _| {
-        let range = parts[unit].clone();
+    for_each_chunk(&mut cpu.team, len, &|range| {
         let of = |shards: &Shards<'_, f32>| if shards.len() == 0 { 0..0 } else { range.clone() };
-        // SAFETY: the parts are disjoint, and each is one unit's.
+        // SAFETY: each chunk is one unit's.
         let (theta, m, v) = unsafe { (theta.part(range.clone()), m.part(of(&m)), v.part(of(&v))) };
         match rule {
             Update::Sgd { .. } => sgd_chunk(isa, rule, theta, &g[range.clone()], m),

@@ -201,7 +201,7 @@ pub(super) fn pack_panels(cpu: &mut Cpu, w: &[f32], n: usize, k: usize, packed: 
 
 dispatch! {
     /// `out[r, c] = from[c * stride + r]` for rows of `width`.
-    fn transpose(from: &[f32], stride: usize, width: usize, out: &mut [f32]) = transpose_block
+    pub(super) fn transpose(from: &[f32], stride: usize, width: usize, out: &mut [f32]) = transpose_block
 }
 
 #[inline(always)]

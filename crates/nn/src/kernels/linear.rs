@@ -16,15 +16,15 @@ pub(crate) struct Linear {
 }
 
 /// Outputs, or weight rows, in a unit of work.
-const UNIT: usize = 30;
+const UNIT: usize = 32;
 /// Rows of a product that are computed together (see [`gemm`]), and the depth of a block of weights: W is walked along
 /// its rows, a few at a time, because a column of W has every element on another page.
 const ROWS: usize = 6;
 const DEPTH: usize = 16;
 /// Inputs from which on a layer is long: its W does not fit the caches beside its x and y.
 const LONG: usize = 2048;
-/// Partial sums of the gradient of a long input.
-const SLICES: usize = 4;
+/// Partial sums of the gradient of a long input: few, as each takes as much memory as the gradient.
+const SLICES: usize = 2;
 /// Floats of x that stay in the second-level cache.
 const BLOCK_FLOATS: usize = 64 * 1024;
 
@@ -88,7 +88,8 @@ impl Linear {
                     product(rows.clone(), start..(start + 8 * PANEL).min(k), &shards, slice * n * k, false);
                 }
             });
-            return add_slices(cpu, partial, dx);
+            add_slices(cpu, partial, dx);
+            return cpu.team.forget(partial);
         }
         // Columns are shared, not rows: every thread then reads its own part of W once.
         let dx = dx.shards();
@@ -117,6 +118,7 @@ impl Linear {
                 }
             }
         });
+        cpu.team.forget(x);
     }
 }
 

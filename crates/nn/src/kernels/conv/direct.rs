@@ -50,6 +50,7 @@ pub(super) fn forward(
         }
         end.apply(isa, co, out);
     });
+    cpu.team.forget(packed);
 }
 
 #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
@@ -86,6 +87,7 @@ pub(super) fn backward(
         }
     });
     sum_slices(cpu, &scratch.shared[..SLICES * k * co], dw);
+    cpu.team.forget(&scratch.shared[..SLICES * k * co]);
 
     // Patches of dx = dy_row · w, added back to the pixels they came from. An image belongs to one thread.
     let Some(dx) = dx else { return };

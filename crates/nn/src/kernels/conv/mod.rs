@@ -4,7 +4,9 @@
 //! stride 1, where it needs up to four times fewer multiplications, and [`direct`], a product with the unrolled image,
 //! for all others.
 
+mod blocks;
 mod direct;
+mod strips;
 mod tiles;
 mod transform;
 mod winograd;

@@ -7,14 +7,17 @@ use super::Conv;
 use super::transform::{F2, F4, Transform};
 use super::winograd::Tile;
 use std::marker::PhantomData;
+use std::ops::Range;
 
-/// Transformed tiles of a block: at each position a matrix (tiles, channels).
+/// Transformed tiles: at each position a matrix (tiles, channels), where the channels are a range of the images'.
 #[derive(Clone, Copy)]
 pub(super) struct Planes<'a> {
     start: *mut f32,
     len: usize,
     stride: usize,
-    channels: usize,
+    /// The first channel, and how many.
+    channel: usize,
+    n_channels: usize,
     lifetime: PhantomData<&'a mut [f32]>,
 }
 
@@ -23,9 +26,10 @@ unsafe impl Sync for Planes<'_> {}
 
 impl<'a> Planes<'a> {
     /// Planes in `memory`, `stride` floats from one position to the next.
-    pub fn new(memory: &'a mut [f32], n_positions: usize, stride: usize, channels: usize) -> Self {
+    pub fn new(memory: &'a mut [f32], n_positions: usize, stride: usize, channels: Range<usize>) -> Self {
         let memory = &mut memory[..n_positions * stride];
-        Self { start: memory.as_mut_ptr(), len: memory.len(), stride, channels, lifetime: PhantomData }
+        let (channel, n_channels) = (channels.start, channels.len());
+        Self { start: memory.as_mut_ptr(), len: memory.len(), stride, channel, n_channels, lifetime: PhantomData }
     }
 
     /// The matrix at a position.
@@ -39,16 +43,36 @@ impl<'a> Planes<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(p * self.stride), self.stride) }
     }
 
+    /// All positions, to be read.
+    ///
+    /// # Safety
+    /// Nobody writes to them meanwhile.
+    pub unsafe fn memory(&self) -> &[f32] {
+        // SAFETY: memory that is borrowed as long as this, not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+
+    /// The matrix at a position, to be read.
+    ///
+    /// # Safety
+    /// Nobody writes to this position meanwhile.
+    pub unsafe fn read(&self, p: usize) -> &[f32] {
+        assert!((p + 1) * self.stride <= self.len, "position {p}");
+        // SAFETY: inside the memory by the assertion, not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.add(p * self.stride), self.stride) }
+    }
+
     /// The channels of a tile at position 0; position p lies `p * stride` further.
     fn tile(&self, tile: usize) -> *mut f32 {
-        assert!((tile + 1) * self.channels <= self.stride, "tile {tile}");
+        assert!((tile + 1) * self.n_channels <= self.stride, "tile {tile}");
         // SAFETY: inside the memory by the assertion.
-        unsafe { self.start.add(tile * self.channels) }
+        unsafe { self.start.add(tile * self.n_channels) }
     }
 }
 
 /// V = Bᵀ d B for every tile of the images `x`; the first becomes tile `first` of `v`.
 pub(super) fn input(isa: Isa, tile: Tile, conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) {
+    assert!(v.channel + v.n_channels <= conv.ci, "channels that the images do not have");
     match tile {
         Tile::Two => input_2(isa, conv, x, first, v),
         Tile::Four => input_4(isa, conv, x, first, v),
@@ -58,17 +82,33 @@ dispatch! { fn input_2(conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) = in
 dispatch! { fn input_4(conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) = input_tiles::<F4, 4, 6> }
 
 /// Y = Aᵀ m A for every tile of the images `y`.
-pub(super) fn output(isa: Isa, tile: Tile, conv: &Conv, m: Planes<'_>, first: usize, y: &mut [f32]) {
+pub(super) fn output(
+    isa: Isa,
+    tile: Tile,
+    conv: &Conv,
+    m: Planes<'_>,
+    first: usize,
+    y: &Shards<'_, f32>,
+    images: Range<usize>,
+) {
+    assert!(m.channel + m.n_channels <= conv.co, "channels that the images do not have");
     match tile {
-        Tile::Two => output_2(isa, conv, m, first, y),
-        Tile::Four => output_4(isa, conv, m, first, y),
+        Tile::Two => output_2(isa, conv, m, first, y, images),
+        Tile::Four => output_4(isa, conv, m, first, y, images),
     }
 }
-dispatch! { fn output_2(conv: &Conv, m: Planes<'_>, first: usize, y: &mut [f32]) = output_tiles::<F2, 2, 4> }
-dispatch! { fn output_4(conv: &Conv, m: Planes<'_>, first: usize, y: &mut [f32]) = output_tiles::<F4, 4, 6> }
+dispatch! {
+    fn output_2(conv: &Conv, m: Planes<'_>, first: usize, y: &Shards<'_, f32>, images: Range<usize>)
+        = output_tiles::<F2, 2, 4>
+}
+dispatch! {
+    fn output_4(conv: &Conv, m: Planes<'_>, first: usize, y: &Shards<'_, f32>, images: Range<usize>)
+        = output_tiles::<F4, 4, 6>
+}
 
 /// W = A dy Aᵀ for every tile of the gradient images `dy`.
 pub(super) fn output_adjoint(isa: Isa, tile: Tile, conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) {
+    assert!(m.channel + m.n_channels <= conv.co, "channels that the images do not have");
     match tile {
         Tile::Two => output_adjoint_2(isa, conv, dy, first, m),
         Tile::Four => output_adjoint_4(isa, conv, dy, first, m),
@@ -78,14 +118,29 @@ dispatch! { fn output_adjoint_2(conv: &Conv, dy: &[f32], first: usize, m: Planes
 dispatch! { fn output_adjoint_4(conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) = output_adjoint_tiles::<F4, 4, 6> }
 
 /// dx += B dv Bᵀ for every tile; neighbouring tiles overlap by two pixels.
-pub(super) fn input_adjoint(isa: Isa, tile: Tile, conv: &Conv, v: Planes<'_>, first: usize, dx: &mut [f32]) {
+pub(super) fn input_adjoint(
+    isa: Isa,
+    tile: Tile,
+    conv: &Conv,
+    v: Planes<'_>,
+    first: usize,
+    dx: &Shards<'_, f32>,
+    images: Range<usize>,
+) {
+    assert!(v.channel + v.n_channels <= conv.ci, "channels that the images do not have");
     match tile {
-        Tile::Two => input_adjoint_2(isa, conv, v, first, dx),
-        Tile::Four => input_adjoint_4(isa, conv, v, first, dx),
+        Tile::Two => input_adjoint_2(isa, conv, v, first, dx, images),
+        Tile::Four => input_adjoint_4(isa, conv, v, first, dx, images),
     }
 }
-dispatch! { fn input_adjoint_2(conv: &Conv, v: Planes<'_>, first: usize, dx: &mut [f32]) = input_adjoint_tiles::<F2, 2, 4> }
-dispatch! { fn input_adjoint_4(conv: &Conv, v: Planes<'_>, first: usize, dx: &mut [f32]) = input_adjoint_tiles::<F4, 4, 6> }
+dispatch! {
+    fn input_adjoint_2(conv: &Conv, v: Planes<'_>, first: usize, dx: &Shards<'_, f32>, images: Range<usize>)
+        = input_adjoint_tiles::<F2, 2, 4>
+}
+dispatch! {
+    fn input_adjoint_4(conv: &Conv, v: Planes<'_>, first: usize, dx: &Shards<'_, f32>, images: Range<usize>)
+        = input_adjoint_tiles::<F4, 4, 6>
+}
 
 /// A run of weights whose nine taps lie `tap_stride` apart and whose transforms lie `position_stride` apart.
 #[derive(Clone, Copy)]
@@ -111,7 +166,8 @@ pub(super) fn filter(isa: Isa, tile: Tile, run: FilterRun, g: &[f32], u: &Shards
 dispatch! { fn filter_2(run: FilterRun, g: *const f32, u: *mut f32) = filter_run::<F2, 2, 4> }
 dispatch! { fn filter_4(run: FilterRun, g: *const f32, u: *mut f32) = filter_run::<F4, 4, 6> }
 
-/// dg = Gᵀ (Σ_slices du) G for a run of weights; slices lie `slice_stride` apart.
+/// dg = Gᵀ (Σ_slices du) G for a run of weights, written from `at` on; slices lie `slice_stride` apart.
+#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
 pub(super) fn filter_adjoint(
     isa: Isa,
     tile: Tile,
@@ -119,13 +175,14 @@ pub(super) fn filter_adjoint(
     du: &[f32],
     n_slices: usize,
     slice_stride: usize,
-    dg: &mut [f32],
+    dg: &Shards<'_, f32>,
+    at: usize,
 ) {
     let n_positions = if tile == Tile::Two { 16 } else { 36 };
     let last = (n_slices - 1) * slice_stride + (n_positions - 1) * run.position_stride;
     assert!(last + run.len <= du.len(), "transformed gradients are too short");
-    assert!(8 * run.tap_stride + run.len <= dg.len(), "weight gradients are too short");
-    let (du, dg) = (du.as_ptr(), dg.as_mut_ptr());
+    assert!(at + 8 * run.tap_stride + run.len <= dg.len(), "weight gradients are too short");
+    let (du, dg) = (du.as_ptr(), dg.at(at));
     match tile {
         Tile::Two => filter_adjoint_2(isa, run, du, n_slices, slice_stride, dg),
         Tile::Four => filter_adjoint_4(isa, run, du, n_slices, slice_stride, dg),
@@ -199,9 +256,9 @@ unsafe fn load_patch<S: Simd, const K: usize>(
 
 /// One transform of all tiles of some images; `$body` gets the image, the patch's corner and the tile's address.
 macro_rules! for_each_tile {
-    ($conv:expr, $M:expr, $images:expr, $image_len:expr, $first:expr, $planes:expr, |$img:ident, $ty:ident, $tx:ident, $at:ident| $body:block) => {
+    ($conv:expr, $M:expr, $images:expr, $first:expr, $planes:expr, |$img:ident, $ty:ident, $tx:ident, $at:ident| $body:block) => {
         let mut index = $first;
-        for $img in 0..$images {
+        for $img in $images {
             for $ty in (0..$conv.ho).step_by($M) {
                 for $tx in (0..$conv.wo).step_by($M) {
                     let $at = $planes.tile(index);
@@ -221,14 +278,14 @@ unsafe fn input_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usiz
     v: Planes<'_>,
 ) {
     let (ci, image) = (conv.ci, conv.h * conv.w * conv.ci);
-    for_each_tile!(conv, M, x.len() / image, image, first, v, |img, ty, tx, at| {
+    for_each_tile!(conv, M, 0..x.len() / image, first, v, |img, ty, tx, at| {
         let (top, left) = (ty as isize - conv.padding as isize, tx as isize - conv.padding as isize);
         let offsets = patch::<N>(top, left, conv.h, conv.w, ci);
-        for c in (0..ci).step_by(S::LANES) {
-            // SAFETY: the offsets are pixels of image `img`, c < I; the tile's rows at all positions are ours.
+        for c in (0..v.n_channels).step_by(S::LANES) {
+            // SAFETY: the offsets are pixels of image `img`, c a channel of the planes; the tile's rows at all positions are ours.
             unsafe {
-                let lanes = ci - c;
-                let d = load_patch::<S, N>(x.as_ptr().add(img * image + c), &offsets, lanes);
+                let lanes = v.n_channels - c;
+                let d = load_patch::<S, N>(x.as_ptr().add(img * image + v.channel + c), &offsets, lanes);
                 let mut columns = [[S::splat(0.0); N]; N];
                 for j in 0..N {
                     let t = F::input::<S>(std::array::from_fn(|i| d[i][j]));
@@ -252,15 +309,18 @@ unsafe fn output_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usi
     conv: &Conv,
     m: Planes<'_>,
     first: usize,
-    y: &mut [f32],
+    y: &Shards<'_, f32>,
+    images: Range<usize>,
 ) {
     let (co, image) = (conv.co, conv.ho * conv.wo * conv.co);
-    for_each_tile!(conv, M, y.len() / image, image, first, m, |img, ty, tx, at| {
+    assert!(images.end * image <= y.len(), "images {images:?}");
+    for_each_tile!(conv, M, images, first, m, |img, ty, tx, at| {
         let offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
-        for c in (0..co).step_by(S::LANES) {
-            // SAFETY: the tile's rows at all positions are ours; the offsets are pixels of image `img`, c < O.
+        for c in (0..m.n_channels).step_by(S::LANES) {
+            // SAFETY: the tile's rows at all positions are ours; the offsets are pixels of image `img`, and their
+            // channels of the planes nobody else's.
             unsafe {
-                let lanes = co - c;
+                let lanes = m.n_channels - c;
                 let mut columns = [[S::splat(0.0); N]; M];
                 for j in 0..N {
                     let t =
@@ -269,7 +329,7 @@ unsafe fn output_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usi
                         columns[i][j] = t[i];
                     }
                 }
-                let out = y.as_mut_ptr().add(img * image + c);
+                let out = y.at(img * image + m.channel + c);
                 for i in 0..M {
                     let t = F::output::<S>(columns[i]);
                     for j in 0..M {
@@ -291,13 +351,13 @@ unsafe fn output_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, cons
     m: Planes<'_>,
 ) {
     let (co, image) = (conv.co, conv.ho * conv.wo * conv.co);
-    for_each_tile!(conv, M, dy.len() / image, image, first, m, |img, ty, tx, at| {
+    for_each_tile!(conv, M, 0..dy.len() / image, first, m, |img, ty, tx, at| {
         let offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
-        for c in (0..co).step_by(S::LANES) {
+        for c in (0..m.n_channels).step_by(S::LANES) {
             // SAFETY: as in `input_tiles`.
             unsafe {
-                let lanes = co - c;
-                let d = load_patch::<S, M>(dy.as_ptr().add(img * image + c), &offsets, lanes);
+                let lanes = m.n_channels - c;
+                let d = load_patch::<S, M>(dy.as_ptr().add(img * image + m.channel + c), &offsets, lanes);
                 let mut columns = [[S::splat(0.0); M]; N];
                 for j in 0..M {
                     let t = F::output_adjoint::<S>(std::array::from_fn(|i| d[i][j]));
@@ -321,16 +381,18 @@ unsafe fn input_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, const
     conv: &Conv,
     v: Planes<'_>,
     first: usize,
-    dx: &mut [f32],
+    dx: &Shards<'_, f32>,
+    images: Range<usize>,
 ) {
     let (ci, image) = (conv.ci, conv.h * conv.w * conv.ci);
-    for_each_tile!(conv, M, dx.len() / image, image, first, v, |img, ty, tx, at| {
+    assert!(images.end * image <= dx.len(), "images {images:?}");
+    for_each_tile!(conv, M, images, first, v, |img, ty, tx, at| {
         let (top, left) = (ty as isize - conv.padding as isize, tx as isize - conv.padding as isize);
         let offsets = patch::<N>(top, left, conv.h, conv.w, ci);
-        for c in (0..ci).step_by(S::LANES) {
+        for c in (0..v.n_channels).step_by(S::LANES) {
             // SAFETY: as in `output_tiles`.
             unsafe {
-                let lanes = ci - c;
+                let lanes = v.n_channels - c;
                 let mut columns = [[S::splat(0.0); N]; N];
                 for j in 0..N {
                     let t = F::input_adjoint::<S>(std::array::from_fn(|i| {
@@ -340,7 +402,7 @@ unsafe fn input_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, const
                         columns[i][j] = t[i];
                     }
                 }
-                let out = dx.as_mut_ptr().add(img * image + c);
+                let out = dx.at(img * image + v.channel + c);
                 for i in 0..N {
                     let t = F::input_adjoint::<S>(columns[i]);
                     for j in 0..N {
