@@ -75,16 +75,22 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Takes the `[server]` table out of a configuration file; what is left is the run's.
+    /// Takes the `[server]` table out of a configuration file, and `server.key=value` out of what overrides it; what is
+    /// left is the run's.
     ///
     /// # Errors
     /// If a key is unknown or a value out of range.
-    pub fn take(file: &mut toml::Table) -> Result<Self> {
-        let table = match file.remove("server") {
+    pub fn take(file: &mut toml::Table, overrides: &mut Vec<String>) -> Result<Self> {
+        let mut table = match file.remove("server") {
             None => toml::Table::new(),
             Some(toml::Value::Table(table)) => table,
             Some(_) => return Err(Error::config("server: a table is expected")),
         };
+        for pair in overrides.extract_if(.., |pair| pair.starts_with("server.")) {
+            let (key, text) = pair["server.".len()..].split_once('=').unwrap_or_default();
+            let parsed = toml::from_str::<toml::Table>(&format!("v = {text}")).ok().and_then(|mut t| t.remove("v"));
+            table.insert(key.trim().into(), parsed.unwrap_or_else(|| toml::Value::String(text.into())));
+        }
         let config: Self = toml::Value::Table(table)
             .try_into()
             .map_err(|e: toml::de::Error| Error::config(format!("[server]: {}", e.to_string().trim_end())))?;
@@ -131,7 +137,7 @@ mod tests {
     use super::*;
 
     fn take(text: &str) -> Result<ServerConfig> {
-        ServerConfig::take(&mut toml::from_str(text).unwrap())
+        ServerConfig::take(&mut toml::from_str(text).unwrap(), &mut Vec::new())
     }
 
     #[test]
@@ -141,6 +147,16 @@ mod tests {
         assert_eq!((config.enrol, config.status), (None, None));
         assert!(take("[server]\nstatus = '0.0.0.0:80'").unwrap_err().to_string().contains("status_public"));
         take("[server]\nstatus = '0.0.0.0:80'\nstatus_public = true").unwrap();
+    }
+
+    #[test]
+    fn overrides_of_the_server_are_taken_and_others_left() {
+        let mut pairs: Vec<String> =
+            ["server.quorum=0.5", "seed=3", "server.listen=127.0.0.1:0"].map(Into::into).into();
+        let mut file = toml::from_str("[server]\nquorum = 0.9\nover_selection = 0.5").unwrap();
+        let config = ServerConfig::take(&mut file, &mut pairs).unwrap();
+        assert!((config.quorum - 0.5).abs() < 1e-9 && (config.over_selection - 0.5).abs() < 1e-9);
+        assert_eq!((config.listen.port(), pairs), (0, vec!["seed=3".to_owned()]));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::spool::{Spool, check_vector};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -96,7 +96,7 @@ struct Inner {
 
 #[derive(Debug)]
 struct Open {
-    offer: std::sync::Arc<Offer>,
+    offer: Arc<Offer>,
     waiting: BTreeSet<u32>,
     /// What each client has announced and may upload.
     announced: BTreeMap<u32, Contribution>,
@@ -237,7 +237,7 @@ impl Desk {
     pub fn submit(&self, client: u32, contribution: &Contribution) -> Result<Verdict> {
         let _one = self.uploading[client as usize % self.uploading.len()].lock();
         let refuse = |reason: String| Ok(Verdict { kind: Some(verdict::Kind::Refused(Refusal { reason })) });
-        let offer = match self.admit(client, contribution) {
+        let offer = match self.admit(client, contribution)? {
             Ok(offer) => offer,
             Err(verdict) => return Ok(verdict),
         };
@@ -260,29 +260,31 @@ impl Desk {
     }
 
     /// Whether a contribution may come from this client now; else what it is told.
-    fn admit(&self, client: u32, c: &Contribution) -> std::result::Result<std::sync::Arc<Offer>, Verdict> {
+    fn admit(&self, client: u32, c: &Contribution) -> Result<std::result::Result<Arc<Offer>, Verdict>> {
         let refused = |reason: String| {
             tracing::warn!(client, round = c.round, reason, "contribution not taken");
-            Verdict { kind: Some(verdict::Kind::Refused(Refusal { reason })) }
+            Ok(Err(Verdict { kind: Some(verdict::Kind::Refused(Refusal { reason })) }))
         };
         let inner = self.inner();
         if c.client != client {
-            return Err(refused(format!("this node stands for client {client}, not {}", c.client)));
+            return refused(format!("this node stands for client {client}, not {}", c.client));
         }
         if inner.last.get(&client).is_some_and(|(round, id)| *round == c.round && *id == c.id()) {
-            return Err(Verdict { kind: Some(verdict::Kind::Accepted(Receipt { id: c.id() })) });
+            return Ok(Err(Verdict { kind: Some(verdict::Kind::Accepted(Receipt { id: c.id() })) }));
         }
         match &inner.open {
-            Some(open) if open.offer.task.run != c.run || open.offer.task.round != c.round => Err(refused(format!(
-                "round {} of run {} is not open; it is round {} of run {}",
-                c.round, c.run, open.offer.task.round, open.offer.task.run
-            ))),
-            Some(open) if !open.waiting.contains(&client) => Err(refused(format!(
+            Some(Open { offer, .. }) if offer.task.run != c.run || offer.task.round != c.round => refused(format!(
+                "round {} is not open; it is round {} of run {}",
+                c.round, offer.task.round, offer.task.run
+            )),
+            Some(open) if !open.waiting.contains(&client) => refused(format!(
                 "client {client} is not waited for in round {}: it was not asked, has contributed, or dropped out",
                 c.round
-            ))),
-            Some(open) => Ok(std::sync::Arc::clone(&open.offer)),
-            None => Err(refused(format!("round {} is closed", c.round))),
+            )),
+            Some(open) => Ok(Ok(Arc::clone(&open.offer))),
+            None if inner.done.is_some() => refused("the run is over".into()),
+            // Between two rounds, or at the start: the next round's opening tells.
+            None => Err(Error::NotNow("no round is open at present; ask again".into())),
         }
     }
 
@@ -373,7 +375,7 @@ impl Nodes for Desk {
             waiting.remove(&accepted.client);
             inner.arrivals.push_back(Arrival::Contribution(Box::new(accepted.clone())));
         }
-        inner.open = Some(Open { offer: std::sync::Arc::new(offer), waiting, announced: BTreeMap::new() });
+        inner.open = Some(Open { offer: Arc::new(offer), waiting, announced: BTreeMap::new() });
         self.changed.send_modify(|n| *n += 1);
     }
 

@@ -42,6 +42,9 @@ pub enum Error {
     /// The other side could not be reached, or hung up.
     #[error("{0}")]
     Unreachable(String),
+    /// The server cannot say yet; ask again.
+    #[error("{0}")]
+    NotNow(String),
     /// The server refused a request, and said why.
     #[error("the server refused ({status}): {reason}")]
     Refused {

@@ -373,6 +373,7 @@ impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let status = match &self {
             Self::Protocol(_) => StatusCode::BAD_REQUEST,
+            Self::NotNow(reason) => return (StatusCode::SERVICE_UNAVAILABLE, reason.clone()).into_response(),
             // A full disk, for one: the node keeps what it has and tries again.
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };

@@ -33,6 +33,14 @@ pub struct Invitation {
     pub client: u32,
 }
 
+/// What became of a token.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Spent {
+    request_hash: String,
+    certificate: String,
+}
+
 /// The nodes and tokens of a federation.
 #[derive(Clone, Debug)]
 pub struct Registry {
@@ -106,7 +114,8 @@ impl Registry {
         Ok((token, invitation))
     }
 
-    /// Spends a token: signs the request and enters the node. A second use fails, however close it comes to the first.
+    /// Spends a token: signs the request and enters the node. A second use fails, however close it comes to the first;
+    /// only the very same request is answered again, since the first answer may have been lost on its way.
     ///
     /// # Errors
     /// If the token is unknown or spent, or the request is not one.
@@ -120,18 +129,25 @@ impl Registry {
         let unknown =
             || Error::protocol("this token is unknown or has been used; ask the server's owner for a new one");
         let path = self.tokens.join(Token::name_of(secret) + ".toml");
-        let text = std::fs::read_to_string(&path).map_err(|_| unknown())?;
+        let spent_path = path.with_extension("spent");
+        let request_hash = blake3::hash(request).to_hex().to_string();
+        let Ok(text) = std::fs::read_to_string(&path) else {
+            let spent: Option<Spent> = read_entry(&spent_path)?;
+            let same = spent.filter(|s| s.request_hash == request_hash).ok_or_else(unknown)?;
+            let node = self.find(&fingerprint(&certificate_from(&same.certificate)?))?.ok_or_else(unknown)?;
+            return Ok((node, same.certificate));
+        };
         let invitation: Invitation = from_toml(&path, &text)?;
         // A request that cannot be signed does not cost the token.
         let certificate = authority.sign(request, &invitation.name, days)?;
-        let spent = path.with_extension("spent");
-        std::fs::rename(&path, &spent).map_err(|_| unknown())?;
+        std::fs::rename(&path, &spent_path).map_err(|_| unknown())?;
+        sync_dir(&self.tokens)?;
         let fingerprint = fingerprint(&certificate_from(&certificate)?);
         let node = NodeEntry { name: invitation.name, client: invitation.client, fingerprint, revoked: false };
         self.write(&node)?;
-        std::fs::remove_file(&spent).map_err(Error::io("remove", &spent))?;
-        sync_dir(&self.tokens)?;
-        Ok((node, certificate))
+        let spent = Spent { request_hash, certificate };
+        write_synced(&spent_path, to_toml(&spent)?.as_bytes())?;
+        Ok((node, spent.certificate))
     }
 
     /// Shuts a node out, from its next request on; an open invitation of that name is withdrawn.
@@ -188,6 +204,8 @@ fn read_all<T: serde::de::DeserializeOwned>(dir: &Path) -> Result<Vec<T>> {
 /// An entry; none if the file has gone meanwhile (a token that was spent).
 fn read_entry<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     match std::fs::read_to_string(path) {
+        // A token that has just been spent still holds its invitation.
+        Ok(text) if path.extension().is_some_and(|e| e == "spent") => Ok(toml::from_str(&text).ok()),
         Ok(text) => from_toml(path, &text).map(Some),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::io("read", path)(e)),
@@ -231,7 +249,11 @@ mod tests {
         let (token, _) = registry.invite(&authority, "a", Some(3)).unwrap();
         assert!(registry.enrol(&authority, &token.secret, b"nonsense", 10).is_err());
         assert!(registry.enrol(&authority, &[0; 32], &node_request().unwrap().1, 10).is_err());
-        let (node, _) = registry.enrol(&authority, &token.secret, &node_request().unwrap().1, 10).unwrap();
+        let request = node_request().unwrap().1;
+        let (node, certificate) = registry.enrol(&authority, &token.secret, &request, 10).unwrap();
+        // The answer was lost: the same node asks again and gets the same certificate; a thief does not.
+        assert_eq!(registry.enrol(&authority, &token.secret, &request, 10).unwrap().1, certificate);
+        assert!(registry.enrol(&authority, &token.secret, &node_request().unwrap().1, 10).is_err());
         assert_eq!((node.client, node.revoked), (3, false));
         registry.revoke("a").unwrap();
         assert!(registry.find(&node.fingerprint).unwrap().is_some_and(|n| n.revoked));
