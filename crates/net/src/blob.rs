@@ -14,7 +14,7 @@ impl Blob {
 
     /// The hash as file names and addresses have it.
     pub fn hex(&self) -> String {
-        self.hash.iter().map(|b| format!("{b:02x}")).collect()
+        hex(&self.hash)
     }
 
     /// Whether the hash is one: 32 bytes. Nothing else may become a file name.
@@ -184,6 +184,12 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Bytes as people write them.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    bytes.iter().flat_map(|b| [b >> 4, b & 15]).map(|d| char::from(DIGITS[usize::from(d)])).collect()
 }
 
 /// Writes a file so that it appears complete or not at all, and stays.

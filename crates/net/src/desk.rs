@@ -184,7 +184,7 @@ impl Desk {
         let kind = match (&inner.done, &inner.open) {
             (Some(done), _) => work::Kind::Done(done.clone()),
             (None, Some(open)) if open.waiting.contains(&client) => {
-                work::Kind::Train(Train { client, ..open.offer.task.clone() })
+                work::Kind::Train(Box::new(Train { client, ..open.offer.task.clone() }))
             }
             _ => work::Kind::Wait(Wait {}),
         };

@@ -38,7 +38,7 @@ use tokio_rustls::TlsAcceptor;
 const LONG_POLL: Duration = Duration::from_secs(25);
 
 /// How long a request may take, long polls included; a handshake gets less.
-const REQUEST_TIME_MAX: Duration = Duration::from_secs(120);
+const REQUEST_TIME_MAX: Duration = Duration::from_mins(2);
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// What all requests need.
@@ -152,7 +152,7 @@ async fn serve_connection(stream: TcpStream, peer: SocketAddr, tls: Option<TlsAc
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(30))
-        .keep_alive_timeout(Duration::from_secs(60))
+        .keep_alive_timeout(Duration::from_mins(1))
         .max_concurrent_streams(16);
     let served = match tls {
         Some(tls) => {

@@ -1,6 +1,6 @@
 //! Who is who: the server's certificate authority, node certificates, enrolment tokens, and TLS 1.3 in both directions.
 
-use crate::blob::write_synced;
+use crate::blob::{hex, write_synced};
 use crate::error::{Error, Result};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
@@ -164,13 +164,12 @@ impl Token {
 
     /// The name under which the server keeps it: not the secret itself.
     pub fn name_of(secret: &[u8]) -> String {
-        blake3::derive_key("fedproj enrolment token 1", secret).iter().take(16).map(|b| format!("{b:02x}")).collect()
+        hex(&blake3::derive_key("fedproj enrolment token 1", secret)[..16])
     }
 }
 
 impl std::fmt::Display for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         write!(f, "{}-{}-{}", Self::PREFIX, hex(&self.authority), hex(&self.secret))
     }
 }

@@ -36,7 +36,7 @@ impl Link {
             .connect_timeout(Duration::from_secs(20))
             .timeout(TIME_MAX)
             .http2_keep_alive_interval(Duration::from_secs(30))
-            .http2_keep_alive_timeout(Duration::from_secs(60))
+            .http2_keep_alive_timeout(Duration::from_mins(1))
             .build()
             .map_err(|e| Error::config(with_causes(&e)))?;
         Ok(Self { client, server })

@@ -61,7 +61,7 @@ pub mod work {
         Wait(super::Wait),
         /// Train.
         #[prost(message, tag = "2")]
-        Train(super::Train),
+        Train(Box<super::Train>),
         /// The run is over.
         #[prost(message, tag = "3")]
         Done(super::Done),

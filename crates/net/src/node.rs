@@ -104,7 +104,7 @@ impl Node {
         match self.link.work().await?.kind {
             Some(work::Kind::Train(task)) => {
                 self.working.store(i64::from(task.round), Ordering::Relaxed);
-                self.work(task).await?;
+                self.work(*task).await?;
                 Ok(Turn::Worked)
             }
             Some(work::Kind::Done(done)) => Ok(Turn::Done(done.model_hash)),

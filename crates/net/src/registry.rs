@@ -106,7 +106,7 @@ impl Registry {
                 return Err(Error::config(format!("another node stands for client {client} already")));
             }
             Some(client) => client,
-            None => (0..).find(|&c| is_free(c)).unwrap_or(u32::MAX),
+            None => (0..u32::MAX).find(|&c| is_free(c)).unwrap_or(u32::MAX),
         };
         let token = Token::new(authority.fingerprint()?)?;
         let invitation = Invitation { name: name.into(), client };

@@ -50,8 +50,8 @@ impl Spool {
     /// If one cannot be removed.
     pub fn remove_others(&self) -> Result<()> {
         let Some(entries) = self.dir.parent().and_then(|run| std::fs::read_dir(run).ok()) else { return Ok(()) };
-        let others = entries.filter_map(|e| Some(e.ok()?.path())).filter(|path| *path != self.dir);
-        others.map(|path| remove(&path)).collect()
+        let mut others = entries.filter_map(|e| Some(e.ok()?.path())).filter(|path| *path != self.dir);
+        others.try_for_each(|path| remove(&path))
     }
 
     /// Removes everything.

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A node counts as alive for so long after its last sign of life.
-const ALIVE: Duration = Duration::from_secs(60);
+const ALIVE: Duration = Duration::from_mins(1);
 
 /// The state of a run, for reading only.
 #[derive(Debug)]
@@ -161,7 +161,7 @@ impl Status {
                 view.needed
             )
         };
-        let nodes: String = desk
+        let nodes: Vec<String> = desk
             .seen()
             .iter()
             .map(|(client, seen)| {
@@ -173,7 +173,7 @@ impl Status {
                 format!("<tr><td>{client}<td>{doing}<td>{} s ago</tr>", seen.at.elapsed().as_secs())
             })
             .collect();
-        let rounds: String = view
+        let rounds: Vec<String> = view
             .rounds
             .iter()
             .rev()
@@ -190,7 +190,7 @@ impl Status {
                 )
             })
             .collect();
-        let curve = curve(&view);
+        let (curve, nodes, rounds) = (curve(&view), nodes.concat(), rounds.concat());
         format!(
             "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=2>\
              <meta name=viewport content='width=device-width'><title>fedproj: {state}</title>\
@@ -209,8 +209,9 @@ impl Status {
 fn curve(view: &View) -> String {
     let points: Vec<(f64, f64)> = view.rounds.iter().filter_map(|r| Some((f64::from(r.round), r.accuracy?))).collect();
     let width = f64::from(view.n_rounds.max(2) - 1);
-    let line: String =
+    let line: Vec<String> =
         points.iter().map(|(x, y)| format!("{:.2},{:.2} ", 100.0 * x / width, 100.0 * (1.0 - y))).collect();
+    let line = line.concat();
     format!(
         "<svg viewBox='-1 -2 102 104' preserveAspectRatio=none role=img aria-label='accuracy over rounds'>\
          <path d='M0 0H100M0 50H100M0 100H100' stroke='gray' stroke-width='.3' fill='none' opacity='.5'/>\

@@ -213,8 +213,8 @@ impl NodeProcess {
             command.arg("--data-dir").arg(data_dir);
         }
         let mut child = command.spawn()?;
-        let _stdin = child.stdin.take();
-        Ok(Self { client, log, child, _stdin })
+        let stdin = child.stdin.take();
+        Ok(Self { client, log, child, _stdin: stdin })
     }
 
     fn has_ended(&mut self) -> bool {
