@@ -36,7 +36,8 @@ fn demo_ends_with_the_simulators_model() {
 #[test]
 fn killed_servers_and_nodes_lose_nothing_and_count_nothing_twice() {
     let n_kills: u64 = std::env::var("FEDPROJ_KILLS").map_or(12, |n| n.parse().unwrap());
-    let rounds = format!("federation.rounds={}", n_kills.max(4));
+    // Twice as many rounds as kills, so that there is always something to kill.
+    let rounds = format!("federation.rounds={}", 2 * n_kills);
     // FedDyn keeps state on its nodes: it must stay in step with the model.
     let partition = "data.partition={kind='iid', clients=3}";
     let mut federation = Federation::new(&[&rounds, "method.name=feddyn", "local.epochs=2", partition]);
@@ -62,7 +63,7 @@ fn killed_servers_and_nodes_lose_nothing_and_count_nothing_twice() {
     }
     let outcome = federation.outcome();
     assert_eq!(outcome["model_hash"], federation.simulated_hash());
-    let n_rounds = n_kills.max(4) as usize;
+    let n_rounds = 2 * n_kills as usize;
     assert_eq!(federation.accepted().len(), 3 * n_rounds);
     let run = outcome["run"].as_str().unwrap();
     stdout(federation.path(), &["verify", run]);

@@ -42,6 +42,9 @@ pub enum Error {
     /// The other side could not be reached, or hung up.
     #[error("{0}")]
     Unreachable(String),
+    /// A server was told to stop.
+    #[error("stopped; everything acknowledged is on disk, and the same command goes on from here")]
+    Stopped,
     /// The server cannot say yet; ask again.
     #[error("{0}")]
     NotNow(String),

@@ -2,7 +2,7 @@
 
 use crate::config::{Ensemble, ServerConfig};
 use crate::desk::{Arrival, Desk, Nodes, Offer};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::journal::{Accepted, Entry, Event};
 use crate::message::{Blob, Done, Memory, Named, Train, part_name};
 use crate::numbers::{encode_f32, encode_public, encode_u32};
@@ -12,7 +12,7 @@ use fedproj_core::{Coordinator, Download, Experiment, FederationConfig, Method, 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often the loop looks at clocks while it waits.
@@ -67,6 +67,8 @@ pub struct Rounds {
     pub status: Arc<Status>,
     /// What the journal knows.
     pub recovered: Recovered,
+    /// Set to end the loop at its next look at the clock.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl Rounds {
@@ -173,6 +175,9 @@ impl Rounds {
                     out.insert(client);
                 }
                 None => (),
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
             }
             let is_gone = |client: &u32| {
                 counted.contains_key(client)

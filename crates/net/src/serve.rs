@@ -14,6 +14,7 @@ use fedproj_core::{Config, Coordinator, Experiment, RunDir, Summary};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a server that is done waits for nodes to hear of it.
@@ -43,7 +44,7 @@ pub struct Served {
     pub summary: Summary,
 }
 
-/// Runs a configuration to its end, from wherever an earlier server stopped. `ready` learns the
+/// Runs a configuration to its end, or until it is dropped, from wherever an earlier server stopped. `ready` learns the
 /// addresses, and where to look at the run.
 ///
 /// # Errors
@@ -77,13 +78,24 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
             Some(state) => Coordinator::resume(experiment, method, n_threads, state)?,
             None => Coordinator::new(experiment, method, n_threads)?,
         };
-        let desk = Arc::clone(&desk);
-        let mut rounds = Rounds { dir, run, config: settings, coordinator, directory, desk, status, recovered };
+        let (desk, stop) = (Arc::clone(&desk), Arc::new(AtomicBool::new(false)));
+        // Whoever drops this future stops the server; the loop is on a thread and must hear of it.
+        let _stop = StopOnDrop(Arc::clone(&stop));
+        let mut rounds = Rounds { dir, run, config: settings, coordinator, directory, desk, status, recovered, stop };
         let done = tokio::task::spawn_blocking(move || rounds.run());
         done.await.map_err(|e| Error::config(format!("the round loop failed: {e}")))??
     };
     farewell(&desk).await;
     Ok(Served { run: run_dir, summary })
+}
+
+/// Ends the round loop with the server.
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Waits until every node that was heard of knows that the run is over, within reason.

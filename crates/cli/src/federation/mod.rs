@@ -2,6 +2,7 @@
 
 pub mod demo;
 pub mod join;
+pub mod load;
 pub mod nodes;
 pub mod serve;
 

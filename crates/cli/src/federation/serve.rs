@@ -63,9 +63,14 @@ impl Serve {
                 let temporary = path.with_extension("tmp");
                 written = std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &path));
             });
-            let served = served.await?;
-            written?;
-            Ok(served)
+            tokio::select! {
+                served = served => {
+                    let served = served?;
+                    written?;
+                    Ok(served)
+                }
+                _ = tokio::signal::ctrl_c() => Err(fedproj_net::Error::Stopped.into()),
+            }
         })?;
         let summary = served.summary;
         if self.json {
