@@ -72,12 +72,11 @@ impl Authority {
     /// # Errors
     /// If the request is not one, or not signed by its own key.
     pub fn sign(&self, request: &[u8], name: &str, days: i64) -> Result<String> {
-        let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request))
-            .map_err(|e| Error::protocol(format!("certificate request: {e}")))?;
+        let key = key_of_request(request)?;
         let mut params = named(name, days);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let signed = params.signed_by(&request.public_key, &self.issuer()?).map_err(Error::identity)?;
+        let signed = params.signed_by(&key, &self.issuer()?).map_err(Error::identity)?;
         Ok(signed.pem())
     }
 
@@ -172,6 +171,15 @@ impl std::fmt::Display for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}-{}-{}", Self::PREFIX, hex(&self.authority), hex(&self.secret))
     }
+}
+
+/// The public key of a certificate signing request (DER) that is signed by that key.
+///
+/// # Errors
+/// If it is not one.
+pub fn key_of_request(request: &[u8]) -> Result<rcgen::PublicKey> {
+    let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request));
+    request.map(|r| r.public_key).map_err(|e| Error::protocol(format!("certificate request: {e}")))
 }
 
 /// A key of the node's own and the request to certify it.

@@ -12,6 +12,7 @@
 
 pub mod blob;
 mod config;
+pub mod decoders;
 pub mod desk;
 mod error;
 pub mod home;
