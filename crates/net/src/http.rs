@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::identity::{Authority, fingerprint};
 use crate::journal::Event;
 use crate::message::{
-    BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, VERSION, Wait, Work, WorkRequest,
-    decode, work,
+    BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, VERSION, Wait, Work,
+    WorkRequest, decode, work,
 };
 use crate::registry::{NodeEntry, Registry};
 use crate::status::Status;
@@ -289,7 +289,7 @@ async fn decline(
 async fn fetch(State(server): State<Arc<Server>>, Path((hash, from)): Path<(String, u64)>) -> Result<Response> {
     let hash = Blob::parse_hex(&hash).ok_or_else(|| Error::protocol("not a hash"))?;
     let desk = Arc::clone(&server.desk);
-    match blocking(move || desk.fetch(&hash, from, BYTES_MAX)).await? {
+    match blocking(move || desk.fetch(&hash, from, PIECE_BYTES)).await? {
         Some((bytes, _)) => {
             server.desk.bytes_down.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             Ok(bytes.into_response())

@@ -3,8 +3,8 @@
 use crate::blob::Store;
 use crate::error::{Error, Result};
 use crate::message::{
-    BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, Received, VERSION, Verdict, Work,
-    WorkRequest, decode,
+    BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, Received, VERSION,
+    Verdict, Work, WorkRequest, decode,
 };
 use prost::Message;
 use std::time::Duration;
@@ -131,7 +131,7 @@ impl Link {
     /// If the server cannot be reached or refuses.
     pub async fn upload(&self, blob: &Blob, mut have: u64, store: &Store) -> Result<()> {
         while have < blob.len {
-            let piece = store.read(&blob.hash, have, BYTES_MAX)?.map(|(bytes, _)| bytes).unwrap_or_default();
+            let piece = store.read(&blob.hash, have, PIECE_BYTES)?.map(|(bytes, _)| bytes).unwrap_or_default();
             if piece.is_empty() {
                 return Err(Error::protocol("the outbox does not hold what was announced"));
             }

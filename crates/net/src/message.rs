@@ -10,8 +10,12 @@ use prost::Message;
 /// Version of the protocol; server and nodes must agree.
 pub const VERSION: u32 = 1;
 
-/// The largest message, and the largest piece of a blob in one request.
+/// The largest message.
 pub const BYTES_MAX: usize = 1 << 20;
+
+/// The piece of a blob that travels in one request. A hundred nodes upload at the same time, and a server holds a piece of
+/// each; larger ones are not faster.
+pub const PIECE_BYTES: usize = 1 << 18;
 
 /// Bytes named by their hash.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Message)]

@@ -41,5 +41,6 @@ impl Logging {
 
 /// Runs network work to its end.
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
+    // Threads that wait for the disk each hold a piece of some blob; more of them than this do not make a disk faster.
+    tokio::runtime::Builder::new_multi_thread().enable_all().max_blocking_threads(32).build()?.block_on(work)
 }
