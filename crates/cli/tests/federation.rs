@@ -160,6 +160,48 @@ fn a_full_disk_acknowledges_nothing_and_the_run_goes_on_when_there_is_room() {
     assert_eq!(federation.accepted().len(), 6);
 }
 
+/// The clock's library is C; where there is no compiler the test says that it does nothing.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_wall_clock_that_jumps_by_hours_changes_nothing() {
+    let partition = "data.partition={kind='iid', clients=2}";
+    let mut federation = Federation::new(&["federation.rounds=8", "method.name=fedavg", "local.epochs=20", partition]);
+    let library = federation.path().join("jump.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/federate/jump.c");
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
+    if !built.is_ok_and(|status| status.success()) {
+        println!("skipped: no C compiler");
+        return;
+    }
+    federation.preload = Some(library);
+    federation.start_server();
+    federation.enrol_and_start(0..2);
+    assert_eq!(federation.outcome()["model_hash"], federation.simulated_hash());
+    let times: Vec<String> =
+        federation.journal().iter().map(|e| e["time"].as_str().unwrap()[..13].to_owned()).collect();
+    assert!(times.windows(2).any(|w| w[0] != w[1]), "the clock did not jump: {times:?}");
+}
+
+#[test]
+fn more_nodes_are_asked_than_needed_and_the_first_count() {
+    // Two of four are needed; all four are asked, and one of them is not there.
+    let partition = "data.partition={kind='iid', clients=4}";
+    let settings =
+        ["federation.rounds=3", "federation.fraction=0.5", "method.name=scaffold", "server.over_selection=1.0"];
+    let sgd = "local.optimizer={kind='sgd', lr=0.05}";
+    let mut federation = Federation::new(&[&settings[..], &[partition, sgd]].concat());
+    federation.start_server();
+    federation.enrol_and_start(0..3);
+    let outcome = federation.outcome();
+    for entry in federation.journal().iter().filter(|e| e["event"] == "round_closed") {
+        assert!(entry["counted"].as_array().unwrap().len() >= 2, "{entry}");
+    }
+    let opened = federation.journal().into_iter().find(|e| e["event"] == "round_opened").unwrap();
+    assert_eq!(opened["asked"], serde_json::json!([0, 1, 2, 3]));
+    // What a late client keeps did not move on, or the simulator would say so.
+    stdout(federation.path(), &["verify", outcome["run"].as_str().unwrap()]);
+}
+
 #[test]
 fn a_revoked_node_is_out_and_a_token_works_once() {
     let partition = "data.partition={kind='iid', clients=2}";

@@ -24,6 +24,8 @@ pub struct Federation {
     pub addresses: Option<Value>,
     /// Where nodes connect, where it is not the server itself.
     pub via: Option<SocketAddr>,
+    /// A library that server and nodes are started with.
+    pub preload: Option<PathBuf>,
 }
 
 impl Federation {
@@ -32,7 +34,7 @@ impl Federation {
         let small = ["model.hidden=[16]", "local.epochs=1", "federation.fraction=1.0", "server.enrol=127.0.0.1:0"];
         let settings = small.iter().chain(settings).map(|s| (*s).to_owned()).collect();
         let dir = tempfile::tempdir().unwrap();
-        Self { dir, settings, server: None, nodes: BTreeMap::new(), addresses: None, via: None }
+        Self { dir, settings, server: None, nodes: BTreeMap::new(), addresses: None, via: None, preload: None }
     }
 
     pub fn path(&self) -> &Path {
@@ -53,6 +55,7 @@ impl Federation {
         let mut command =
             fedproj(self.path(), &[&["serve", "--json", "--threads", "1", "--log", "json"], &settings[..]].concat());
         command.stdout(self.append("server.out")).stderr(self.append("server.log"));
+        command.envs(self.preload.iter().map(|path| ("LD_PRELOAD", path)));
         command
     }
 
@@ -103,6 +106,7 @@ impl Federation {
         let server = format!("https://{}", self.via.unwrap_or_else(|| self.address("listen")));
         let mut command = fedproj(self.path(), &["join", &server, "--data", "run", "--node", &home, "--log", "json"]);
         command.stdout(Stdio::null()).stderr(self.append(&format!("{home}.log")));
+        command.envs(self.preload.iter().map(|path| ("LD_PRELOAD", path)));
         self.nodes.insert(client, command.spawn().unwrap());
     }
 
