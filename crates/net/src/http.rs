@@ -9,18 +9,19 @@ use crate::error::{Error, Result};
 use crate::identity::{Authority, fingerprint};
 use crate::journal::Event;
 use crate::message::{
-    BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, VERSION, Wait, Work,
-    WorkRequest, decode, work,
+    BLOCK_BYTES, BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, VERSION,
+    Wait, Work, WorkRequest, decode, work,
 };
 use crate::registry::{NodeEntry, Registry};
 use crate::status::Status;
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Extension, Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
+use futures_util::StreamExt;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
@@ -153,7 +154,11 @@ async fn serve_connection(stream: TcpStream, peer: SocketAddr, tls: Option<TlsAc
         .timer(TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_mins(1))
-        .max_concurrent_streams(16);
+        .max_concurrent_streams(16)
+        // What the server holds of each node's transfers: enough for 5 MB/s over a line of 50 ms.
+        .initial_stream_window_size(1 << 18)
+        .initial_connection_window_size(1 << 19)
+        .max_send_buf_size(BLOCK_BYTES);
     let served = match tls {
         Some(tls) => {
             let stream = match tokio::time::timeout(HANDSHAKE_TIME_MAX, tls.accept(stream)).await {
@@ -288,26 +293,61 @@ async fn decline(
 
 async fn fetch(State(server): State<Arc<Server>>, Path((hash, from)): Path<(String, u64)>) -> Result<Response> {
     let hash = Blob::parse_hex(&hash).ok_or_else(|| Error::protocol("not a hash"))?;
-    let desk = Arc::clone(&server.desk);
-    match blocking(move || desk.fetch(&hash, from, PIECE_BYTES)).await? {
-        Some((bytes, _)) => {
-            server.desk.bytes_down.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            Ok(bytes.into_response())
+    let end = from.saturating_add(PIECE_BYTES as u64);
+    let block = async move |server: Arc<Server>, hash: Vec<u8>, at: u64| {
+        let n_max = BLOCK_BYTES.min(end.saturating_sub(at) as usize);
+        let desk = Arc::clone(&server.desk);
+        let read = blocking(move || desk.fetch(&hash, at, n_max)).await?.map(|(bytes, _)| bytes);
+        server.desk.bytes_down.fetch_add(read.as_ref().map_or(0, Vec::len) as u64, Ordering::Relaxed);
+        Ok::<_, Error>(read)
+    };
+    let Some(first) = block(Arc::clone(&server), hash.clone(), from).await? else {
+        return Ok((StatusCode::NOT_FOUND, "there is no such blob (any more)").into_response());
+    };
+    let blocks = futures_util::stream::try_unfold((first, from), move |(bytes, at)| {
+        let (server, hash, next) = (Arc::clone(&server), hash.clone(), at + bytes.len() as u64);
+        async move {
+            if bytes.is_empty() {
+                return Ok(None);
+            }
+            let following = block(server, hash, next).await?.unwrap_or_default();
+            Ok::<_, Error>(Some((bytes, (following, next))))
         }
-        None => Ok((StatusCode::NOT_FOUND, "there is no such blob (any more)").into_response()),
-    }
+    });
+    Ok(Body::from_stream(blocks).into_response())
 }
 
 async fn receive(
     State(server): State<Arc<Server>>,
     Extension(node): Extension<NodeEntry>,
     Path((hash, from)): Path<(String, u64)>,
-    body: Bytes,
+    body: Body,
 ) -> Result<Response> {
     let hash = Blob::parse_hex(&hash).ok_or_else(|| Error::protocol("not a hash"))?;
-    let desk = Arc::clone(&server.desk);
-    let received = blocking(move || desk.receive(node.client, &hash, from, &body)).await?;
-    Ok(reply(&server, &received))
+    let (mut at, mut block, mut frames) = (from, Vec::with_capacity(BLOCK_BYTES), body.into_data_stream());
+    loop {
+        let frame = frames.next().await.transpose();
+        let frame = frame.map_err(|e| Error::protocol(format!("the piece broke off: {e}")))?;
+        if let Some(frame) = &frame {
+            block.extend_from_slice(frame);
+        }
+        if block.len() < BLOCK_BYTES && frame.is_some() {
+            continue;
+        }
+        if at - from + block.len() as u64 > PIECE_BYTES as u64 {
+            return Err(Error::protocol(format!("a piece of more than {PIECE_BYTES} bytes")));
+        }
+        let (desk, hash) = (Arc::clone(&server.desk), hash.clone());
+        let work = move || desk.receive(node.client, &hash, at, &block).map(|received| (received, block));
+        let (received, emptied) = blocking(work).await?;
+        at += emptied.len() as u64;
+        block = emptied;
+        block.clear();
+        // A gap cannot be filled by what follows it.
+        if frame.is_none() || received.have < at {
+            return Ok(reply(&server, &received));
+        }
+    }
 }
 
 fn enrol_routes(server: &Arc<Server>) -> Router {

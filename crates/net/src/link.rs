@@ -3,8 +3,8 @@
 use crate::blob::Store;
 use crate::error::{Error, Result};
 use crate::message::{
-    BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, Received, VERSION,
-    Verdict, Work, WorkRequest, decode,
+    BLOCK_BYTES, BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, Received,
+    VERSION, Verdict, Work, WorkRequest, decode,
 };
 use prost::Message;
 use std::time::Duration;
@@ -42,22 +42,43 @@ impl Link {
         Ok(Self { client, server })
     }
 
-    async fn send(&self, request: reqwest::RequestBuilder) -> Result<Vec<u8>> {
+    /// Sends a request and hands on the body of its answer as it comes; how many bytes came.
+    async fn stream(
+        &self,
+        request: reqwest::RequestBuilder,
+        limit: usize,
+        take: &mut (dyn FnMut(&[u8]) -> Result<()> + Send),
+    ) -> Result<usize> {
         let unreachable = |e: reqwest::Error| Error::Unreachable(with_causes(&e));
         let mut response = request.send().await.map_err(unreachable)?;
         let status = response.status();
-        let mut body = Vec::new();
+        let (mut n, mut reason) = (0, Vec::new());
         while let Some(piece) = response.chunk().await.map_err(unreachable)? {
-            if body.len() + piece.len() > BYTES_MAX {
-                return Err(Error::protocol(format!("an answer of more than {BYTES_MAX} bytes")));
+            n += piece.len();
+            if n > limit {
+                return Err(Error::protocol(format!("an answer of more than {limit} bytes")));
             }
-            body.extend_from_slice(&piece);
+            if status.is_success() {
+                take(&piece)?;
+            } else if n < BLOCK_BYTES {
+                reason.extend_from_slice(&piece);
+            }
         }
         if status.is_success() {
-            return Ok(body);
+            return Ok(n);
         }
-        let reason = String::from_utf8_lossy(&body).chars().filter(|c| !c.is_control()).take(500).collect();
+        let reason = String::from_utf8_lossy(&reason).chars().filter(|c| !c.is_control()).take(500).collect();
         Err(Error::Refused { status: status.as_u16(), reason })
+    }
+
+    async fn send(&self, request: reqwest::RequestBuilder) -> Result<Vec<u8>> {
+        let mut body = Vec::new();
+        let mut take = |piece: &[u8]| {
+            body.extend_from_slice(piece);
+            Ok(())
+        };
+        self.stream(request, BYTES_MAX, &mut take).await?;
+        Ok(body)
     }
 
     async fn post(&self, path: &str, message: &impl Message) -> Result<Vec<u8>> {
@@ -116,11 +137,16 @@ impl Link {
         while !store.has(blob) {
             let from = store.have(blob);
             let address = format!("{}/v1/blob/{}/{from}", self.server, blob.hex());
-            let piece = self.send(self.client.get(address)).await?;
-            if piece.is_empty() {
+            let mut at = from;
+            // What has come stays, even if the line breaks before the piece's end.
+            let mut take = |bytes: &[u8]| {
+                store.append(blob, at, bytes)?;
+                at += bytes.len() as u64;
+                Ok(())
+            };
+            if self.stream(self.client.get(address), PIECE_BYTES, &mut take).await? == 0 {
                 return Err(Error::protocol("the server's blob is shorter than it said"));
             }
-            store.append(blob, from, &piece)?;
         }
         Ok(())
     }

@@ -13,9 +13,12 @@ pub const VERSION: u32 = 1;
 /// The largest message.
 pub const BYTES_MAX: usize = 1 << 20;
 
-/// The piece of a blob that travels in one request. A hundred nodes upload at the same time, and a server holds a piece of
-/// each; larger ones are not faster.
-pub const PIECE_BYTES: usize = 1 << 18;
+/// The piece of a blob that travels in one request: large, because a slow line answers late; a server passes it on in
+/// blocks of [`BLOCK_BYTES`].
+pub const PIECE_BYTES: usize = 1 << 22;
+
+/// What a server holds of a blob in memory. A hundred nodes upload at the same time.
+pub const BLOCK_BYTES: usize = 1 << 16;
 
 /// Bytes named by their hash.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Message)]
