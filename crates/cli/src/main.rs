@@ -6,6 +6,7 @@ mod data;
 mod device;
 mod doctor;
 mod drive;
+mod federation;
 mod interrupt;
 mod methods;
 mod models;
@@ -43,6 +44,18 @@ enum Command {
     Report(report::ReportArgs),
     /// Runs a recorded run again and compares it bit for bit
     Verify(verify::VerifyArgs),
+    /// Runs a federation's server
+    Serve(federation::serve::Serve),
+    /// Runs a node: trains on data of its own for a server
+    Join(federation::join::Join),
+    /// Turns a one-time token into a node's certificate
+    Enrol(federation::join::Enrol),
+    /// Lists, invites and revokes a federation's nodes
+    Nodes(federation::nodes::NodesArgs),
+    /// Checks a federation's journal and shows it
+    Audit(federation::nodes::Audit),
+    /// Runs a whole federation on this machine, and compares it with the simulator
+    Demo(federation::demo::Demo),
     /// Writes a commented configuration file
     New(new::New),
     /// Previews who holds which data, with a picture
@@ -84,6 +97,12 @@ fn main() -> ExitCode {
         Command::Compare(args) => args.run(),
         Command::Report(args) => args.run(),
         Command::Verify(args) => args.run(),
+        Command::Serve(args) => args.run(),
+        Command::Join(args) => args.run(),
+        Command::Enrol(args) => args.run(),
+        Command::Nodes(args) => args.run(),
+        Command::Audit(args) => args.run(),
+        Command::Demo(args) => args.run(),
         Command::New(args) => args.run(),
         Command::Partition(args) => args.run(),
         Command::Data(args) => args.run(),
@@ -121,6 +140,10 @@ fn message(error: &anyhow::Error) -> String {
 fn exit_code(error: &anyhow::Error) -> u8 {
     use fedproj_core::Error as Core;
     use fedproj_data::Error as Data;
+    if let Some(error) = error.downcast_ref::<fedproj_net::Error>() {
+        use fedproj_net::Error as Net;
+        return if matches!(error, Net::Config(_) | Net::Core(Core::Config(_))) { 2 } else { 1 };
+    }
     let asked = match error.downcast_ref() {
         Some(Core::Config(_) | Core::Network(fedproj_nn::Error::UnknownModel { .. })) => true,
         Some(Core::Data(error)) => {

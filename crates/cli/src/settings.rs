@@ -2,7 +2,8 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use fedproj_core::{Error, Plan};
+use fedproj_core::{Config, Error, Plan};
+use fedproj_net::ServerConfig;
 use std::path::PathBuf;
 
 /// The arguments by which runs are configured.
@@ -17,11 +18,27 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The runs that the settings ask for.
+    /// The runs that the settings ask for. What they say of a server is checked and left aside.
     pub fn plan(&self) -> Result<Plan> {
+        let (mut table, mut overrides) = self.parts()?;
+        ServerConfig::take(&mut table, &mut overrides)?;
+        Ok(Plan::new(Some(&table), &overrides)?)
+    }
+
+    /// The one run that the settings ask for, and its server.
+    pub fn one_run(&self) -> Result<(Config, ServerConfig)> {
+        let (mut table, mut overrides) = self.parts()?;
+        let server = ServerConfig::take(&mut table, &mut overrides)?;
+        match <[_; 1]>::try_from(Plan::new(Some(&table), &overrides)?.runs) {
+            Ok([only]) => Ok((only.config, server)),
+            Err(all) => bail!(Error::config(format!("a federation runs one configuration, not {}", all.len()))),
+        }
+    }
+
+    fn parts(&self) -> Result<(toml::Table, Vec<String>)> {
         let (overrides, files): (Vec<&String>, Vec<&String>) = self.settings.iter().partition(|s| s.contains('='));
         let table = match files[..] {
-            [] => None,
+            [] => toml::Table::new(),
             [file] => {
                 let text = std::fs::read_to_string(file).map_err(|e| {
                     let hint = match std::path::Path::new(file).extension() {
@@ -31,12 +48,11 @@ impl Settings {
                     Error::config(format!("cannot read the configuration `{file}`: {e}\nhint: {hint}"))
                 })?;
                 let parsed = toml::from_str(&text);
-                Some(parsed.map_err(|e| Error::config(format!("`{file}`: {}", e.to_string().trim_end())))?)
+                parsed.map_err(|e| Error::config(format!("`{file}`: {}", e.to_string().trim_end())))?
             }
             [_, second, ..] => bail!(Error::config(format!("`{second}`: only one configuration file is expected"))),
         };
-        let overrides: Vec<String> = overrides.into_iter().cloned().collect();
-        Ok(Plan::new(table.as_ref(), &overrides)?)
+        Ok((table, overrides.into_iter().cloned().collect()))
     }
 
     /// The data directory.

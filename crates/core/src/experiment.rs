@@ -39,8 +39,22 @@ impl Experiment {
     /// # Errors
     /// If data are missing or do not fit together.
     pub fn load(config: Config, method: &dyn Method, data_dir: Option<&Path>) -> Result<Self> {
-        let (private, test, public) = load_data(&config, method, data_dir)?;
-        Self::new(config, method, private, test, public)
+        Self::load_beside(config, method, data_dir, None)
+    }
+
+    /// As [`Experiment::load`], beside a public set that is here already, as a node has it from its server.
+    ///
+    /// # Errors
+    /// As [`Experiment::load`].
+    pub fn load_beside(
+        config: Config,
+        method: &dyn Method,
+        data_dir: Option<&Path>,
+        public: Option<Dataset>,
+    ) -> Result<Self> {
+        let needs_public = method.needs_public() && public.is_none();
+        let (private, test, own) = load_data(&config, method, data_dir, needs_public)?;
+        Self::new(config, method, private, test, public.or(own))
     }
 
     /// An experiment on data that are in memory already.
@@ -102,21 +116,29 @@ impl Experiment {
                 method.name()
             )));
         }
-        let shape = match private.shape() {
-            fedproj_data::Shape::Image { height, width, channels } => fedproj_nn::Shape::image(height, width, channels),
-            fedproj_data::Shape::Vector { features } => fedproj_nn::Shape::vector(features),
-        };
-        let variant = method.variant(config.model.variant());
-        let graph = match config.model.name.as_str() {
-            "mlp" => models::mlp(shape, &config.model.hidden, private.n_classes(), variant)?,
-            name => models::build(name, shape, private.n_classes(), variant)?,
-        };
+        let graph = Self::network(&config, method, &private)?;
         let (weights, buffers) = if config.model.weights.is_empty() {
             (graph.init_params(config.seed, config.model.init()), graph.init_buffers())
         } else {
             fedproj_nn::weights::load(Path::new(&config.model.weights), &graph)?
         };
         Ok(Self { config, graph, weights, buffers, private, test, public, partition })
+    }
+
+    /// The network of a configuration for such data: only its layout, which takes no memory to speak of.
+    ///
+    /// # Errors
+    /// If there is no such network or it cannot take such samples.
+    pub fn network(config: &Config, method: &dyn Method, private: &Dataset) -> Result<Graph> {
+        let shape = match private.shape() {
+            fedproj_data::Shape::Image { height, width, channels } => fedproj_nn::Shape::image(height, width, channels),
+            fedproj_data::Shape::Vector { features } => fedproj_nn::Shape::vector(features),
+        };
+        let variant = method.variant(config.model.variant());
+        Ok(match config.model.name.as_str() {
+            "mlp" => models::mlp(shape, &config.model.hidden, private.n_classes(), variant)?,
+            name => models::build(name, shape, private.n_classes(), variant)?,
+        })
     }
 
     /// The clients of a round, in increasing order: uniform without replacement, a function of seed and round alone.
@@ -136,6 +158,7 @@ fn load_data(
     config: &Config,
     method: &dyn Method,
     data_dir: Option<&Path>,
+    needs_public: bool,
 ) -> Result<(Dataset, Dataset, Option<Dataset>)> {
     let data = &config.data;
     let splits = fedproj_data::load(&data.private, data_dir)?;
@@ -156,7 +179,7 @@ fn load_data(
             Some(public)
         }
         // A split changes the private set, so it is done for every method; a set of its own is only read where it is used.
-        _ if !method.needs_public() => None,
+        _ if !needs_public => None,
         _ => Some(fedproj_data::load(&data.public, data_dir)?.concatenated()?),
     };
     private = subset(private, data.private_samples, config.seed, PRIVATE_SUBSET, "data.private_samples")?;

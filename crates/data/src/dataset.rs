@@ -202,6 +202,11 @@ impl Dataset {
         &self.class_names
     }
 
+    /// The stored values of all samples, before normalisation.
+    pub fn samples(&self) -> &Samples {
+        &self.samples
+    }
+
     /// The normalisation in force.
     pub fn normalisation(&self) -> &Normalisation {
         &self.normalisation

@@ -22,6 +22,8 @@ pub enum Bench {
     Step(Step),
     /// One federated round on synthetic 32×32 images: local training of all clients, then fusion
     Round(Round),
+    /// A real server under the load of many nodes on this machine
+    Federation(crate::federation::load::Load),
 }
 
 impl Bench {
@@ -30,6 +32,7 @@ impl Bench {
         match self {
             Self::Step(step) => step.run(),
             Self::Round(round) => round.run(),
+            Self::Federation(load) => load.run(),
         }
     }
 }

@@ -100,6 +100,14 @@ impl Partition {
         Ok(Self { clients: Clients::Virtual { n_clients, n_draws, n_samples, seed }, n_moved: 0 })
     }
 
+    /// One client that holds all samples, as a node of a real federation sees it: of the clients before it nothing is
+    /// known here.
+    pub fn sole(client: u32, n_samples: usize) -> Self {
+        let mut offsets = vec![0; client as usize + 1];
+        offsets.push(n_samples);
+        Self { clients: Clients::Listed { offsets, indices: (0..n_samples as u32).collect() }, n_moved: 0 }
+    }
+
     /// How many clients there are.
     pub fn n_clients(&self) -> usize {
         match &self.clients {
@@ -187,6 +195,13 @@ fn even_shares(samples: &[u32], n_shares: usize) -> impl Iterator<Item = &[u32]>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sole_client_holds_everything() {
+        let partition = Partition::sole(3, 5);
+        assert_eq!((partition.n_clients(), partition.size(2)), (4, 0));
+        assert_eq!(*partition.indices(3), [0, 1, 2, 3, 4]);
+    }
 
     #[test]
     fn lists_that_overlap_overflow_or_are_empty_are_refused() {

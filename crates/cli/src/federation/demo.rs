@@ -1,0 +1,245 @@
+//! `fedproj demo`: a server and real node processes on this machine, with real certificates, against the simulator.
+
+use super::block_on;
+use crate::device::default_threads;
+use crate::say;
+use crate::settings::Settings;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use fedproj_core::{Config, Experiment, Simulation};
+use fedproj_net::http::Addresses;
+use fedproj_net::identity::Authority;
+use fedproj_net::registry::Registry;
+use fedproj_net::status::Status;
+use fedproj_net::{ServeSetup, ServerConfig, serve};
+use serde::Serialize;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Arguments of `demo`.
+#[derive(Args)]
+pub struct Demo {
+    /// Nodes, each a process with a certificate of its own
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=64))]
+    nodes: u16,
+    #[command(flatten)]
+    settings: Settings,
+    /// Keep the federation's folder here; otherwise it is removed at the end
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    model_hash: String,
+    simulator_hash: String,
+    rounds: usize,
+    bytes: u64,
+    nodes: u16,
+    accuracy: f64,
+}
+
+impl Demo {
+    /// Runs the federation, then the simulator, and compares.
+    pub fn run(mut self) -> Result<()> {
+        let defaults = [
+            "federation.rounds=8".to_owned(),
+            "federation.fraction=1.0".into(),
+            "local.epochs=5".into(),
+            "method.fedproj.projection.warmup=1".into(),
+            format!("data.partition={{kind='dirichlet', beta=0.5, clients={}, min_samples=15}}", self.nodes),
+        ];
+        self.settings.settings.splice(0..0, defaults);
+        let (config, mut server) = self.settings.one_run()?;
+        let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+        (server.listen, server.enrol, server.status) = (loopback, Some(loopback), Some(loopback));
+        let temporary = std::env::temp_dir().join(format!("fedproj-demo-{}", std::process::id()));
+        let dir = self.out.clone().unwrap_or_else(|| temporary.clone());
+        let outcome = self.federate(&dir, config, server);
+        if self.out.is_none() {
+            // The outcome counts; a folder that cannot be removed does not change it.
+            let _ = std::fs::remove_dir_all(&temporary);
+        }
+        let outcome = outcome?;
+        if self.json {
+            say!("{}", serde_json::to_string(&outcome)?);
+        }
+        if outcome.model_hash != outcome.simulator_hash {
+            bail!("the federation's model {} is not the simulator's {}", outcome.model_hash, outcome.simulator_hash);
+        }
+        if !self.json {
+            say!(
+                "{} rounds, {} bytes, accuracy {:.2} %: model {}, the same as the simulator's",
+                outcome.rounds,
+                outcome.bytes,
+                100.0 * outcome.accuracy,
+                &outcome.model_hash[..16]
+            );
+        }
+        Ok(())
+    }
+
+    fn federate(&self, dir: &Path, config: Config, server: ServerConfig) -> Result<Outcome> {
+        let federation = dir.join("server");
+        // Made before the server starts, so that nodes can be invited while it does.
+        let authority = Authority::open(&federation)?;
+        let registry = Registry::open(&federation)?;
+        let data_dir = self.settings.data_dir();
+        let setup = ServeSetup {
+            dir: federation,
+            config: config.clone(),
+            server,
+            data_dir: data_dir.clone(),
+            n_threads: usize::from(default_threads()),
+        };
+        let (tell, told) = std::sync::mpsc::channel();
+        let (served, rounds) = std::thread::scope(|scope| -> Result<_> {
+            let serving = scope
+                .spawn(|| block_on(async { Ok(serve(setup, |a, s| drop(tell.send((*a, Arc::clone(s))))).await?) }));
+            let watched = match told.recv() {
+                Ok((addresses, status)) => self.watch(dir, &authority, &registry, &addresses, &status),
+                // The server has failed, and will say why.
+                Err(_) => Ok(Vec::new()),
+            };
+            if let Err(error) = watched {
+                // Without its nodes the server would wait for ever.
+                eprintln!("error: {error:#}");
+                std::process::exit(1);
+            }
+            let served = serving.join().unwrap_or_else(|p| std::panic::resume_unwind(p))?;
+            Ok((served, watched?))
+        })?;
+        if !self.json {
+            eprintln!("now the simulator, with the same configuration");
+        }
+        let method = config.method.build()?;
+        let experiment = Experiment::load(config, method.as_ref(), data_dir.as_deref())?;
+        let mut simulation = Simulation::new(experiment, method, usize::from(default_threads()))?;
+        let mut simulator_hash = String::new();
+        while !simulation.is_done() {
+            simulator_hash = simulation.round(&|_| ())?.model_hash;
+        }
+        Ok(Outcome {
+            model_hash: served.summary.model_hash,
+            simulator_hash,
+            rounds: rounds.len(),
+            bytes: rounds.iter().map(|r| r.bytes_up + r.bytes_down).sum(),
+            nodes: self.nodes,
+            accuracy: served.summary.last,
+        })
+    }
+
+    /// Enrols and starts the nodes, then shows rounds until the last.
+    fn watch(
+        &self,
+        dir: &Path,
+        authority: &Authority,
+        registry: &Registry,
+        addresses: &Addresses,
+        status: &Status,
+    ) -> Result<Vec<fedproj_net::status::RoundLine>> {
+        if let (Some(page), false) = (addresses.status, self.json) {
+            eprintln!("status page http://{page}");
+        }
+        let enrol = addresses.enrol.context("the demo's server enrols")?;
+        let mut nodes = Vec::new();
+        for client in 0..u32::from(self.nodes) {
+            let (token, _) = registry.invite(authority, &format!("node-{client}"), Some(client))?;
+            nodes.push(NodeProcess::start(dir, client, enrol, addresses.listen, &token.to_string(), &self.settings)?);
+        }
+        let mut shown = 0;
+        loop {
+            let view = status.view();
+            for round in view.rounds.iter().skip(shown).filter(|_| !self.json) {
+                let accuracy = round.accuracy.map_or(String::new(), |a| format!(", accuracy {:.2} %", 100.0 * a));
+                eprintln!("round {}/{}: {} nodes{accuracy}", round.round + 1, view.n_rounds, round.counted);
+            }
+            shown = view.rounds.len();
+            if view.done || shown == view.n_rounds as usize {
+                for node in &mut nodes {
+                    node.finish()?;
+                }
+                return Ok(view.rounds);
+            }
+            if let Some(node) = nodes.iter_mut().find_map(|n| n.has_ended().then_some(n)) {
+                bail!("node {} has ended: {}", node.client, node.last_words());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// A node's process, which ends with this one.
+struct NodeProcess {
+    client: u32,
+    log: PathBuf,
+    child: Child,
+    /// Kept here, because waiting for a child closes what it still holds of its input.
+    _stdin: Option<ChildStdin>,
+}
+
+impl NodeProcess {
+    fn start(
+        dir: &Path,
+        client: u32,
+        enrol: SocketAddr,
+        listen: SocketAddr,
+        token: &str,
+        settings: &Settings,
+    ) -> Result<Self> {
+        let home = dir.join(format!("node-{client}"));
+        std::fs::create_dir_all(&home)?;
+        let program = std::env::current_exe()?;
+        let enrolled = Command::new(&program)
+            .args(["enrol", &format!("https://{enrol}"), token, "--node"])
+            .arg(&home)
+            .stdin(Stdio::null())
+            .output()?;
+        if !enrolled.status.success() {
+            bail!("node {client} could not enrol: {}", String::from_utf8_lossy(&enrolled.stderr));
+        }
+        let log = home.join("log");
+        let mut command = Command::new(&program);
+        command.args(["join", &format!("https://{listen}"), "--data", "run", "--until-done", "--with-stdin", "--node"]);
+        command.arg(&home).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(File::create(&log)?);
+        if let Some(data_dir) = settings.data_dir() {
+            command.arg("--data-dir").arg(data_dir);
+        }
+        let mut child = command.spawn()?;
+        let stdin = child.stdin.take();
+        Ok(Self { client, log, child, _stdin: stdin })
+    }
+
+    fn has_ended(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
+    }
+
+    fn last_words(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        text.lines().last().unwrap_or("it said nothing").to_owned()
+    }
+
+    /// Waits for its end, which comes when the server says that the run is over.
+    fn finish(&mut self) -> Result<()> {
+        let status = self.child.wait()?;
+        if !status.success() {
+            bail!("node {}: {status}: {}", self.client, self.last_words());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,93 @@
+//! `fedproj enrol` and `fedproj join`: the node's side.
+
+use super::{Logging, block_on};
+use crate::say;
+use anyhow::{Result, bail};
+use clap::Args;
+use fedproj_data::SourceConfig;
+use fedproj_net::{Error, Node, NodeData, Policy, Setup};
+use std::path::PathBuf;
+
+/// Arguments of `enrol`.
+#[derive(Args)]
+pub struct Enrol {
+    /// The server's enrolment address, https://host:port
+    server: String,
+    /// The token that the server's owner made with `fedproj nodes invite`
+    token: String,
+    /// The node's folder
+    #[arg(long, value_name = "DIR", default_value = "node")]
+    node: PathBuf,
+}
+
+impl Enrol {
+    /// Enrols.
+    pub fn run(self) -> Result<()> {
+        let name = block_on(async { Ok(fedproj_net::enrol(&self.node, &self.server, &self.token).await?) })?;
+        say!("enrolled as {name}; its key and certificate are in {}", self.node.display());
+        Ok(())
+    }
+}
+
+/// Arguments of `join`.
+#[derive(Args)]
+pub struct Join {
+    /// The server's address, https://host:port
+    server: String,
+    /// The node's data: a name such as digits, a table such as '{ name = "csv", path = "mine.csv" }', or `run` for its part
+    /// of the run's own data set
+    #[arg(long)]
+    data: String,
+    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// The node's folder: key, certificate, policy.toml, what its client keeps
+    #[arg(long, value_name = "DIR", default_value = "node")]
+    node: PathBuf,
+    /// End when the run is over, instead of waiting for the next
+    #[arg(long)]
+    until_done: bool,
+    /// End when standard input is closed, so that no node outlives who started it
+    #[arg(long)]
+    with_stdin: bool,
+    #[command(flatten)]
+    logging: Logging,
+}
+
+impl Join {
+    /// Works for the server.
+    pub fn run(self) -> Result<()> {
+        let setup = Setup {
+            data: parse_data(&self.data)?,
+            data_dir: crate::data::data_dir(self.data_dir),
+            policy: Policy::read(&self.node)?,
+        };
+        self.logging.start();
+        if self.with_stdin {
+            std::thread::spawn(|| {
+                let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+                std::process::exit(1);
+            });
+        }
+        let hash = block_on(async { Ok(Node::open(&self.node, &self.server, setup)?.run(self.until_done).await?) })?;
+        say!("the run is over; model {hash}");
+        Ok(())
+    }
+}
+
+fn parse_data(text: &str) -> Result<NodeData> {
+    if text == "run" {
+        return Ok(NodeData::OfRun);
+    }
+    if !text.trim_start().starts_with('{') {
+        return Ok(NodeData::Own(SourceConfig::named(text)));
+    }
+    let parsed = toml::from_str::<toml::Table>(&format!("data = {text}")).and_then(|mut table| {
+        let value = table.remove("data").unwrap_or(toml::Value::Boolean(false));
+        value.try_into::<SourceConfig>()
+    });
+    match parsed {
+        Ok(source) => Ok(NodeData::Own(source)),
+        Err(e) => bail!(Error::Config(format!("--data {text}: {}", e.to_string().trim_end()))),
+    }
+}

@@ -1,0 +1,273 @@
+//! `fedproj bench federation`: a real server process under the load of many nodes, which this process plays: each with a
+//! certificate and a connection of its own, all asking for work, a cohort contributing each round. Nobody trains.
+
+use super::block_on;
+use crate::say;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use fedproj_net::Link;
+use fedproj_net::blob::Store;
+use fedproj_net::home::Home;
+use fedproj_net::http::Addresses;
+use fedproj_net::identity::Authority;
+use fedproj_net::message::{Contribution, EnrolReply, Named, Stats, Train, verdict, work};
+use fedproj_net::numbers::encode_f32;
+use fedproj_net::registry::Registry;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Arguments of `bench federation`.
+#[derive(Args)]
+pub struct Load {
+    /// Nodes that hold connections
+    #[arg(long, default_value_t = 1000)]
+    nodes: u32,
+    /// Nodes that contribute to a round
+    #[arg(long, default_value_t = 100)]
+    cohort: u32,
+    /// Rounds
+    #[arg(long, default_value_t = 20)]
+    rounds: u32,
+    /// The model: hidden layers of an MLP on 8×8 images; 1000,1160 has 5 MB, 256,30 has 100 kB
+    #[arg(long, default_value = "1000,1160")]
+    hidden: String,
+    /// Where server and nodes work; removed at the end
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Print one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    nodes: u32,
+    cohort: u32,
+    rounds: u32,
+    model_bytes: u64,
+    seconds: f64,
+    seconds_per_round: f64,
+    /// Bytes of all contributions and tasks.
+    bytes: u64,
+    /// Resident memory of the server, in MB: after a quarter of the time, at the end, and the highest ever.
+    server_mb_early: f64,
+    server_mb_end: f64,
+    server_mb_peak: f64,
+}
+
+impl Load {
+    /// Measures and prints.
+    pub fn run(self) -> Result<()> {
+        let temporary = std::env::temp_dir().join(format!("fedproj-load-{}", std::process::id()));
+        let dir = self.dir.clone().unwrap_or(temporary);
+        std::fs::create_dir_all(&dir)?;
+        let outcome = self.measure(&dir);
+        // The outcome counts; a folder that cannot be removed does not change it.
+        let _ = std::fs::remove_dir_all(&dir);
+        let outcome = outcome?;
+        if self.json {
+            say!("{}", serde_json::to_string(&outcome)?);
+        } else {
+            say!(
+                "{} nodes, {} a round, {} rounds, model {:.2} MB: {:.2} s a round; server memory {:.0} MB early, {:.0} MB at \
+                 the end, {:.0} MB at most",
+                outcome.nodes,
+                outcome.cohort,
+                outcome.rounds,
+                outcome.model_bytes as f64 / 1e6,
+                outcome.seconds_per_round,
+                outcome.server_mb_early,
+                outcome.server_mb_end,
+                outcome.server_mb_peak
+            );
+        }
+        Ok(())
+    }
+
+    fn measure(&self, dir: &Path) -> Result<Outcome> {
+        let federation = dir.join("server");
+        eprintln!("certificates for {} nodes", self.nodes);
+        let homes = self.enrol(dir, &federation)?;
+        let mut server = Server::start(self, &federation)?;
+        let addresses = server.addresses(&federation)?;
+        let address = format!("https://{}", addresses.listen);
+        let start = Instant::now();
+        let samples = block_on(async {
+            for (client, home) in homes.iter().enumerate() {
+                let node = SimulatedNode {
+                    link: Link::new(&address, home.tls()?)?,
+                    cache: home.cache()?,
+                    outbox: home.outbox()?,
+                    client: client as u32,
+                };
+                tokio::spawn(node.run());
+            }
+            let mut samples = Vec::new();
+            while server.child.try_wait()?.is_none() {
+                samples.extend(server.resident_mb());
+                tokio::time::sleep(Duration::from_millis(250)).await;
+            }
+            Ok(samples)
+        })?;
+        let seconds = start.elapsed().as_secs_f64();
+        let status = server.child.wait()?;
+        if !status.success() {
+            bail!("the server ended: {status}; its last words: {}", server.last_words());
+        }
+        let log = std::fs::read_to_string(&server.out)?;
+        let outcome: serde_json::Value = serde_json::from_str(log.lines().last().context("the server said nothing")?)?;
+        let run = PathBuf::from(outcome["run"].as_str().context("no run")?);
+        let lines = std::fs::read_to_string(run.join("metrics.jsonl"))?;
+        let rounds: Vec<fedproj_core::RoundRecord> =
+            lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+        if rounds.iter().any(|r| r.cohort.len() != self.cohort as usize) {
+            bail!("a round was closed without its whole cohort");
+        }
+        let model_bytes = std::fs::metadata(run.join("model.safetensors"))?.len();
+        Ok(Outcome {
+            nodes: self.nodes,
+            cohort: self.cohort,
+            rounds: self.rounds,
+            model_bytes,
+            seconds,
+            seconds_per_round: rounds.iter().map(|r| r.seconds.total()).sum::<f64>() / f64::from(self.rounds),
+            bytes: rounds.iter().map(|r| r.bytes_up + r.bytes_down).sum(),
+            server_mb_early: samples.get(samples.len() / 4).copied().unwrap_or(0.0),
+            server_mb_end: samples.last().copied().unwrap_or(0.0),
+            server_mb_peak: samples.iter().copied().fold(0.0, f64::max),
+        })
+    }
+
+    /// Certificates without the network: it is not enrolment that is measured.
+    fn enrol(&self, dir: &Path, federation: &Path) -> Result<Vec<Home>> {
+        let (authority, registry) = (Authority::open(federation)?, Registry::open(federation)?);
+        let enrol = |client: u32| {
+            let name = format!("n{client}");
+            let home = Home::new(&dir.join(&name));
+            let (token, _) = registry.invite(&authority, &name, Some(client))?;
+            let (node, certificate) = registry.enrol(&authority, &token.secret, &home.request()?, 30)?;
+            let authority = authority.certificate().to_owned();
+            home.enrolled(&EnrolReply { name: node.name, client, certificate, authority })?;
+            Ok(home)
+        };
+        (0..self.nodes).map(enrol).collect()
+    }
+}
+
+/// The server's process.
+struct Server {
+    child: Child,
+    out: PathBuf,
+    log: PathBuf,
+}
+
+impl Server {
+    fn start(load: &Load, dir: &Path) -> Result<Self> {
+        let (out, log) = (dir.join("out"), dir.join("log"));
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["serve", "--json", "--threads", "1", "--dir"]).arg(dir);
+        command.args(["method.name=fedavg", "data.public=none", "server.listen=127.0.0.1:0"]);
+        command.arg(format!("model.hidden=[{}]", load.hidden));
+        command.arg(format!("federation.rounds={}", load.rounds));
+        command.arg(format!("federation.fraction={}", f64::from(load.cohort) / f64::from(load.nodes)));
+        command.arg(format!("data.partition={{kind='virtual', clients={}, samples=10}}", load.nodes));
+        command.stdin(Stdio::null()).stdout(std::fs::File::create(&out)?).stderr(std::fs::File::create(&log)?);
+        Ok(Self { child: command.spawn()?, out, log })
+    }
+
+    fn addresses(&mut self, dir: &Path) -> Result<Addresses> {
+        loop {
+            if let Ok(text) = std::fs::read_to_string(dir.join("addresses.json")) {
+                return Ok(serde_json::from_str(&text)?);
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the server ended: {status}; its last words: {}", self.last_words());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn last_words(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        text.lines().last().unwrap_or_default().to_owned()
+    }
+
+    /// Where the system tells.
+    fn resident_mb(&self) -> Option<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+        line.split_whitespace().nth(1)?.parse::<f64>().ok().map(|kb| kb / 1000.0)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A node that does everything but train.
+struct SimulatedNode {
+    link: Link,
+    cache: Store,
+    outbox: Store,
+    client: u32,
+}
+
+impl SimulatedNode {
+    async fn run(self) {
+        loop {
+            match self.turn().await {
+                Ok(true) => return,
+                Ok(false) => (),
+                Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+            }
+        }
+    }
+
+    /// Whether the run is over.
+    async fn turn(&self) -> fedproj_net::Result<bool> {
+        match self.link.work().await?.kind {
+            Some(work::Kind::Train(task)) => self.contribute(&task).await.map(|()| false),
+            Some(work::Kind::Done(_)) => Ok(true),
+            _ => Ok(false),
+        }
+    }
+
+    async fn contribute(&self, task: &Train) -> fedproj_net::Result<()> {
+        self.cache.retain(&[&task.weights])?;
+        self.link.fetch(&task.weights, &self.cache).await?;
+        // Weights that are each node's own, and small whatever the round.
+        let n = (task.weights.len / 4) as usize;
+        let weights: Vec<f32> = (0..n).map(|i| ((i as u32 ^ self.client) % 1000) as f32 * 1e-4).collect();
+        self.outbox.retain(&[])?;
+        let named = |name: &str, values: &[f32]| -> fedproj_net::Result<Named> {
+            Ok(Named { name: name.into(), blob: self.outbox.put(&encode_f32(values))? })
+        };
+        let contribution = Contribution {
+            run: task.run.clone(),
+            round: task.round,
+            client: self.client,
+            n_samples: 10,
+            n_steps: 1,
+            stats: Stats::default(),
+            parts: vec![named("weights", &weights)?, named("buffers", &[])?],
+        };
+        loop {
+            match self.link.contribute(&contribution).await?.kind {
+                Some(verdict::Kind::Missing(missing)) => {
+                    for part in &contribution.parts {
+                        if let Some(have) = missing.have.iter().find(|have| have.hash == part.blob.hash) {
+                            self.link.upload(&part.blob, have.len, &self.outbox).await?;
+                        }
+                    }
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! `fedproj nodes` and `fedproj audit`: on the server's machine, beside a running server or without one.
+
+use crate::say;
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use fedproj_net::identity::Authority;
+use fedproj_net::journal::{Event, Journal};
+use fedproj_net::registry::Registry;
+use std::path::PathBuf;
+
+/// Arguments of `nodes`.
+#[derive(Args)]
+pub struct NodesArgs {
+    #[command(subcommand)]
+    action: Option<Action>,
+    /// The federation's folder
+    #[arg(long, value_name = "DIR", default_value = "federation", global = true)]
+    dir: PathBuf,
+    /// Print one JSON object on the last line
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Lists nodes and open invitations
+    List,
+    /// Makes a one-time token for a node
+    Invite {
+        /// The node's name
+        name: String,
+        /// The client that it stands for; the first free one unless given
+        #[arg(long)]
+        client: Option<u32>,
+    },
+    /// Shuts a node out
+    Revoke {
+        /// The node's name
+        name: String,
+    },
+}
+
+impl NodesArgs {
+    /// Does it.
+    pub fn run(self) -> Result<()> {
+        // Made here if need be, so that nodes can be invited before the first start of the server.
+        let authority = Authority::open(&self.dir)?;
+        let registry = Registry::open(&self.dir)?;
+        match self.action.unwrap_or(Action::List) {
+            Action::List => self::list(&registry, self.json),
+            Action::Invite { name, client } => {
+                let (token, invitation) = registry.invite(&authority, &name, client)?;
+                let client = invitation.client;
+                Journal::open(&self.dir, &mut |_| ())?.append(Event::Invited { node: name.clone(), client })?;
+                if self.json {
+                    let token = token.to_string();
+                    say!("{}", serde_json::json!({ "node": name, "client": client, "token": token }));
+                } else {
+                    eprintln!("{name} will stand for client {client}; this token works once:");
+                    say!("{token}");
+                }
+                Ok(())
+            }
+            Action::Revoke { name } => {
+                registry.revoke(&name)?;
+                Journal::open(&self.dir, &mut |_| ())?.append(Event::Revoked { node: name.clone() })?;
+                say!("{name} is shut out from its next request on");
+                Ok(())
+            }
+        }
+    }
+}
+
+fn list(registry: &Registry, json: bool) -> Result<()> {
+    let (nodes, invitations) = (registry.nodes()?, registry.invitations()?);
+    if json {
+        say!("{}", serde_json::json!({ "nodes": nodes, "invitations": invitations }));
+        return Ok(());
+    }
+    for node in &nodes {
+        let state = if node.revoked { "revoked" } else { "enrolled" };
+        say!("{:<24} client {:<6} {state:<9} certificate {}", node.name, node.client, &node.fingerprint[..16]);
+    }
+    for invitation in &invitations {
+        say!("{:<24} client {:<6} invited", invitation.name, invitation.client);
+    }
+    if nodes.is_empty() && invitations.is_empty() {
+        eprintln!("no nodes; `fedproj nodes invite NAME` makes a token");
+    }
+    Ok(())
+}
+
+/// Arguments of `audit`.
+#[derive(Args)]
+pub struct Audit {
+    /// The federation's folder
+    #[arg(value_name = "DIR", default_value = "federation")]
+    dir: PathBuf,
+    /// Print one JSON object on the last line, instead of the entries
+    #[arg(long)]
+    json: bool,
+}
+
+impl Audit {
+    /// Checks the chain from its first entry; shows the entries that lead up to where it is broken.
+    pub fn run(self) -> Result<()> {
+        let mut show = |entry: fedproj_net::journal::Entry| {
+            if !self.json {
+                say!("{}", serde_json::to_string(&entry).unwrap_or_default());
+            }
+        };
+        if !self.dir.join("journal.jsonl").exists() {
+            anyhow::bail!(fedproj_net::Error::Config(format!("`{}` holds no journal", self.dir.display())));
+        }
+        let journal = Journal::open(&self.dir, &mut show)?;
+        let tail = journal.tail();
+        if self.json {
+            say!("{}", serde_json::json!({ "entries": tail.n_entries, "hash": tail.hash }));
+        } else {
+            eprintln!("{} entries, unbroken; the last one's hash is {}", tail.n_entries, tail.hash);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! `fedproj serve`.
+
+use super::{Logging, block_on};
+use crate::device::default_threads;
+use crate::say;
+use crate::settings::Settings;
+use anyhow::Result;
+use clap::Args;
+use fedproj_net::{ServeSetup, serve};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Arguments of `serve`.
+#[derive(Args)]
+pub struct Serve {
+    #[command(flatten)]
+    settings: Settings,
+    /// The federation's folder: authority, nodes, journal, runs
+    #[arg(long, value_name = "DIR", default_value = "federation")]
+    dir: PathBuf,
+    /// Threads that fuse and evaluate
+    #[arg(long, value_name = "N", default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..))]
+    threads: u16,
+    /// Print one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    logging: Logging,
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    run: PathBuf,
+    #[serde(flatten)]
+    summary: fedproj_core::Summary,
+}
+
+impl Serve {
+    /// Serves until the run is over.
+    pub fn run(self) -> Result<()> {
+        let (config, server) = self.settings.one_run()?;
+        self.logging.start();
+        let path = self.dir.join("addresses.json");
+        let setup = ServeSetup {
+            dir: self.dir,
+            config,
+            server,
+            data_dir: self.settings.data_dir(),
+            n_threads: usize::from(self.threads),
+        };
+        let served = block_on(async {
+            let mut written = Ok(());
+            let served = serve(setup, |addresses, _| {
+                eprintln!("nodes connect to https://{}", addresses.listen);
+                if let Some(enrol) = addresses.enrol {
+                    eprintln!("nodes enrol at https://{enrol}");
+                }
+                if let Some(status) = addresses.status {
+                    eprintln!("status page http://{status}");
+                }
+                // For scripts, which cannot know a port that the system chose.
+                let text = serde_json::to_string(addresses).unwrap_or_default();
+                let temporary = path.with_extension("tmp");
+                written = std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &path));
+            });
+            tokio::select! {
+                served = served => {
+                    let served = served?;
+                    written?;
+                    Ok(served)
+                }
+                _ = tokio::signal::ctrl_c() => Err(fedproj_net::Error::Stopped.into()),
+            }
+        })?;
+        let summary = served.summary;
+        if self.json {
+            say!("{}", serde_json::to_string(&Outcome { run: served.run, summary })?);
+        } else {
+            say!("{}: last accuracy {:.2} %, {}", summary.method, 100.0 * summary.last, served.run.display());
+        }
+        Ok(())
+    }
+}

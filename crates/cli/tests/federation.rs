@@ -1,0 +1,246 @@
+//! A federation of real processes on this machine: it makes the simulator's bytes, whatever is killed, cut or late.
+//!
+//! `FEDPROJ_KILLS=100` makes the test of killed processes as long as one likes.
+
+mod command;
+mod federate;
+mod proxy;
+
+use command::{failure, fedproj, json, stdout};
+use federate::{Chance, Federation};
+use proxy::Proxy;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+#[test]
+fn demo_ends_with_the_simulators_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = json(folder.path(), &["demo", "--nodes", "5", "federation.rounds=3"]);
+    assert_eq!(told["model_hash"], told["simulator_hash"]);
+    assert_eq!(told["rounds"], 3);
+    assert!(told["bytes"].as_u64().unwrap() > 100_000, "{told}");
+    // State on the nodes' disks, a further vector both ways, and logits from the clients.
+    for settings in [
+        &["method.name=scaffold", "local.optimizer={kind='sgd', lr=0.05}"][..],
+        &["method.name=moon", "method.moon.head=16"],
+        &["server.ensemble=clients", "method.fedproj.memory.feature_weight=0.5", "model.name=cnn"],
+    ] {
+        let told = json(
+            folder.path(),
+            &[&["demo", "--nodes", "2", "federation.rounds=3", "local.epochs=1"], settings].concat(),
+        );
+        assert_eq!(told["model_hash"], told["simulator_hash"], "{settings:?}");
+    }
+}
+
+#[test]
+fn killed_servers_and_nodes_lose_nothing_and_count_nothing_twice() {
+    let n_kills: u64 = std::env::var("FEDPROJ_KILLS").map_or(12, |n| n.parse().unwrap());
+    // Twice as many rounds as kills, so that there is always something to kill.
+    let rounds = format!("federation.rounds={}", 2 * n_kills);
+    // FedDyn keeps state on its nodes: it must stay in step with the model.
+    let partition = "data.partition={kind='iid', clients=3}";
+    let mut federation = Federation::new(&[&rounds, "method.name=feddyn", "local.epochs=2", partition]);
+    federation.start_server();
+    federation.enrol_and_start(0..3);
+    let mut chance = Chance(0x5eed);
+    for kill in 0..n_kills {
+        std::thread::sleep(Duration::from_millis(30 + chance.below(250)));
+        if federation.server_has_ended() {
+            println!("the run was over after {kill} of {n_kills} kills");
+            break;
+        }
+        // A server and a node at the same time now and then.
+        let victim = chance.below(4);
+        if victim >= 2 || kill % 5 == 0 {
+            let node = chance.below(3) as u32;
+            federation.kill_node(node);
+            federation.start_node(node);
+        }
+        if victim < 2 && federation.kill_server() {
+            federation.start_server();
+        }
+    }
+    let outcome = federation.outcome();
+    assert_eq!(outcome["model_hash"], federation.simulated_hash());
+    let n_rounds = 2 * n_kills as usize;
+    assert_eq!(federation.accepted().len(), 3 * n_rounds);
+    let run = outcome["run"].as_str().unwrap();
+    stdout(federation.path(), &["verify", run]);
+}
+
+#[test]
+fn connections_that_are_cut_and_slow_change_nothing() {
+    let partition = "data.partition={kind='iid', clients=2}";
+    let settings = ["federation.rounds=3", "method.fedproj.projection.warmup=0", "model.hidden=[64]", partition];
+    let mut federation = Federation::new(&settings);
+    federation.start_server();
+    // Each connection dies after some tens of kilobytes, and gets its bytes in drops: transfers must be taken up again.
+    let proxy = Proxy::start(federation.address("listen"), Chance(7));
+    federation.via = Some(proxy.address);
+    federation.enrol_and_start(0..2);
+    assert_eq!(federation.outcome()["model_hash"], federation.simulated_hash());
+    assert!(proxy.n_cut() > 0, "the proxy has cut nothing");
+    assert_eq!(federation.accepted().len(), 6);
+}
+
+#[test]
+fn a_round_closes_without_those_who_are_late_and_can_be_repeated() {
+    // Three of four clients are there, and two are enough.
+    let partition = "data.partition={kind='iid', clients=4}";
+    let mut federation = Federation::new(&[
+        "federation.rounds=3",
+        "method.name=fedavg",
+        "server.quorum=0.5",
+        "server.deadline_s=1.0",
+        "server.lost_after_s=1.0",
+        partition,
+    ]);
+    federation.start_server();
+    federation.enrol_and_start(0..3);
+    let outcome = federation.outcome();
+    let run = outcome["run"].as_str().unwrap();
+    let rounds = command::rounds(&federation.path().join(run));
+    let counted: usize = rounds.iter().map(|r| r["cohort"].as_array().unwrap().len()).sum();
+    assert_eq!(counted, federation.accepted().len());
+    let closed: Vec<_> = federation.journal().into_iter().filter(|e| e["event"] == "round_closed").collect();
+    assert_eq!(closed.len(), 3);
+    for entry in closed {
+        let late = entry["late"].as_array().unwrap();
+        assert!(late.contains(&3.into()) && late.len() <= 2, "{entry}");
+    }
+    // Who was in is recorded, so the simulator makes the same bytes.
+    stdout(federation.path(), &["verify", run]);
+}
+
+#[test]
+fn a_nodes_policy_declines_and_the_others_go_on() {
+    let partition = "data.partition={kind='iid', clients=3}";
+    let mut federation = Federation::new(&[
+        "federation.rounds=2",
+        "method.name=fedavg",
+        "server.quorum=0.6",
+        "local.epochs=3",
+        partition,
+    ]);
+    federation.start_server();
+    for client in 0..3 {
+        federation.enrol(client);
+    }
+    std::fs::write(federation.path().join("node-1/policy.toml"), "epochs_max = 2\n").unwrap();
+    (0..3).for_each(|client| federation.start_node(client));
+    let outcome = federation.outcome();
+    let declined: Vec<_> = federation.journal().into_iter().filter(|e| e["event"] == "declined").collect();
+    assert_eq!(declined.len(), 2);
+    assert!(declined.iter().all(|e| e["client"] == 1 && e["reason"].as_str().unwrap().contains("epochs_max = 2")));
+    stdout(federation.path(), &["verify", outcome["run"].as_str().unwrap()]);
+}
+
+#[test]
+fn a_full_disk_acknowledges_nothing_and_the_run_goes_on_when_there_is_room() {
+    let partition = "data.partition={kind='iid', clients=2}";
+    let mut federation =
+        Federation::new(&["federation.rounds=3", "method.name=fedavg", "model.hidden=[200]", partition]);
+    federation.start_server();
+    (0..2).for_each(|client| federation.enrol(client));
+    federation.kill_server();
+    // No file may grow beyond 48 kB: weights of 62 kB do not fit, as on a disk that is full.
+    let serve = federation.serve_command();
+    let mut limited = Command::new("bash");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 48; exec \"$@\"", "limited"]);
+    limited.arg(serve.get_program()).args(serve.get_args()).current_dir(federation.path());
+    limited.stdout(Stdio::null()).stderr(std::fs::File::create(federation.path().join("server.log")).unwrap());
+    federation.start_server_with(limited);
+    (0..2).for_each(|client| federation.start_node(client));
+    federation.wait_for_log("File too large");
+    federation.kill_server();
+    assert!(federation.accepted().is_empty());
+    federation.start_server();
+    assert_eq!(federation.outcome()["model_hash"], federation.simulated_hash());
+    assert_eq!(federation.accepted().len(), 6);
+}
+
+/// The clock's library is C; where there is no compiler the test says that it does nothing.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_wall_clock_that_jumps_by_hours_changes_nothing() {
+    let partition = "data.partition={kind='iid', clients=2}";
+    let mut federation = Federation::new(&["federation.rounds=8", "method.name=fedavg", "local.epochs=20", partition]);
+    let library = federation.path().join("jump.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/federate/jump.c");
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
+    if !built.is_ok_and(|status| status.success()) {
+        println!("skipped: no C compiler");
+        return;
+    }
+    federation.preload = Some(library);
+    federation.start_server();
+    federation.enrol_and_start(0..2);
+    assert_eq!(federation.outcome()["model_hash"], federation.simulated_hash());
+    let times: Vec<String> =
+        federation.journal().iter().map(|e| e["time"].as_str().unwrap()[..13].to_owned()).collect();
+    assert!(times.windows(2).any(|w| w[0] != w[1]), "the clock did not jump: {times:?}");
+}
+
+#[test]
+fn more_nodes_are_asked_than_needed_and_the_first_count() {
+    // Two of four are needed; all four are asked, and one of them is not there.
+    let partition = "data.partition={kind='iid', clients=4}";
+    let settings =
+        ["federation.rounds=3", "federation.fraction=0.5", "method.name=scaffold", "server.over_selection=1.0"];
+    let sgd = "local.optimizer={kind='sgd', lr=0.05}";
+    let mut federation = Federation::new(&[&settings[..], &[partition, sgd]].concat());
+    federation.start_server();
+    federation.enrol_and_start(0..3);
+    let outcome = federation.outcome();
+    for entry in federation.journal().iter().filter(|e| e["event"] == "round_closed") {
+        assert!(entry["counted"].as_array().unwrap().len() >= 2, "{entry}");
+    }
+    let opened = federation.journal().into_iter().find(|e| e["event"] == "round_opened").unwrap();
+    assert_eq!(opened["asked"], serde_json::json!([0, 1, 2, 3]));
+    // What a late client keeps did not move on, or the simulator would say so.
+    stdout(federation.path(), &["verify", outcome["run"].as_str().unwrap()]);
+}
+
+#[test]
+fn a_revoked_node_is_out_and_a_token_works_once() {
+    let partition = "data.partition={kind='iid', clients=2}";
+    let settings =
+        ["federation.rounds=2", "method.name=fedavg", "server.quorum=0.5", "server.lost_after_s=2.0", partition];
+    let mut federation = Federation::new(&settings);
+    federation.start_server();
+    let token = federation.invite("node-0", 0);
+    let server = format!("https://{}", federation.address("enrol"));
+    stdout(federation.path(), &["enrol", &server, &token, "--node", "node-0"]);
+    let (code, stolen) = failure(fedproj(federation.path(), &["enrol", &server, &token, "--node", "thief"]));
+    assert!(code == 1 && stolen.contains("has been used"), "{stolen}");
+    // A token of another federation does not lead anyone to this server.
+    let foreign = tempfile::tempdir().unwrap();
+    let other = json(foreign.path(), &["nodes", "invite", "x"]);
+    let (_, error) =
+        failure(fedproj(federation.path(), &["enrol", &server, other["token"].as_str().unwrap(), "--node", "lost"]));
+    assert!(error.contains("UnknownIssuer"), "{error}");
+    federation.enrol(1);
+    stdout(federation.path(), &["nodes", "revoke", "node-1"]);
+    federation.start_node(1);
+    federation.wait_for_log("refused: revoked");
+    federation.start_node(0);
+    federation.outcome();
+    assert!(federation.accepted().keys().all(|(_, client)| *client == 0));
+    let listed = stdout(federation.path(), &["nodes"]);
+    assert!(listed.contains("node-0") && listed.contains("revoked"), "{listed}");
+}
+
+#[test]
+fn audit_finds_a_changed_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a", "b", "c"] {
+        stdout(folder.path(), &["nodes", "invite", name]);
+    }
+    assert_eq!(json(folder.path(), &["audit"])["entries"], 3);
+    let path = folder.path().join("federation/journal.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"node\":\"b\"", "\"node\":\"x\"")).unwrap();
+    let (code, error) = failure(fedproj(folder.path(), &["audit"]));
+    assert!(code == 1 && error.contains("entry 2") && error.contains("has been changed"), "{error}");
+}

@@ -1,0 +1,256 @@
+//! Blobs: bytes named by their BLAKE3 hash, kept in a folder, written in pieces that can be taken up again after a crash.
+
+use crate::error::{Error, Result};
+use crate::message::Blob;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+impl Blob {
+    /// The name of these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self { hash: blake3::hash(bytes).as_bytes().to_vec(), len: bytes.len() as u64 }
+    }
+
+    /// The hash as file names and addresses have it.
+    pub fn hex(&self) -> String {
+        hex(&self.hash)
+    }
+
+    /// Whether the hash is one: 32 bytes. Nothing else may become a file name.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn check(&self) -> Result<()> {
+        if self.hash.len() == 32 {
+            return Ok(());
+        }
+        Err(Error::protocol(format!("a hash of {} bytes; BLAKE3 has 32", self.hash.len())))
+    }
+
+    /// The hash that stands in an address.
+    pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
+        let digits = text.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        (0..32).map(|i| u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok()).collect()
+    }
+}
+
+/// A folder of blobs. A file with the name of a hash is complete and has been checked; `.part` files are on their way.
+#[derive(Clone, Debug)]
+pub struct Store {
+    dir: PathBuf,
+}
+
+impl Store {
+    /// The store in a folder, which is made if need be.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn open(dir: &Path) -> Result<Self> {
+        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        Ok(Self { dir: dir.into() })
+    }
+
+    fn path(&self, blob: &Blob) -> PathBuf {
+        self.dir.join(blob.hex())
+    }
+
+    fn part_path(&self, blob: &Blob) -> PathBuf {
+        self.dir.join(blob.hex() + ".part")
+    }
+
+    /// Whether the blob is there. An empty one always is.
+    pub fn has(&self, blob: &Blob) -> bool {
+        blob.len == 0 || std::fs::metadata(self.path(blob)).is_ok_and(|m| m.len() == blob.len)
+    }
+
+    /// Keeps bytes.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn put(&self, bytes: &[u8]) -> Result<Blob> {
+        let blob = Blob::of(bytes);
+        if !self.has(&blob) {
+            write_synced(&self.path(&blob), bytes)?;
+        }
+        Ok(blob)
+    }
+
+    /// The bytes of a blob.
+    ///
+    /// # Errors
+    /// If it is not there, or is not what its name says.
+    pub fn get(&self, blob: &Blob) -> Result<Vec<u8>> {
+        if blob.len == 0 {
+            return Ok(Vec::new());
+        }
+        let path = self.path(blob);
+        let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
+        if Blob::of(&bytes) != *blob {
+            return Err(Error::Corrupt { path, problem: "its content does not match its hash".into() });
+        }
+        Ok(bytes)
+    }
+
+    /// The file of a complete blob.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn file(&self, blob: &Blob) -> Result<File> {
+        let path = self.path(blob);
+        File::open(&path).map_err(Error::io("open", &path))
+    }
+
+    /// At most `n_max` bytes from an offset, and the blob's length; `None` if there is no such blob.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn read(&self, hash: &[u8], from: u64, n_max: usize) -> Result<Option<(Vec<u8>, u64)>> {
+        let path = self.path(&Blob { hash: hash.to_vec(), len: 0 });
+        let Ok(mut file) = File::open(&path) else { return Ok(None) };
+        let mut read = || -> std::io::Result<(Vec<u8>, u64)> {
+            let len = file.metadata()?.len();
+            let mut bytes = vec![0; len.saturating_sub(from).min(n_max as u64) as usize];
+            file.seek(SeekFrom::Start(from))?;
+            file.read_exact(&mut bytes)?;
+            Ok((bytes, len))
+        };
+        read().map(Some).map_err(Error::io("read", &path))
+    }
+
+    /// Bytes of a blob that are there: all, or as far as an interrupted transfer came.
+    pub fn have(&self, blob: &Blob) -> u64 {
+        if self.has(blob) {
+            return blob.len;
+        }
+        std::fs::metadata(self.part_path(blob)).map_or(0, |m| m.len().min(blob.len))
+    }
+
+    /// Takes the next piece of a blob. A piece that is there already is skipped, one that leaves a gap is not taken; the
+    /// last one completes the blob, if its hash is right. Returns how many bytes are there now.
+    ///
+    /// # Errors
+    /// If the blob is longer than it should be, its hash is wrong (all of it is dropped then), or the disk is full.
+    pub fn append(&self, blob: &Blob, from: u64, bytes: &[u8]) -> Result<u64> {
+        let have = self.have(blob);
+        let end = from.checked_add(bytes.len() as u64).filter(|&end| end <= blob.len);
+        let end = end.ok_or_else(|| Error::protocol(format!("bytes beyond the {} of a blob", blob.len)))?;
+        if from > have || end <= have {
+            return Ok(have);
+        }
+        let path = self.part_path(blob);
+        let write = || -> std::io::Result<()> {
+            let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+            file.seek(SeekFrom::Start(have))?;
+            file.write_all(&bytes[(have - from) as usize..])?;
+            // The end is what a restart believes in; half a piece must not count.
+            if end == blob.len { file.sync_all() } else { Ok(()) }
+        };
+        write().map_err(Error::io("write", &path))?;
+        if end == blob.len {
+            self.complete(blob, &path)?;
+        }
+        Ok(end)
+    }
+
+    fn complete(&self, blob: &Blob, part: &Path) -> Result<()> {
+        let mut hasher = blake3::Hasher::new();
+        File::open(part).and_then(|file| hasher.update_reader(file).map(drop)).map_err(Error::io("read", part))?;
+        if hasher.finalize().as_bytes()[..] != blob.hash[..] {
+            std::fs::remove_file(part).map_err(Error::io("remove", part))?;
+            return Err(Error::protocol("the bytes of a blob do not match its hash; send it again"));
+        }
+        let path = self.path(blob);
+        std::fs::rename(part, &path).map_err(Error::io("rename", part))?;
+        sync_dir(&self.dir)
+    }
+
+    /// Removes all blobs but these.
+    ///
+    /// # Errors
+    /// If the folder cannot be read or a file not removed.
+    pub fn retain(&self, keep: &[&Blob]) -> Result<()> {
+        let keep: Vec<String> = keep.iter().map(|blob| blob.hex()).collect();
+        let entries = std::fs::read_dir(&self.dir).map_err(Error::io("list", &self.dir))?;
+        for entry in entries {
+            let path = entry.map_err(Error::io("list", &self.dir))?.path();
+            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            if !keep.iter().any(|hex| name.starts_with(hex)) {
+                std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes as people write them.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    bytes.iter().flat_map(|b| [b >> 4, b & 15]).map(|d| char::from(DIGITS[usize::from(d)])).collect()
+}
+
+/// Writes a file so that it appears complete or not at all, and stays.
+pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
+    let temporary = path.with_extension("tmp");
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)
+    };
+    write().map_err(|source| {
+        // What is left of a failed write is no use to anyone; the error tells the cause.
+        let _ = std::fs::remove_file(&temporary);
+        Error::Io { action: "write", path: path.into(), source }
+    })?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// A rename is only durable once its folder is.
+pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(Error::io("sync", dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_wrong_hash_drops_the_blob_and_the_right_bytes_still_fit() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let blob = Blob::of(b"hello");
+        assert!(store.append(&blob, 0, b"hellx").unwrap_err().to_string().contains("match its hash"));
+        assert_eq!((store.have(&blob), store.has(&blob)), (0, false));
+        assert!(store.append(&blob, 0, b"hello, world").is_err());
+        assert_eq!(store.append(&blob, 0, b"hello").unwrap(), 5);
+        assert_eq!(store.get(&blob).unwrap(), b"hello");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_in_any_order_with_repeats_and_gaps_end_as_the_blob(
+            bytes in proptest::collection::vec(any::<u8>(), 1..200),
+            moves in proptest::collection::vec((0usize..220, 1usize..80), 0..40),
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Store::open(dir.path()).unwrap();
+            let blob = Blob::of(&bytes);
+            for (from, n) in moves {
+                let from = from.min(bytes.len());
+                let end = (from + n).min(bytes.len());
+                let have = store.append(&blob, from as u64, &bytes[from..end]).unwrap();
+                prop_assert_eq!(have, store.have(&blob));
+            }
+            while !store.has(&blob) {
+                let have = store.have(&blob) as usize;
+                store.append(&blob, have as u64, &bytes[have..(have + 7).min(bytes.len())]).unwrap();
+            }
+            prop_assert_eq!(store.get(&blob).unwrap(), bytes);
+        }
+    }
+}

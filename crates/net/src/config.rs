@@ -1,0 +1,170 @@
+//! What a server's owner decides beside the run itself: the `[server]` table of a configuration file.
+
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// The `[server]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerConfig {
+    /// Where nodes connect. Loopback by default: a server is public only when it is told to be.
+    pub listen: SocketAddr,
+    /// Host names and addresses by which nodes reach the server; they stand in its certificate.
+    pub names: Vec<String>,
+    /// Where strangers with a token can enrol; empty is nowhere.
+    pub enrol: Option<SocketAddr>,
+    /// Where the status page and the metrics are, in plain HTTP; none if left out.
+    pub status: Option<SocketAddr>,
+    /// Whether the status page may be on an address that others can reach.
+    pub status_public: bool,
+    /// Nodes asked beyond those needed, as a share: 0.3 asks 13 where 10 are needed, and the first 10 count.
+    pub over_selection: f64,
+    /// Share of the needed contributions without which a round is not closed.
+    pub quorum: f64,
+    /// Seconds after which a round with its quorum is closed, whoever is still at work.
+    pub deadline_s: f64,
+    /// Seconds without a sign of life after which a node is no longer waited for.
+    pub lost_after_s: f64,
+    /// Who evaluates the clients' models on the public set.
+    pub ensemble: Ensemble,
+    /// Largest norm ‖θ_k − θ_g‖ of an update that is accepted; 0 is no limit.
+    pub norm_max: f64,
+    /// Most samples that a node may claim to have trained on; the weight of an average is a claim.
+    pub samples_max: u64,
+    /// Most connections at a time.
+    pub connections_max: usize,
+    /// Most requests of one node in a second, on average.
+    pub requests_per_s: f64,
+    /// Days that a node's certificate lasts.
+    pub certificate_days: i64,
+}
+
+/// Who evaluates the clients' models on the public set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ensemble {
+    /// The server, from their weights.
+    Server,
+    /// Each client its own; logits travel up beside the weights.
+    Clients,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 7443)),
+            names: vec!["localhost".into(), "127.0.0.1".into()],
+            enrol: None,
+            status: None,
+            status_public: false,
+            over_selection: 0.0,
+            quorum: 1.0,
+            deadline_s: 3600.0,
+            lost_after_s: 300.0,
+            ensemble: Ensemble::Server,
+            // ResNet-18 has 11 million weights; moved by 0.01 each, an update has norm 33.
+            norm_max: 1e4,
+            samples_max: 10_000_000,
+            connections_max: 4096,
+            requests_per_s: 100.0,
+            certificate_days: 365,
+        }
+    }
+}
+
+impl ServerConfig {
+    /// Takes the `[server]` table out of a configuration file, and `server.key=value` out of what overrides it; what is
+    /// left is the run's.
+    ///
+    /// # Errors
+    /// If a key is unknown or a value out of range.
+    pub fn take(file: &mut toml::Table, overrides: &mut Vec<String>) -> Result<Self> {
+        let mut table = match file.remove("server") {
+            None => toml::Table::new(),
+            Some(toml::Value::Table(table)) => table,
+            Some(_) => return Err(Error::config("server: a table is expected")),
+        };
+        for pair in overrides.extract_if(.., |pair| pair.starts_with("server.")) {
+            let (key, text) = pair["server.".len()..].split_once('=').unwrap_or_default();
+            let parsed = toml::from_str::<toml::Table>(&format!("v = {text}")).ok().and_then(|mut t| t.remove("v"));
+            table.insert(key.trim().into(), parsed.unwrap_or_else(|| toml::Value::String(text.into())));
+        }
+        let config: Self = toml::Value::Table(table)
+            .try_into()
+            .map_err(|e: toml::de::Error| Error::config(format!("[server]: {}", e.to_string().trim_end())))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Whether all values are in their ranges.
+    ///
+    /// # Errors
+    /// Names the one that is not.
+    pub fn check(&self) -> Result<()> {
+        let require = |ok: bool, key: &str, value: &dyn std::fmt::Display, expected: &str| {
+            fedproj_core::Error::require(ok, &format!("server.{key}"), value, expected).map_err(Error::from)
+        };
+        require(
+            (0.0..=10.0).contains(&self.over_selection),
+            "over_selection",
+            &self.over_selection,
+            "a share, 0 to 10",
+        )?;
+        require(self.quorum > 0.0 && self.quorum <= 1.0, "quorum", &self.quorum, "above 0 and at most 1")?;
+        let positive = "a positive number of seconds";
+        require(Duration::try_from_secs_f64(self.deadline_s).is_ok(), "deadline_s", &self.deadline_s, positive)?;
+        require(Duration::try_from_secs_f64(self.lost_after_s).is_ok(), "lost_after_s", &self.lost_after_s, positive)?;
+        require(self.norm_max >= 0.0, "norm_max", &self.norm_max, "0 (no limit) or positive")?;
+        require(self.samples_max > 0, "samples_max", &self.samples_max, "at least 1")?;
+        require(self.connections_max > 0, "connections_max", &self.connections_max, "at least 1")?;
+        require(self.requests_per_s > 0.0, "requests_per_s", &self.requests_per_s, "positive")?;
+        require((1..=3650).contains(&self.certificate_days), "certificate_days", &self.certificate_days, "1 to 3650")?;
+        let public = self.status.filter(|a| !a.ip().is_loopback() && !self.status_public);
+        match public {
+            Some(address) => Err(Error::config(format!(
+                "server.status = {address} can be reached from other machines, and has no password\n\
+                 hint: use a loopback address and a tunnel, or server.status_public = true if that is meant"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(text: &str) -> Result<ServerConfig> {
+        ServerConfig::take(&mut toml::from_str(text).unwrap(), &mut Vec::new())
+    }
+
+    #[test]
+    fn a_server_is_closed_and_on_loopback_unless_told_otherwise() {
+        let config = take("").unwrap();
+        assert!(config.listen.ip().is_loopback());
+        assert_eq!((config.enrol, config.status), (None, None));
+        assert!(take("[server]\nstatus = '0.0.0.0:80'").unwrap_err().to_string().contains("status_public"));
+        take("[server]\nstatus = '0.0.0.0:80'\nstatus_public = true").unwrap();
+    }
+
+    #[test]
+    fn overrides_of_the_server_are_taken_and_others_left() {
+        let mut pairs: Vec<String> =
+            ["server.quorum=0.5", "seed=3", "server.listen=127.0.0.1:0"].map(Into::into).into();
+        let mut file = toml::from_str("[server]\nquorum = 0.9\nover_selection = 0.5").unwrap();
+        let config = ServerConfig::take(&mut file, &mut pairs).unwrap();
+        assert!((config.quorum - 0.5).abs() < 1e-9 && (config.over_selection - 0.5).abs() < 1e-9);
+        assert_eq!((config.listen.port(), pairs), (0, vec!["seed=3".to_owned()]));
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (text, name) in [("quorum = 0.0", "quorum"), ("deadline_s = -1.0", "deadline_s"), ("quorun = 1", "quorun")]
+        {
+            let error = take(&format!("[server]\n{text}")).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! The server's desk: where nodes get tasks and hand in contributions. No sockets here; [`crate::http`] carries it.
+//!
+//! A contribution is acknowledged only after its vectors have been checked, are on disk, and its entry in the journal is
+//! too. The round loop sees the desk through [`Nodes`], so that something else can carry tasks later.
+
+use crate::blob::Store;
+use crate::config::ServerConfig;
+use crate::error::{Error, Result};
+use crate::journal::{Accepted, Event, Journal};
+use crate::message::{Blob, Contribution, Done, Missing, Receipt, Received, Refusal, Train, Verdict, Wait, Work};
+use crate::message::{verdict, work};
+use crate::spool::{Spool, check_vector};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// What carries tasks to nodes and contributions back.
+pub trait Nodes: Sync {
+    /// Makes bytes available to nodes.
+    ///
+    /// # Errors
+    /// If they cannot be stored.
+    fn put(&self, bytes: &[u8]) -> Result<Blob>;
+
+    /// Offers a round's task.
+    fn offer(&self, offer: Offer);
+
+    /// The next contribution that counts, or the next node that drops out; `None` when `patience` is over.
+    fn take(&self, patience: Duration) -> Option<Arrival>;
+
+    /// Takes no more contributions for the round; what was accepted before can still be taken.
+    fn withdraw(&self);
+
+    /// How long a client has not been heard of.
+    fn silence(&self, client: u32) -> Duration;
+}
+
+/// A round as it is offered.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// The task, for any client.
+    pub task: Train,
+    /// The clients that are asked.
+    pub asked: Vec<u32>,
+    /// The vectors that a contribution must hold, in order, with their numbers of values.
+    pub parts: Vec<(String, usize)>,
+    /// What the clients start from.
+    pub base: Vec<f32>,
+    /// Contributions that were accepted before a restart.
+    pub accepted: Vec<Accepted>,
+}
+
+/// What comes back.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arrival {
+    /// A contribution that counts.
+    Contribution(Box<Accepted>),
+    /// A client that will not contribute to this round.
+    DroppedOut(u32),
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Desk {
+    dir: PathBuf,
+    limits: ServerConfig,
+    store: Store,
+    journal: Mutex<Journal>,
+    inner: Mutex<Inner>,
+    arrived: Condvar,
+    /// Long polls wait for it to change.
+    changed: watch::Sender<u64>,
+    /// One piece of a client's upload at a time.
+    uploading: Vec<Mutex<()>>,
+    started: Instant,
+    /// Bytes received from and sent to nodes.
+    pub bytes_up: AtomicU64,
+    /// See `bytes_up`.
+    pub bytes_down: AtomicU64,
+    /// Contributions refused since the start.
+    pub n_refused: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    open: Option<Open>,
+    done: Option<Done>,
+    /// The last contribution of each client that counted: round and id.
+    last: BTreeMap<u32, (u32, String)>,
+    arrivals: VecDeque<Arrival>,
+    seen: BTreeMap<u32, Seen>,
+}
+
+#[derive(Debug)]
+struct Open {
+    offer: Arc<Offer>,
+    waiting: BTreeSet<u32>,
+    /// What each client has announced and may upload.
+    announced: BTreeMap<u32, Contribution>,
+}
+
+/// A client's last sign of life.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// When.
+    pub at: Instant,
+    /// The round that it is at work on.
+    pub round: Option<u32>,
+    /// Whether it has been told that the run is over.
+    pub told_done: bool,
+}
+
+impl Desk {
+    /// A desk in a federation's folder. `last` is what the journal knows of each client's last contribution.
+    ///
+    /// # Errors
+    /// If the blobs' folder cannot be made.
+    pub fn new(dir: &Path, limits: ServerConfig, journal: Journal, last: BTreeMap<u32, (u32, String)>) -> Result<Self> {
+        Ok(Self {
+            dir: dir.into(),
+            limits,
+            store: Store::open(&dir.join("blobs"))?,
+            journal: Mutex::new(journal),
+            inner: Mutex::new(Inner { last, ..Inner::default() }),
+            arrived: Condvar::new(),
+            changed: watch::Sender::new(0),
+            uploading: (0..64).map(|_| Mutex::new(())).collect(),
+            started: Instant::now(),
+            bytes_up: AtomicU64::new(0),
+            bytes_down: AtomicU64::new(0),
+            n_refused: AtomicU64::new(0),
+        })
+    }
+
+    /// Writes an event to the journal.
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub fn log(&self, event: Event) -> Result<()> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner).append(event)
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes whenever there may be new work.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// The run is over: nodes are told from now on.
+    pub fn finish(&self, done: Done) {
+        self.inner().done = Some(done);
+        self.changed.send_modify(|n| *n += 1);
+    }
+
+    /// Blobs that are of use to nodes now; all others are removed.
+    ///
+    /// # Errors
+    /// If one cannot be removed.
+    pub fn keep(&self, blobs: &[&Blob]) -> Result<()> {
+        self.store.retain(blobs)
+    }
+
+    /// All clients heard of since the start.
+    pub fn seen(&self) -> BTreeMap<u32, Seen> {
+        self.inner().seen.clone()
+    }
+
+    /// A sign of life.
+    pub fn heard(&self, client: u32, round: Option<u32>) {
+        let mut inner = self.inner();
+        let told_done = inner.seen.get(&client).is_some_and(|s| s.told_done);
+        inner.seen.insert(client, Seen { at: Instant::now(), round, told_done });
+    }
+
+    /// What there is to do for a client.
+    pub fn work(&self, client: u32) -> Work {
+        let mut inner = self.inner();
+        let kind = match (&inner.done, &inner.open) {
+            (Some(done), _) => work::Kind::Done(done.clone()),
+            (None, Some(open)) if open.waiting.contains(&client) => {
+                work::Kind::Train(Box::new(Train { client, ..open.offer.task.clone() }))
+            }
+            _ => work::Kind::Wait(Wait {}),
+        };
+        if let (work::Kind::Done(_), Some(seen)) = (&kind, inner.seen.get_mut(&client)) {
+            seen.told_done = true;
+        }
+        Work { kind: Some(kind) }
+    }
+
+    /// A piece of a blob that nodes may fetch.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn fetch(&self, hash: &[u8], from: u64, n_max: usize) -> Result<Option<(Vec<u8>, u64)>> {
+        self.store.read(hash, from, n_max)
+    }
+
+    /// A node drops out of a round.
+    ///
+    /// # Errors
+    /// If the journal cannot be written.
+    pub fn decline(&self, client: u32, run: &str, round: u32, reason: &str) -> Result<()> {
+        let reason: String = reason.chars().filter(|c| !c.is_control()).take(300).collect();
+        if !self.drop_out(client, run, round) {
+            return Ok(());
+        }
+        tracing::warn!(round, client, reason, "declined");
+        self.log(Event::Declined { run: run.into(), round, client, reason })
+    }
+
+    /// Whether a client was waited for in this round, and no longer is.
+    fn drop_out(&self, client: u32, run: &str, round: u32) -> bool {
+        let mut inner = self.inner();
+        let Some(open) = inner.open.as_mut().filter(|o| o.offer.task.run == run && o.offer.task.round == round) else {
+            return false;
+        };
+        if !open.waiting.remove(&client) {
+            return false;
+        }
+        open.announced.remove(&client);
+        inner.arrivals.push_back(Arrival::DroppedOut(client));
+        self.arrived.notify_all();
+        true
+    }
+
+    /// A client hands in a contribution, or asks what of it is still missing. Asking again changes nothing.
+    ///
+    /// # Errors
+    /// If the disk fails: nothing is acknowledged then.
+    pub fn submit(&self, client: u32, contribution: &Contribution) -> Result<Verdict> {
+        let _one = self.uploading[client as usize % self.uploading.len()].lock();
+        let refuse = |reason: String| Ok(Verdict { kind: Some(verdict::Kind::Refused(Refusal { reason })) });
+        let offer = match self.admit(client, contribution)? {
+            Ok(offer) => offer,
+            Err(verdict) => return Ok(verdict),
+        };
+        let spool = Spool::new(&self.dir, &contribution.run, contribution.round);
+        let checked = check_shape(contribution, &offer, &self.limits);
+        if let Err(problem) = checked {
+            return self.refuse(client, contribution, &spool, problem.to_string()).and_then(refuse);
+        }
+        let store = self.announce(client, contribution, &spool)?;
+        let have = |blob: &Blob| Blob { len: store.have(blob), ..blob.clone() };
+        let blobs = contribution.parts.iter().map(|p| &p.blob);
+        let missing: Vec<Blob> = blobs.filter(|blob| !store.has(blob)).map(have).collect();
+        if !missing.is_empty() {
+            return Ok(Verdict { kind: Some(verdict::Kind::Missing(Missing { have: missing })) });
+        }
+        if let Err(problem) = check_content(contribution, &store, &offer, self.limits.norm_max) {
+            return self.refuse(client, contribution, &spool, problem.to_string()).and_then(refuse);
+        }
+        self.accept(client, contribution)
+    }
+
+    /// Whether a contribution may come from this client now; else what it is told.
+    fn admit(&self, client: u32, c: &Contribution) -> Result<std::result::Result<Arc<Offer>, Verdict>> {
+        let refused = |reason: String| {
+            tracing::warn!(client, round = c.round, reason, "contribution not taken");
+            Ok(Err(Verdict { kind: Some(verdict::Kind::Refused(Refusal { reason })) }))
+        };
+        let inner = self.inner();
+        if c.client != client {
+            return refused(format!("this node stands for client {client}, not {}", c.client));
+        }
+        if inner.last.get(&client).is_some_and(|(round, id)| *round == c.round && *id == c.id()) {
+            return Ok(Err(Verdict { kind: Some(verdict::Kind::Accepted(Receipt { id: c.id() })) }));
+        }
+        match &inner.open {
+            Some(Open { offer, .. }) if offer.task.run != c.run || offer.task.round != c.round => refused(format!(
+                "round {} is not open; it is round {} of run {}",
+                c.round, offer.task.round, offer.task.run
+            )),
+            Some(open) if !open.waiting.contains(&client) => refused(format!(
+                "client {client} is not waited for in round {}: it was not asked, has contributed, or dropped out",
+                c.round
+            )),
+            Some(open) => Ok(Ok(Arc::clone(&open.offer))),
+            None if inner.done.is_some() => refused("the run is over".into()),
+            // Between two rounds, or at the start: the next round's opening tells.
+            None => Err(Error::NotNow("no round is open at present; ask again".into())),
+        }
+    }
+
+    /// Notes what a client may upload, and gives its folder; what it uploaded for another contribution is dropped.
+    fn announce(&self, client: u32, contribution: &Contribution, spool: &Spool) -> Result<Store> {
+        let known = {
+            let mut inner = self.inner();
+            let before = inner.open.as_mut().and_then(|o| o.announced.insert(client, contribution.clone()));
+            before.is_some_and(|c| c.parts == contribution.parts)
+        };
+        let store = spool.client(client)?;
+        if !known {
+            store.retain(&contribution.parts.iter().map(|p| &p.blob).collect::<Vec<_>>())?;
+        }
+        Ok(store)
+    }
+
+    /// A contribution that cannot count: its client is not waited for any longer.
+    fn refuse(&self, client: u32, c: &Contribution, spool: &Spool, reason: String) -> Result<String> {
+        self.n_refused.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(client, round = c.round, reason, "contribution refused");
+        if self.drop_out(client, &c.run, c.round) {
+            let event = Event::Refused { run: c.run.clone(), round: c.round, client, reason: reason.clone() };
+            self.log(event)?;
+            spool.clear(client)?;
+        }
+        Ok(reason)
+    }
+
+    fn accept(&self, client: u32, contribution: &Contribution) -> Result<Verdict> {
+        let accepted = Accepted::of(contribution);
+        let id = accepted.id.clone();
+        let mut inner = self.inner();
+        // The round may have been closed while the vectors were checked.
+        let is_open = inner.open.as_ref().is_some_and(|o| {
+            o.offer.task.run == contribution.run
+                && o.offer.task.round == contribution.round
+                && o.waiting.contains(&client)
+        });
+        if !is_open {
+            let reason = format!("round {} was closed while the contribution was checked", contribution.round);
+            return Ok(Verdict { kind: Some(verdict::Kind::Refused(Refusal { reason })) });
+        }
+        // On disk first, then counted, then acknowledged; the lock keeps the round open meanwhile.
+        self.log(Event::Accepted(accepted.clone()))?;
+        if let Some(open) = &mut inner.open {
+            open.waiting.remove(&client);
+            open.announced.remove(&client);
+        }
+        inner.last.insert(client, (contribution.round, id.clone()));
+        tracing::debug!(client, round = contribution.round, id, "contribution accepted");
+        inner.arrivals.push_back(Arrival::Contribution(Box::new(accepted)));
+        self.arrived.notify_all();
+        Ok(Verdict { kind: Some(verdict::Kind::Accepted(Receipt { id })) })
+    }
+
+    /// A piece of a blob that the client has announced.
+    ///
+    /// # Errors
+    /// If it has not, the bytes do not fit, or the disk is full.
+    pub fn receive(&self, client: u32, hash: &[u8], from: u64, bytes: &[u8]) -> Result<Received> {
+        let _one = self.uploading[client as usize % self.uploading.len()].lock();
+        let announced = {
+            let inner = self.inner();
+            inner.open.as_ref().and_then(|open| {
+                let contribution = open.announced.get(&client)?;
+                let part = contribution.parts.iter().find(|p| p.blob.hash == hash)?;
+                Some((contribution.run.clone(), contribution.round, part.blob.clone()))
+            })
+        };
+        let (run, round, blob) =
+            announced.ok_or_else(|| Error::protocol("this blob is not expected; announce it first"))?;
+        let have = Spool::new(&self.dir, &run, round).client(client)?.append(&blob, from, bytes)?;
+        Ok(Received { have })
+    }
+}
+
+impl Nodes for Desk {
+    fn put(&self, bytes: &[u8]) -> Result<Blob> {
+        self.store.put(bytes)
+    }
+
+    fn offer(&self, offer: Offer) {
+        let mut inner = self.inner();
+        let mut waiting: BTreeSet<u32> = offer.asked.iter().copied().collect();
+        inner.arrivals.clear();
+        for accepted in &offer.accepted {
+            waiting.remove(&accepted.client);
+            inner.arrivals.push_back(Arrival::Contribution(Box::new(accepted.clone())));
+        }
+        inner.open = Some(Open { offer: Arc::new(offer), waiting, announced: BTreeMap::new() });
+        self.changed.send_modify(|n| *n += 1);
+    }
+
+    fn take(&self, patience: Duration) -> Option<Arrival> {
+        let inner = self.inner();
+        let waited = self.arrived.wait_timeout_while(inner, patience, |inner| inner.arrivals.is_empty());
+        let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        inner.arrivals.pop_front()
+    }
+
+    fn withdraw(&self) {
+        self.inner().open = None;
+    }
+
+    fn silence(&self, client: u32) -> Duration {
+        self.inner().seen.get(&client).map_or(self.started, |s| s.at).elapsed()
+    }
+}
+
+/// Everything that can be said of a contribution before its vectors are there.
+fn check_shape(c: &Contribution, offer: &Offer, limits: &ServerConfig) -> Result<()> {
+    let names: Vec<&str> = c.parts.iter().map(|p| p.name.as_str()).collect();
+    let expected: Vec<&str> = offer.parts.iter().map(|(name, _)| name.as_str()).collect();
+    if names != expected {
+        return Err(Error::protocol(format!("vectors {names:?}, where {expected:?} are expected")));
+    }
+    for (part, (name, n)) in c.parts.iter().zip(&offer.parts) {
+        part.blob.check()?;
+        if part.blob.len != 4 * *n as u64 {
+            return Err(Error::protocol(format!(
+                "{name}: {} bytes where {n} values of 4 bytes are expected",
+                part.blob.len
+            )));
+        }
+    }
+    if c.n_samples == 0 || c.n_samples > limits.samples_max {
+        return Err(Error::protocol(format!("{} samples; 1 to {} are accepted", c.n_samples, limits.samples_max)));
+    }
+    if c.n_steps == 0 || !c.stats.is_finite() {
+        return Err(Error::protocol("no local step, or a measurement that is not finite"));
+    }
+    Ok(())
+}
+
+/// Finite values, and an update that is not too large.
+fn check_content(c: &Contribution, store: &Store, offer: &Offer, norm_max: f64) -> Result<()> {
+    for part in c.parts.iter().filter(|p| p.blob.len > 0) {
+        let is_weights = part.name == "weights";
+        let norm = check_vector(store, &part.blob, is_weights.then_some(&offer.base), &part.name)?;
+        if is_weights && norm_max > 0.0 && norm > norm_max {
+            return Err(Error::protocol(format!("an update of norm {norm:.3e}; server.norm_max is {norm_max:.3e}")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! A task on a node: from blobs of checked shape to a contribution. The same methods and the same training as in the
+//! simulator; nothing that was received is run or chosen as a path.
+
+use crate::blob::Store;
+use crate::error::{Error, Result};
+use crate::message::{Contribution, Named, Train, part_name};
+use crate::numbers::{decode_f32, decode_public, decode_u32, encode_f32};
+use crate::policy::Policy;
+use crate::rounds::targets_of;
+use fedproj_core::{
+    ClientResult, ClientState, Config, Download, Evaluator, Experiment, LocalTraining, Method, Model, Outputs, Part,
+};
+use fedproj_data::{Dataset, Partition, PartitionConfig, SourceConfig};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where a node's samples come from.
+#[derive(Clone, Debug)]
+pub enum NodeData {
+    /// A data set of its own, all of it.
+    Own(SourceConfig),
+    /// Its part of the run's data set, as the run deals it out: for trials on one machine.
+    OfRun,
+}
+
+/// What a node needs beside a task.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Its samples.
+    pub data: NodeData,
+    /// Where data sets lie.
+    pub data_dir: Option<PathBuf>,
+    /// What it will do.
+    pub policy: Policy,
+}
+
+/// A run as a node takes part in it: data, network and method stay from round to round.
+#[derive(Debug)]
+pub struct Session {
+    run: String,
+    experiment: Arc<Experiment>,
+    method: Box<dyn Method>,
+    training: LocalTraining,
+    evaluator: Evaluator,
+}
+
+impl Session {
+    /// Prepares for a run, if the policy allows it. The task's blobs are in `cache`.
+    ///
+    /// # Errors
+    /// If it does not, or if the node's data do not fit the run.
+    pub fn open(task: &Train, cache: &Store, setup: &Setup) -> Result<Self> {
+        let text = String::from_utf8(cache.get(&task.config)?);
+        let text = text.map_err(|_| Error::protocol("the run's configuration is not text"))?;
+        let table = toml::from_str(&text).map_err(|e| Error::protocol(format!("the run's configuration: {e}")))?;
+        let mut config = Config::from_layers(Some(&table), &[])?;
+        // Weights come with the task; a path from the network is none of ours.
+        config.model.weights.clear();
+        let method = config.method.build()?;
+        setup.policy.check_run(&config, method.as_ref())?;
+        let public = task.public.as_ref().map(|blob| decode_public(&cache.get(blob)?)).transpose()?;
+        let experiment = match &setup.data {
+            NodeData::Own(source) => own(config, method.as_ref(), source, setup, public, task)?,
+            NodeData::OfRun => of_run(config, method.as_ref(), setup, public, task)?,
+        };
+        let experiment = Arc::new(experiment);
+        let training = LocalTraining::new(&experiment, method.as_ref())?;
+        let evaluator = Evaluator::new(&experiment.graph, 1)?;
+        Ok(Self { run: task.run.clone(), experiment, method, training, evaluator })
+    }
+
+    /// The run.
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// Trains the client, and puts what it sends in the outbox.
+    ///
+    /// # Errors
+    /// If a blob has another shape than the run, or the loss leaves the finite numbers.
+    pub fn train(
+        &mut self,
+        task: &Train,
+        kept: ClientState,
+        cache: &Store,
+        outbox: &Store,
+    ) -> Result<(Contribution, ClientState)> {
+        let download = Arc::new(self.download(task, cache)?);
+        let mut result = self.training.run(self.method.as_ref(), &download, task.client, kept)?;
+        let kept = std::mem::take(&mut result.state);
+        let outputs = self.outputs(task, &result)?;
+        let mut parts = vec![(Part::Weights, &result.weights), (Part::Buffers, &result.buffers)];
+        for name in self.method.uploads() {
+            let values = result.uploads.get(*name);
+            parts.push((Part::Upload(name), values.ok_or_else(|| Error::config(format!("no upload `{name}`")))?));
+        }
+        if let Some(outputs) = &outputs {
+            parts.push((Part::Logits, &outputs.logits));
+            if task.outputs > 1 {
+                parts.push((Part::Features, &outputs.features));
+            }
+        }
+        outbox.retain(&[])?;
+        let send = |(part, values): (Part<'_>, &Vec<f32>)| {
+            Ok(Named { name: part_name(part), blob: outbox.put(&encode_f32(values))? })
+        };
+        let contribution = Contribution {
+            run: task.run.clone(),
+            round: task.round,
+            client: task.client,
+            n_samples: result.n_samples as u64,
+            n_steps: result.n_steps,
+            stats: (&result.stats).into(),
+            parts: parts.into_iter().map(send).collect::<Result<_>>()?,
+        };
+        Ok((contribution, kept))
+    }
+
+    /// The client's share of the ensemble, where clients evaluate the public set themselves.
+    fn outputs(&self, task: &Train, result: &ClientResult) -> Result<Option<Outputs>> {
+        let Some(public) = self.experiment.public.as_ref().filter(|_| task.outputs > 0) else { return Ok(None) };
+        let model = Model { weights: &result.weights, buffers: &result.buffers };
+        Ok(self.evaluator.outputs(&[model], public, task.outputs > 1)?.pop())
+    }
+
+    fn download(&self, task: &Train, cache: &Store) -> Result<Download> {
+        let e = &self.experiment;
+        let n = e.weights.len();
+        let named = |v: &Named| Ok((v.name.clone(), decode_f32(&cache.get(&v.blob)?, n, &v.name)?));
+        let memory = match (&task.memory, &e.public) {
+            (Some(memory), Some(public)) => {
+                let (n_public, n_memory) = (public.n_samples(), (memory.indices.len / 4) as usize);
+                let indices = decode_u32(&cache.get(&memory.indices)?, n_memory, n_public as u32, "memory")?;
+                if n_memory == 0 {
+                    return Err(Error::protocol("memory: it is empty"));
+                }
+                let width = |node| e.graph.shape(node).len();
+                let (classes, features) = (width(e.graph.output()), e.graph.features().map_or(0, width));
+                // With labels as the target there are no logits; features only where they are distilled.
+                let rows = |blob: &crate::message::Blob, width: usize, what: &str| {
+                    let n = if blob.len == 0 { 0 } else { n_memory * width };
+                    decode_f32(&cache.get(blob)?, n, what)
+                };
+                let logits = rows(&memory.logits, classes, "memory logits")?;
+                let features = rows(&memory.features, features, "memory features")?;
+                let targets = targets_of(&logits, &features, &indices, n_public);
+                Some((indices, Arc::new(targets)))
+            }
+            (Some(_), None) => return Err(Error::protocol("memory: there is no public set")),
+            (None, _) => None,
+        };
+        Ok(Download {
+            round: task.round,
+            weights: decode_f32(&cache.get(&task.weights)?, n, "weights")?,
+            buffers: decode_f32(&cache.get(&task.buffers)?, e.buffers.len(), "buffers")?,
+            vectors: task.vectors.iter().map(named).collect::<Result<_>>()?,
+            memory,
+        })
+    }
+}
+
+/// The network must have as many weights as were announced, before memory is taken for them.
+fn check_network(config: &Config, method: &dyn Method, private: &Dataset, task: &Train) -> Result<()> {
+    let n = Experiment::network(config, method, private)?.params().len();
+    if n as u64 == task.weights.len / 4 {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "the run's model has {} weights, but with this node's data ({}, {} classes) it would have {n}; \
+         node and server need data of the same shape and classes",
+        task.weights.len / 4,
+        private.shape(),
+        private.n_classes()
+    )))
+}
+
+fn own(
+    config: Config,
+    method: &dyn Method,
+    source: &SourceConfig,
+    setup: &Setup,
+    public: Option<Dataset>,
+    task: &Train,
+) -> Result<Experiment> {
+    let private = fedproj_data::load(source, setup.data_dir.as_deref())?.train;
+    check_network(&config, method, &private, task)?;
+    let partition = Partition::sole(task.client, private.n_samples());
+    // A node tests nothing; the experiment wants a sample.
+    let test = private.subset(&[0]);
+    Ok(Experiment::with_partition(config, method, private, test, public, partition)?)
+}
+
+fn of_run(
+    config: Config,
+    method: &dyn Method,
+    setup: &Setup,
+    public: Option<Dataset>,
+    task: &Train,
+) -> Result<Experiment> {
+    let by_file = matches!(config.data.partition, PartitionConfig::File { .. });
+    if config.data.private.path.is_some() || config.data.public.path.is_some() || by_file {
+        return Err(Error::config(
+            "the run names files, which a node does not take from the network; give it data of its own",
+        ));
+    }
+    let private = fedproj_data::load(&config.data.private, setup.data_dir.as_deref())?.train;
+    check_network(&config, method, &private, task)?;
+    let experiment = Experiment::load_beside(config, method, setup.data_dir.as_deref(), public)?;
+    if task.client as usize >= experiment.partition.n_clients() {
+        let n = experiment.partition.n_clients();
+        return Err(Error::config(format!("this node stands for client {}, but the run has {n}", task.client)));
+    }
+    Ok(experiment)
+}

@@ -1,0 +1,188 @@
+//! Vectors and public data sets as bytes, and back with every size checked.
+//!
+//! A vector is its values, little-endian. A public set is `FEDPROJP`, the length of a header (u32), the header
+//! ([`PublicHeader`]), the samples, and the labels where there are any.
+
+use crate::error::{Error, Result};
+use fedproj_data::{Dataset, Normalisation, Samples, Shape};
+use prost::Message;
+
+const MAGIC: &[u8; 8] = b"FEDPROJP";
+
+/// Values as bytes.
+pub fn encode_f32(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// Values as bytes.
+pub fn encode_u32(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// Exactly `n` values, all finite.
+///
+/// # Errors
+/// If there are more or fewer, or one is not finite.
+pub fn decode_f32(bytes: &[u8], n: usize, what: &str) -> Result<Vec<f32>> {
+    let values: Vec<f32> = quads(bytes, n, what)?.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    match values.iter().find(|v| !v.is_finite()) {
+        Some(v) => Err(Error::protocol(format!("{what}: holds the value {v}"))),
+        None => Ok(values),
+    }
+}
+
+/// Exactly `n` whole numbers below `limit`.
+///
+/// # Errors
+/// If there are more or fewer, or one is too large.
+pub fn decode_u32(bytes: &[u8], n: usize, limit: u32, what: &str) -> Result<Vec<u32>> {
+    let values: Vec<u32> = quads(bytes, n, what)?.iter().map(|b| u32::from_le_bytes(*b)).collect();
+    match values.iter().find(|&&v| v >= limit) {
+        Some(v) => Err(Error::protocol(format!("{what}: {v} is not below {limit}"))),
+        None => Ok(values),
+    }
+}
+
+fn quads<'a>(bytes: &'a [u8], n: usize, what: &str) -> Result<&'a [[u8; 4]]> {
+    let (quads, rest) = bytes.as_chunks::<4>();
+    if quads.len() == n && rest.is_empty() {
+        return Ok(quads);
+    }
+    Err(Error::protocol(format!("{what}: {} bytes where {n} values of 4 bytes are expected", bytes.len())))
+}
+
+/// What precedes the samples of a public set.
+#[derive(Clone, PartialEq, Message)]
+pub struct PublicHeader {
+    /// Height, width and channels of an image, or the features of a row.
+    #[prost(uint64, repeated, tag = "1")]
+    pub shape: Vec<u64>,
+    /// Samples.
+    #[prost(uint64, tag = "2")]
+    pub n_samples: u64,
+    /// Whether values are bytes rather than floats.
+    #[prost(bool, tag = "3")]
+    pub bytes: bool,
+    /// See [`Normalisation`].
+    #[prost(float, tag = "4")]
+    pub unit: f32,
+    /// See [`Normalisation`].
+    #[prost(float, repeated, tag = "5")]
+    pub mean: Vec<f32>,
+    /// See [`Normalisation`].
+    #[prost(float, repeated, tag = "6")]
+    pub std: Vec<f32>,
+    /// Names of the classes, where labels follow.
+    #[prost(string, repeated, tag = "7")]
+    pub class_names: Vec<String>,
+}
+
+/// A public set as bytes.
+pub fn encode_public(data: &Dataset) -> Vec<u8> {
+    let shape = match data.shape() {
+        Shape::Image { height, width, channels } => vec![height as u64, width as u64, channels as u64],
+        Shape::Vector { features } => vec![features as u64],
+    };
+    let Normalisation { unit, mean, std } = data.normalisation().clone();
+    let class_names = data.labels().map(|_| data.class_names().to_vec()).unwrap_or_default();
+    let is_bytes = matches!(data.samples(), Samples::U8(_));
+    let n_samples = data.n_samples() as u64;
+    let header = PublicHeader { shape, n_samples, bytes: is_bytes, unit, mean, std, class_names }.encode_to_vec();
+    let mut out = MAGIC.to_vec();
+    out.extend((header.len() as u32).to_le_bytes());
+    out.extend(header);
+    match data.samples() {
+        Samples::U8(values) => out.extend_from_slice(values),
+        Samples::F32(values) => out.extend(encode_f32(values)),
+    }
+    out.extend(encode_u32(data.labels().unwrap_or(&[])));
+    out
+}
+
+/// The public set that [`encode_public`] wrote.
+///
+/// # Errors
+/// If a size is not what the header says, or a value is not finite.
+pub fn decode_public(bytes: &[u8]) -> Result<Dataset> {
+    let cut = || Error::protocol("public set: cut short");
+    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| Error::protocol("public set: not one"))?;
+    let (len, rest) = rest.split_first_chunk::<4>().ok_or_else(cut)?;
+    let header_len = u32::from_le_bytes(*len) as usize;
+    let (header, rest) = rest.split_at_checked(header_len).ok_or_else(cut)?;
+    let header = PublicHeader::decode(header).map_err(|e| Error::protocol(format!("public set: {e}")))?;
+    let size = |v: u64| usize::try_from(v).map_err(|_| cut());
+    let shape = match header.shape[..] {
+        [height, width, channels] => {
+            Shape::Image { height: size(height)?, width: size(width)?, channels: size(channels)? }
+        }
+        [features] => Shape::Vector { features: size(features)? },
+        _ => return Err(Error::protocol("public set: neither images nor rows")),
+    };
+    // The product may not even fit; sizes are compared with what is there before anything is allocated.
+    let n_samples = size(header.n_samples)?;
+    let n_values =
+        header.shape.iter().try_fold(n_samples, |n, &side| n.checked_mul(size(side).ok()?)).ok_or_else(cut)?;
+    let n_bytes = if header.bytes { Some(n_values) } else { n_values.checked_mul(4) };
+    let (samples, labels) = rest.split_at_checked(n_bytes.ok_or_else(cut)?).ok_or_else(cut)?;
+    let samples = if header.bytes {
+        Samples::U8(samples.to_vec())
+    } else {
+        Samples::F32(decode_f32(samples, n_values, "public set")?)
+    };
+    let n_classes = header.class_names.len() as u32;
+    let n_labels = if n_classes > 0 { n_samples } else { 0 };
+    let labels = decode_u32(labels, n_labels, n_classes, "labels of the public set")?;
+    let labels = (n_classes > 0).then_some(labels);
+    let normalisation = Normalisation { unit: header.unit, mean: header.mean, std: header.std };
+    Ok(Dataset::new("public", shape, samples, labels, header.class_names)?.with_normalisation(normalisation)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn images() -> Dataset {
+        let shape = Shape::Image { height: 2, width: 3, channels: 1 };
+        let names = vec!["a".into(), "b".into()];
+        let data = Dataset::new("x", shape, Samples::U8((0..18).collect()), Some(vec![0, 1, 1]), names).unwrap();
+        data.with_normalisation(Normalisation::bytes(&[0.3], &[0.7])).unwrap()
+    }
+
+    #[test]
+    fn a_public_set_comes_back_as_it_was() {
+        let rows =
+            Dataset::new("y", Shape::Vector { features: 2 }, Samples::F32(vec![1.0, -0.5, 3.0, 4.0]), None, vec![]);
+        for data in [images(), images().without_labels(), rows.unwrap()] {
+            let back = decode_public(&encode_public(&data)).unwrap();
+            assert_eq!(back.hash(), data.hash());
+        }
+    }
+
+    #[test]
+    fn vectors_of_the_wrong_length_or_with_nan_are_refused() {
+        let bytes = encode_f32(&[1.0, 2.0]);
+        assert_eq!(decode_f32(&bytes, 2, "w").unwrap(), [1.0, 2.0]);
+        for (bytes, n) in [(&bytes[..], 3), (&bytes[..7], 2), (&encode_f32(&[f32::NAN])[..], 1)] {
+            assert!(decode_f32(bytes, n, "w").is_err());
+        }
+        assert!(decode_u32(&encode_u32(&[1, 9]), 2, 9, "i").unwrap_err().to_string().contains("9 is not below 9"));
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_public_sets_are_errors_or_sets_never_panics(
+            flips in proptest::collection::vec((0usize..200, any::<u8>()), 0..6), cut in 0usize..200,
+        ) {
+            let mut bytes = encode_public(&images());
+            for (at, to) in flips {
+                let at = at % bytes.len();
+                bytes[at] = to;
+            }
+            bytes.truncate(bytes.len() - cut.min(bytes.len()) * (cut % 2));
+            if let Ok(data) = decode_public(&bytes) {
+                prop_assert_eq!(decode_public(&encode_public(&data)).unwrap().hash(), data.hash());
+            }
+        }
+    }
+}

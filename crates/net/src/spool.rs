@@ -1,0 +1,157 @@
+//! Contributions on disk: one folder a client, one file a vector. Fusion reads them block by block, so the server's memory
+//! does not grow with their number.
+
+use crate::blob::Store;
+use crate::error::{Error, Result};
+use crate::journal::Accepted;
+use crate::message::{Blob, Contribution, part_name};
+use fedproj_core::{Contributions, Head, Part};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// Values that are checked at a time.
+const BLOCK: usize = 1 << 14;
+
+/// No weight, logit or statistic of a network that learns is beyond this; one that is can end everybody's run.
+const VALUE_MAX: f32 = 1e6;
+
+/// The spool of a round.
+#[derive(Clone, Debug)]
+pub struct Spool {
+    dir: PathBuf,
+}
+
+impl Spool {
+    /// The spool of a run's round, in a federation's folder.
+    pub fn new(dir: &Path, run: &str, round: u32) -> Self {
+        Self { dir: dir.join("spool").join(run).join(round.to_string()) }
+    }
+
+    /// The store of one client.
+    ///
+    /// # Errors
+    /// If its folder cannot be made.
+    pub fn client(&self, client: u32) -> Result<Store> {
+        Store::open(&self.dir.join(client.to_string()))
+    }
+
+    /// Removes what a client sent.
+    ///
+    /// # Errors
+    /// If it cannot be removed.
+    pub fn clear(&self, client: u32) -> Result<()> {
+        remove(&self.dir.join(client.to_string()))
+    }
+
+    /// Removes the spools of the run's other rounds, which a crash or a late node may have left.
+    ///
+    /// # Errors
+    /// If one cannot be removed.
+    pub fn remove_others(&self) -> Result<()> {
+        let Some(entries) = self.dir.parent().and_then(|run| std::fs::read_dir(run).ok()) else { return Ok(()) };
+        let mut others = entries.filter_map(|e| Some(e.ok()?.path())).filter(|path| *path != self.dir);
+        others.try_for_each(|path| remove(&path))
+    }
+
+    /// Removes everything.
+    ///
+    /// # Errors
+    /// If it cannot be removed.
+    pub fn remove(&self) -> Result<()> {
+        remove(&self.dir)
+    }
+}
+
+fn remove(dir: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", dir)(e)),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that every value of a vector is finite and of a sane size, and how far the vector is from `base`: ‖v − base‖, or ‖v‖ without one.
+///
+/// # Errors
+/// If a value is not, or the file cannot be read.
+pub fn check_vector(store: &Store, blob: &Blob, base: Option<&[f32]>, what: &str) -> Result<f64> {
+    let n = (blob.len / 4) as usize;
+    let (mut total, mut values) = (0.0, Vec::with_capacity(BLOCK));
+    for from in (0..n).step_by(BLOCK) {
+        values.resize(BLOCK.min(n - from), 0.0);
+        read_values(store, blob, from, &mut values)?;
+        if let Some(v) = values.iter().find(|v| !v.is_finite() || v.abs() > VALUE_MAX) {
+            return Err(Error::protocol(format!(
+                "{what} holds the value {v}; finite ones up to {VALUE_MAX} are accepted"
+            )));
+        }
+        total += match base {
+            Some(base) => values.iter().zip(&base[from..]).map(|(v, b)| (f64::from(*v) - f64::from(*b)).powi(2)).sum(),
+            None => values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>(),
+        };
+    }
+    Ok(total.sqrt())
+}
+
+/// Files are opened for each block: a round of many clients must not need as many open files.
+fn read_values(store: &Store, blob: &Blob, from: usize, out: &mut [f32]) -> Result<()> {
+    let mut bytes = vec![0; 4 * out.len()];
+    let mut file: File = store.file(blob)?;
+    file.seek(SeekFrom::Start(4 * from as u64))
+        .and_then(|_| file.read_exact(&mut bytes))
+        .map_err(|e| Error::protocol(format!("a contribution cannot be read back from the spool: {e}")))?;
+    let (quads, _) = bytes.as_chunks::<4>();
+    out.iter_mut().zip(quads).for_each(|(v, b)| *v = f32::from_le_bytes(*b));
+    Ok(())
+}
+
+/// The contributions of a round, read from the spool.
+#[derive(Debug)]
+pub struct Spooled {
+    all: Vec<(Accepted, Contribution, Store)>,
+}
+
+impl Spooled {
+    /// The accepted contributions of a round, put in the order of their clients.
+    ///
+    /// # Errors
+    /// If the spool cannot be read.
+    pub fn open(spool: &Spool, mut accepted: Vec<Accepted>) -> Result<Self> {
+        accepted.sort_by_key(|a| a.client);
+        let open = |a: Accepted| {
+            let store = spool.client(a.client)?;
+            let contribution = a.contribution();
+            Ok((a, contribution, store))
+        };
+        Ok(Self { all: accepted.into_iter().map(open).collect::<Result<_>>()? })
+    }
+
+    fn blob(&self, at: usize, part: Part<'_>) -> Option<&Blob> {
+        let name = part_name(part);
+        self.all[at].1.parts.iter().find(|p| p.name == name).map(|p| &p.blob)
+    }
+}
+
+impl Contributions for Spooled {
+    fn n(&self) -> usize {
+        self.all.len()
+    }
+
+    fn head(&self, at: usize) -> Head<'_> {
+        let a = &self.all[at].0;
+        Head { client: a.client, n_samples: a.n_samples as usize, n_steps: a.n_steps, stats: &a.stats }
+    }
+
+    fn len_of(&self, at: usize, part: Part<'_>) -> usize {
+        self.blob(at, part).map_or(0, |blob| (blob.len / 4) as usize)
+    }
+
+    fn n_values(&self, at: usize) -> usize {
+        self.all[at].1.parts.iter().map(|p| (p.blob.len / 4) as usize).sum()
+    }
+
+    fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> fedproj_core::Result<()> {
+        let Some(blob) = self.blob(at, part).filter(|_| !out.is_empty()) else { return Ok(()) };
+        read_values(&self.all[at].2, blob, from, out).map_err(|e| fedproj_core::Error::config(e.to_string()))
+    }
+}

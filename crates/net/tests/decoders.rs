@@ -1,0 +1,81 @@
+//! The fuzz targets' functions on random bytes and on damaged messages, in every test run; `fuzz/` has the same under
+//! libFuzzer.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+use fedproj_net::decoders;
+use fedproj_net::identity::{Token, node_request};
+use fedproj_net::message::{Blob, Contribution, Memory, Named, Stats, Train, Work, work};
+use proptest::prelude::*;
+use prost::Message;
+
+/// Whole inputs of every kind, to be damaged.
+fn seeds() -> Vec<Vec<u8>> {
+    let blob = |n: u8| Blob { hash: vec![n; 32], len: u64::from(n) * 4 };
+    let named = |name: &str| Named { name: name.into(), blob: blob(3) };
+    let memory = Memory { indices: blob(1), logits: blob(2), features: blob(0) };
+    let task = Train {
+        run: "0123456789abcdef".into(),
+        round: 7,
+        client: 3,
+        config: blob(9),
+        public: Some(blob(8)),
+        weights: blob(200),
+        buffers: blob(1),
+        vectors: vec![named("control_variate")],
+        memory: Some(memory),
+        outputs: 2,
+    };
+    let stats = Stats { loss: 0.5, cosine: Some(-0.25), ..Stats::default() };
+    let parts = vec![named("weights"), named("buffers")];
+    let contribution = Contribution { run: "r".into(), round: 1, client: 2, n_samples: 10, n_steps: 4, stats, parts };
+    let shape = fedproj_data::Shape::Vector { features: 2 };
+    let samples = fedproj_data::Samples::F32(vec![1.0; 6]);
+    let names = vec!["a".into(), "b".into()];
+    let public = fedproj_data::Dataset::new("x", shape, samples, Some(vec![0, 1, 1]), names).unwrap();
+    vec![
+        task.encode_to_vec(),
+        Work { kind: Some(work::Kind::Train(Box::new(task))) }.encode_to_vec(),
+        contribution.encode_to_vec(),
+        fedproj_net::numbers::encode_public(&public),
+        Token::new([1; 32]).unwrap().to_string().into_bytes(),
+        node_request().unwrap().1,
+        br#"{"seq":0,"time":"t","previous":"0000000000000000000000000000000000000000000000000000000000000000","event":"revoked","node":"a"}"#.to_vec(),
+        b"epochs_max = 3\nmethods = ['fedavg']\n".to_vec(),
+    ]
+}
+
+fn all(bytes: &[u8]) {
+    decoders::messages(bytes);
+    decoders::blobs(bytes);
+    decoders::disk(bytes);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_bytes_are_values_or_errors(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        all(&bytes);
+    }
+
+    #[test]
+    fn damaged_inputs_are_values_or_errors(
+        seed in 0usize..8,
+        flips in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+        cut in any::<prop::sample::Index>(),
+        tail in proptest::collection::vec(any::<u8>(), 0..20),
+        keeps_all in any::<bool>(),
+    ) {
+        let mut bytes = seeds().swap_remove(seed);
+        for (at, to) in flips {
+            let at = at.index(bytes.len());
+            bytes[at] = to;
+        }
+        if !keeps_all {
+            bytes.truncate(cut.index(bytes.len()));
+            bytes.extend(tail);
+        }
+        all(&bytes);
+    }
+}
