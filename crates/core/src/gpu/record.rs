@@ -249,7 +249,7 @@ mod tests {
         }
         // With the projection and without, whichever client and step.
         assert_eq!(distinct.len(), 2);
-        let count = |n: usize| distinct.iter().filter(|ops| Program { ops: ops.to_vec() }.n_memory() == n).count();
+        let count = |n: usize| distinct.iter().filter(|ops| Program { ops: (*ops).clone() }.n_memory() == n).count();
         assert_eq!((count(0), count(1)), (1, 1));
     }
 
