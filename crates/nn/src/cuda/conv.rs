@@ -132,7 +132,7 @@ mod tests {
     fn division_by_multiplication_is_exact() {
         for d in (1..70).chain([255, 256, 1000, 1024, 12_544, 65_535]) {
             let Div { multiplier, shift } = Div::by(d);
-            for n in (0..5000).chain([1 << 20, (1 << 31) - 1, 123_456_789]) {
+            for n in (0..5000u32).chain([1 << 20, (1 << 31) - 1, 123_456_789]) {
                 let high = (u64::from(n) * u64::from(multiplier)) >> 32;
                 assert_eq!((high + u64::from(n)) >> shift, u64::from(n) / d as u64, "{n} / {d}");
             }
