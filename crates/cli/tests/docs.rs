@@ -1,7 +1,8 @@
 //! What the documentation says is so: its commands run, its links lead somewhere, and the options that it lists have the
 //! defaults that the code has.
 //!
-//! In a block marked `sh` every `fedproj` command is run; in one marked `sh needs-data` it may fail for want of data only.
+//! In a block marked `sh` every `fedproj` command is run; in one marked `sh needs-data` it may fail for want of data only,
+//! in one marked `sh needs-gpu` for want of a GPU only.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
@@ -83,11 +84,12 @@ fn commands_run() {
                     assert!(output.status.success(), "{name}: {}\n{block}\n{told}", output.status);
                     n_run += lines.len();
                 }
-                "sh needs-data" => {
+                "sh needs-data" | "sh needs-gpu" => {
+                    let missing = if mark == "sh needs-data" { "is not under" } else { "GPU: using a GPU: " };
                     for line in lines {
                         let output = shell(folder.path(), &line);
                         let told = String::from_utf8_lossy(&output.stderr);
-                        let is_missing = output.status.code() == Some(1) && told.contains("is not under");
+                        let is_missing = output.status.code() == Some(1) && told.contains(missing);
                         assert!(output.status.success() || is_missing, "{name}: {line}\n{told}");
                         n_run += 1;
                     }

@@ -31,19 +31,28 @@ pub const BASE: &[&str] = &[
     "method.fedproj.distill.batch=20",
 ];
 
-/// A small network with batch-norm.
-const RESNET: &str = "model.name=resnet8-thin";
-const SMALLER: &str = "data.private_samples=100";
-const FEWER: &str = "data.partition={kind='iid', clients=3}";
+/// Two instruction sets of one CPU are up to 2e-3 apart here, since rounding decides on which side of a ReLU's kink a value
+/// lies; a wrong mode of batch-norm shows as 1e-1 or more.
+const TOLERANCE_DEEP: f64 = 1e-2;
+
+/// What deep networks are run with besides. They are chaotic on so few samples: after several large steps two instruction
+/// sets of one CPU have little in common.
+const DEEP: &[&str] = &[
+    "model.name=resnet8-thin",
+    "data.private_samples=200",
+    "local.epochs=1",
+    "local.batch=64",
+    "local.optimizer={kind='sgd', lr=0.01, weight_decay=0.0}",
+    "method.fedproj.distill.batch=40",
+    "method.fedproj.memory.batch=30",
+    "method.fedproj.distill.optimizer={kind='sgd', lr=0.002, weight_decay=0.0}",
+];
 
 /// The method, and what differs from the base.
 const CASES: &[(&str, &[&str])] = &[
     ("fedavg", &[]),
     ("fedavg", &["local.optimizer={kind='sgd', lr=0.05, momentum=0.9, weight_decay=0.001}", "local.clip=0.5"]),
     ("fedavg", &["federation.fraction=0.5", "local.schedule={every=0.5, factor=0.1}"]),
-    ("fedavg", &[RESNET, SMALLER, FEWER]),
-    ("fedavg", &["model.name=cnn", SMALLER, FEWER]),
-    ("fedavg", &[RESNET, SMALLER, FEWER, "model.group_norm=4"]),
     ("fedprox", &["method.fedprox.proximal_weight=0.1"]),
     ("fednova", &[]),
     ("feddyn", &["method.feddyn.alpha=0.1"]),
@@ -51,9 +60,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("fedavgm", &[]),
     ("fedadam", &[]),
     ("moon", &["method.moon.head=6"]),
-    ("moon", &[RESNET, SMALLER, FEWER, "method.moon.head=6"]),
     ("fedrcl", &[]),
-    ("fedrcl", &[RESNET, SMALLER, FEWER]),
     ("feddf", &[]),
     ("fedet", &[]),
     ("fedproj", &[]),
@@ -64,10 +71,6 @@ const CASES: &[(&str, &[&str])] = &[
     ("fedproj", &["method.fedproj.projection.space=update"]),
     ("fedproj", &["method.fedproj.projection.space=update", "method.fedproj.projection.scope=layer"]),
     ("fedproj", &["method.fedproj.projection.reference=round_start"]),
-    (
-        "fedproj",
-        &["method.fedproj.projection.reference=round_start", "method.fedproj.projection.space=update", RESNET, SMALLER],
-    ),
     ("fedproj", &["method.fedproj.projection.dropout=0.5", "method.fedproj.projection.dropout_unit=step"]),
     ("fedproj", &["method.fedproj.projection.dropout=0.5", "method.fedproj.projection.dropout_unit=client_round"]),
     ("fedproj", &["method.fedproj.projection.coefficient_max=0.1", "method.fedproj.projection.norm_guard=1e-6"]),
@@ -77,50 +80,76 @@ const CASES: &[(&str, &[&str])] = &[
     ("fedproj", &["method.fedproj.memory.feature_weight=0.1", "method.fedproj.distill.feature_weight=0.1"]),
     ("fedproj", &["method.fedproj.distill.alpha=0.1", "method.fedproj.distill.anchor=previous_global"]),
     ("fedproj", &["method.fedproj.distill.direction=student_to_teacher", "method.fedproj.distill.t2=false"]),
-    ("fedproj", &[RESNET, SMALLER, FEWER, "method.fedproj.distill.bn=update", "method.fedproj.memory.bn=update"]),
-    ("fedproj", &[RESNET, SMALLER, FEWER, "method.fedproj.distill.bn=frozen", "method.fedproj.memory.bn=frozen"]),
-    ("fedproj", &[RESNET, SMALLER, FEWER, "method.fedproj.distill.bn=recalibrate", "method.fedproj.memory.bn=batch"]),
+];
+
+/// The same for deep networks.
+const DEEP_CASES: &[(&str, &[&str])] = &[
+    ("fedavg", &[]),
+    ("fedavg", &["model.name=cnn"]),
+    ("fedavg", &["model.group_norm=4"]),
+    ("moon", &["method.moon.head=6"]),
+    ("fedrcl", &[]),
+    ("fedproj", &["method.fedproj.projection.reference=round_start", "method.fedproj.projection.space=update"]),
+    ("fedproj", &["method.fedproj.distill.bn=update", "method.fedproj.memory.bn=update"]),
+    ("fedproj", &["method.fedproj.distill.bn=frozen", "method.fedproj.memory.bn=frozen"]),
+    ("fedproj", &["method.fedproj.distill.bn=recalibrate", "method.fedproj.memory.bn=batch"]),
 ];
 
 #[allow(clippy::unnecessary_wraps, reason = "a group like the others")]
 pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
-    for (method, overrides) in CASES {
-        let what = [&[*method], *overrides].concat().join(" ");
-        group.attempt(&what, |group| compare(setting, group, method, overrides, &what));
-    }
-    Ok(())
-}
-
-fn compare(setting: &Setting, group: &mut Group, method: &str, overrides: &[&str], what: &str) -> Result<()> {
-    let mut found = simulation(method, overrides, setting.device.clone())?;
-    let mut expected = simulation(method, overrides, Device::from(2))?;
-    let (init, init_buffers) = (expected.state().weights.clone(), expected.state().buffers.clone());
-    for round in 1..=2 {
-        let records = (found.round(&|_| ())?, expected.round(&|_| ())?);
-        let what = format!("{what}, round {round}:");
-        let (f, e) = (found.state(), expected.state());
-        let moved = |to: &[f32]| difference(to, &init);
-        group.compare(&format!("{what} movement"), &moved(&f.weights), &moved(&e.weights), TOLERANCE);
-        if !init_buffers.is_empty() {
-            let moved = |to: &[f32]| difference(to, &init_buffers);
-            group.compare(&format!("{what} running statistics"), &moved(&f.buffers), &moved(&e.buffers), TOLERANCE);
+    for (cases, base, tolerance) in [(CASES, &[][..], TOLERANCE), (DEEP_CASES, DEEP, TOLERANCE_DEEP)] {
+        for (method, overrides) in cases {
+            let what = [&[*method], &base[..base.len().min(1)], *overrides].concat().join(" ");
+            let all = [base, *overrides].concat();
+            group.attempt(&what.clone(), |group| Case { what, tolerance, group }.compare(setting, method, &all));
         }
-        compare_records(group, &what, &records.0, &records.1);
     }
     Ok(())
 }
 
-/// What is told of a round, as far as rounding does not decide it.
-fn compare_records(group: &mut Group, what: &str, found: &RoundRecord, expected: &RoundRecord) {
-    group.compare_numbers(&format!("{what} training loss"), found.train_loss, expected.train_loss, TOLERANCE);
-    for (name, found, expected) in [
-        ("memory loss before", found.memory_loss_before, expected.memory_loss_before),
-        ("memory loss after", found.memory_loss_after, expected.memory_loss_after),
-        ("distillation loss", found.distill_loss, expected.distill_loss),
-    ] {
-        group.require(found.is_some() == expected.is_some(), &format!("{what} the presence of a {name}"));
-        if let (Some(found), Some(expected)) = (found, expected) {
-            group.compare_numbers(&format!("{what} {name}"), found, expected, TOLERANCE);
+/// A case and where its findings go.
+struct Case<'a> {
+    what: String,
+    tolerance: f64,
+    group: &'a mut Group,
+}
+
+impl Case<'_> {
+    fn compare(&mut self, setting: &Setting, method: &str, overrides: &[&str]) -> Result<()> {
+        let mut found = simulation(method, overrides, setting.device.clone())?;
+        let mut expected = simulation(method, overrides, Device::from(2))?;
+        let (init, init_buffers) = (expected.state().weights.clone(), expected.state().buffers.clone());
+        for round in 1..=2 {
+            let records = (found.round(&|_| ())?, expected.round(&|_| ())?);
+            let what = format!("{}, round {round}:", self.what);
+            let (f, e) = (found.state(), expected.state());
+            let moved = |to: &[f32]| difference(to, &init);
+            let place = format!("{what} movement");
+            self.group.compare(&place, &moved(&f.weights), &moved(&e.weights), self.tolerance);
+            if !init_buffers.is_empty() {
+                let moved = |to: &[f32]| difference(to, &init_buffers);
+                let place = format!("{what} running statistics");
+                self.group.compare(&place, &moved(&f.buffers), &moved(&e.buffers), self.tolerance);
+            }
+            self.compare_records(&what, &records.0, &records.1);
+        }
+        Ok(())
+    }
+
+    /// What is told of a round, as far as rounding does not decide it.
+    fn compare_records(&mut self, what: &str, found: &RoundRecord, expected: &RoundRecord) {
+        for (name, found, expected) in [
+            ("training loss", Some(found.train_loss), Some(expected.train_loss)),
+            ("memory loss before", found.memory_loss_before, expected.memory_loss_before),
+            ("memory loss after", found.memory_loss_after, expected.memory_loss_after),
+            ("distillation loss", found.distill_loss, expected.distill_loss),
+        ] {
+            self.group.require(found.is_some() == expected.is_some(), &format!("{what} the presence of a {name}"));
+            if let (Some(found), Some(expected)) = (found, expected) {
+                // A model's distance to itself is 0 but for rounding.
+                let (place, found, expected) = (format!("{what} {name}"), found as f32, expected as f32);
+                self.group.compare_beside(&place, &[found], &[expected], 1e-2, self.tolerance);
+            }
         }
     }
 }

@@ -65,6 +65,9 @@ pub(super) fn programs(precision: Precision) -> Vec<(&'static str, String, Vec<S
     all
 }
 
+/// The first compute capability whose tensor cores have tf32.
+const CAPABILITY_MIN: i32 = 8;
+
 /// What this machine has for the CUDA back end.
 #[derive(Clone, Debug, Default)]
 pub struct Probe {
@@ -128,6 +131,12 @@ impl Probe {
         }
         if self.gpus.is_empty() {
             return Some("the driver is there, but it finds no GPU".into());
+        }
+        if let (Some((name, (major, minor), ..)), true) =
+            (self.gpus.first(), self.gpus.iter().all(|gpu| gpu.1.0 < CAPABILITY_MIN))
+        {
+            let needed = format!("{CAPABILITY_MIN}.0 is needed (2020 and later: A100, RTX 30)");
+            return Some(format!("the {name} has compute capability {major}.{minor}, and {needed}"));
         }
         if !self.compiler {
             return Some("CUDA's run-time compiler (libnvrtc.so) was not found; install the CUDA toolkit, or the package nvidia-cuda-nvrtc and put its folder on LD_LIBRARY_PATH".into());
@@ -195,8 +204,8 @@ impl Gpu {
         }
         let context = CudaContext::new(ordinal).map_err(failed("opening the GPU"))?;
         let (major, minor) = context.compute_capability().map_err(failed("asking the GPU what it can do"))?;
-        if major < 8 {
-            let problem = format!("its compute capability is {major}.{minor}, and tf32 needs 8.0");
+        if major < CAPABILITY_MIN {
+            let problem = format!("its compute capability is {major}.{minor}, and tf32 needs {CAPABILITY_MIN}.0");
             return Err(Error::Gpu { what: format!("using the {}", probe.gpus[ordinal].0), problem });
         }
         // SAFETY: all work goes through one stream, so nothing needs cudarc's events between streams.
@@ -598,7 +607,11 @@ mod tests {
         let gpu = ("GPU".to_owned(), (9, 0), 1, 1);
         let no_compiler = Probe { driver: true, gpus: vec![gpu.clone()], ..Probe::default() };
         assert!(no_compiler.missing().is_some_and(|m| m.contains("libnvrtc")));
-        let all = Probe { driver: true, compiler: true, gpus: vec![gpu], ..Probe::default() };
+        let all = Probe { driver: true, compiler: true, gpus: vec![gpu.clone()], ..Probe::default() };
         assert_eq!(all.missing(), None);
+        let old = ("Old".to_owned(), (7, 5), 1, 1);
+        let too_old = Probe { gpus: vec![old.clone()], ..all.clone() };
+        assert!(too_old.missing().is_some_and(|m| m.contains("7.5")), "`auto` then takes the CPU");
+        assert_eq!(Probe { gpus: vec![old, gpu], ..all }.missing(), None);
     }
 }
