@@ -16,6 +16,10 @@ const TOLERANCE_TEN_STEPS: f64 = 1e-3;
 /// With this rate two instruction sets of the CPU are within 5e-5 of each other after ten steps; with 0.05, weights that
 /// begin as zeros and data that are noise, they differ by 4e-2, and nothing could be told from a comparison.
 const LR: f32 = 0.01;
+/// What is left of a difference of two nearly equal weights. Of a network's millions of values a few lie so near a kink of a
+/// ReLU or a pool that rounding decides on which side, and each such value changes the gradient: measured on an H200 against
+/// Winograd convolutions, up to 1.6e-3. A wrong term of a gradient shows as 1e-1 or more.
+const TOLERANCE_MOVEMENT: f64 = 1e-2;
 const BATCH: usize = 64;
 const LANES: usize = 2;
 
@@ -44,7 +48,7 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
                 let (found, expected) = (training.weights(lane)?, &reference.params);
                 group.compare_tensors(&what, graph.params(), &found, expected, tolerance);
                 let (found, expected) = (difference(&found, &init[lane]), difference(expected, &init[lane]));
-                group.compare(&format!("{what} movement"), &found, &expected, 10.0 * tolerance);
+                group.compare(&format!("{what} movement"), &found, &expected, TOLERANCE_MOVEMENT);
                 let (found, expected) = (training.buffers(lane)?, &reference.buffers);
                 group.compare_tensors(&what, graph.buffers(), &found, expected, tolerance);
             }
