@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::journal::{Accepted, Event, Journal};
 use crate::message::{Blob, Contribution, Done, Missing, Receipt, Received, Refusal, Train, Verdict, Wait, Work};
 use crate::message::{verdict, work};
-use crate::spool::{Spool, check_vector};
+use crate::spool::{Spool, Spooled, check_vector};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +30,12 @@ pub trait Nodes: Sync {
 
     /// The next contribution that counts, or the next node that drops out; `None` when `patience` is over.
     fn take(&self, patience: Duration) -> Option<Arrival>;
+
+    /// The vectors of contributions that were taken, to be read in blocks.
+    ///
+    /// # Errors
+    /// If they cannot be found.
+    fn get(&self, accepted: Vec<Accepted>) -> Result<Spooled>;
 
     /// Takes no more contributions for the round; what was accepted before can still be taken.
     fn withdraw(&self);
@@ -384,6 +390,10 @@ impl Nodes for Desk {
         let waited = self.arrived.wait_timeout_while(inner, patience, |inner| inner.arrivals.is_empty());
         let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
         inner.arrivals.pop_front()
+    }
+
+    fn get(&self, accepted: Vec<Accepted>) -> Result<Spooled> {
+        Spooled::open(&self.dir, accepted)
     }
 
     fn withdraw(&self) {

@@ -112,14 +112,14 @@ pub struct Spooled {
 }
 
 impl Spooled {
-    /// The accepted contributions of a round, put in the order of their clients.
+    /// The accepted contributions of a round in a federation's folder, put in the order of their clients.
     ///
     /// # Errors
     /// If the spool cannot be read.
-    pub fn open(spool: &Spool, mut accepted: Vec<Accepted>) -> Result<Self> {
+    pub fn open(dir: &Path, mut accepted: Vec<Accepted>) -> Result<Self> {
         accepted.sort_by_key(|a| a.client);
         let open = |a: Accepted| {
-            let store = spool.client(a.client)?;
+            let store = Spool::new(dir, &a.run, a.round).client(a.client)?;
             let contribution = a.contribution();
             Ok((a, contribution, store))
         };
