@@ -7,7 +7,9 @@ use crate::blob::Store;
 use crate::config::ServerConfig;
 use crate::error::{Error, Result};
 use crate::journal::{Accepted, Event, Journal};
-use crate::message::{Blob, Contribution, Done, Missing, Receipt, Received, Refusal, Train, Verdict, Wait, Work};
+use crate::message::{
+    Blob, Contribution, Done, Missing, Named, Receipt, Received, Refusal, Train, Verdict, Wait, Work,
+};
 use crate::message::{verdict, work};
 use crate::spool::{Spool, Spooled, check_vector};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -253,9 +255,11 @@ impl Desk {
             return self.refuse(client, contribution, &spool, problem.to_string()).and_then(refuse);
         }
         let store = self.announce(client, contribution, &spool)?;
-        let have = |blob: &Blob| Blob { len: store.have(blob), ..blob.clone() };
-        let blobs = contribution.parts.iter().map(|p| &p.blob);
-        let missing: Vec<Blob> = blobs.filter(|blob| !store.has(blob)).map(have).collect();
+        let lacking = |part: &Named| {
+            let have = Blob { len: store.have(&part.blob), ..part.blob.clone() };
+            (have.len < part.blob.len).then_some(have)
+        };
+        let missing: Vec<Blob> = contribution.parts.iter().filter_map(lacking).collect();
         if !missing.is_empty() {
             return Ok(Verdict { kind: Some(verdict::Kind::Missing(Missing { have: missing })) });
         }
