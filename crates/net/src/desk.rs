@@ -215,7 +215,7 @@ impl Desk {
     /// # Errors
     /// If the journal cannot be written.
     pub fn decline(&self, client: u32, run: &str, round: u32, reason: &str) -> Result<()> {
-        let reason: String = reason.chars().filter(|c| !c.is_control()).take(300).collect();
+        let reason = short(reason);
         if !self.drop_out(client, run, round) {
             return Ok(());
         }
@@ -252,7 +252,7 @@ impl Desk {
         let spool = Spool::new(&self.dir, &contribution.run, contribution.round);
         let checked = check_shape(contribution, &offer, &self.limits);
         if let Err(problem) = checked {
-            return self.refuse(client, contribution, &spool, problem.to_string()).and_then(refuse);
+            return self.refuse(client, contribution, &spool, &problem.to_string()).and_then(refuse);
         }
         let store = self.announce(client, contribution, &spool)?;
         let lacking = |part: &Named| {
@@ -264,7 +264,7 @@ impl Desk {
             return Ok(Verdict { kind: Some(verdict::Kind::Missing(Missing { have: missing })) });
         }
         if let Err(problem) = check_content(contribution, &store, &offer, self.limits.norm_max) {
-            return self.refuse(client, contribution, &spool, problem.to_string()).and_then(refuse);
+            return self.refuse(client, contribution, &spool, &problem.to_string()).and_then(refuse);
         }
         self.accept(client, contribution)
     }
@@ -313,8 +313,9 @@ impl Desk {
     }
 
     /// A contribution that cannot count: its client is not waited for any longer.
-    fn refuse(&self, client: u32, c: &Contribution, spool: &Spool, reason: String) -> Result<String> {
+    fn refuse(&self, client: u32, c: &Contribution, spool: &Spool, reason: &str) -> Result<String> {
         self.n_refused.fetch_add(1, Ordering::Relaxed);
+        let reason = short(reason);
         tracing::warn!(client, round = c.round, reason, "contribution refused");
         if self.drop_out(client, &c.run, c.round) {
             let event = Event::Refused { run: c.run.clone(), round: c.round, client, reason: reason.clone() };
@@ -407,6 +408,11 @@ impl Nodes for Desk {
     fn silence(&self, client: u32) -> Duration {
         self.inner().seen.get(&client).map_or(self.started, |s| s.at).elapsed()
     }
+}
+
+/// What goes into the journal of a text that a node has had a hand in.
+fn short(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(300).collect()
 }
 
 /// Everything that can be said of a contribution before its vectors are there.
