@@ -4,6 +4,7 @@
 //! too. The round loop sees the desk through [`Nodes`], so that something else can carry tasks later.
 
 use crate::blob::Store;
+use crate::check::{check_content, check_shape};
 use crate::config::ServerConfig;
 use crate::error::{Error, Result};
 use crate::journal::{Accepted, Event, Journal};
@@ -11,7 +12,7 @@ use crate::message::{
     Blob, Contribution, Done, Missing, Named, Receipt, Received, Refusal, Train, Verdict, Wait, Work,
 };
 use crate::message::{verdict, work};
-use crate::spool::{Spool, Spooled, check_vector};
+use crate::spool::{Spool, Spooled};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -413,41 +414,4 @@ impl Nodes for Desk {
 /// What goes into the journal of a text that a node has had a hand in.
 fn short(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(300).collect()
-}
-
-/// Everything that can be said of a contribution before its vectors are there.
-fn check_shape(c: &Contribution, offer: &Offer, limits: &ServerConfig) -> Result<()> {
-    let names: Vec<&str> = c.parts.iter().map(|p| p.name.as_str()).collect();
-    let expected: Vec<&str> = offer.parts.iter().map(|(name, _)| name.as_str()).collect();
-    if names != expected {
-        return Err(Error::protocol(format!("vectors {names:?}, where {expected:?} are expected")));
-    }
-    for (part, (name, n)) in c.parts.iter().zip(&offer.parts) {
-        part.blob.check()?;
-        if part.blob.len != 4 * *n as u64 {
-            return Err(Error::protocol(format!(
-                "{name}: {} bytes where {n} values of 4 bytes are expected",
-                part.blob.len
-            )));
-        }
-    }
-    if c.n_samples == 0 || c.n_samples > limits.samples_max {
-        return Err(Error::protocol(format!("{} samples; 1 to {} are accepted", c.n_samples, limits.samples_max)));
-    }
-    if c.n_steps == 0 || !c.stats.is_finite() {
-        return Err(Error::protocol("no local step, or a measurement that is not finite"));
-    }
-    Ok(())
-}
-
-/// Finite values, and an update that is not too large.
-fn check_content(c: &Contribution, store: &Store, offer: &Offer, norm_max: f64) -> Result<()> {
-    for part in c.parts.iter().filter(|p| p.blob.len > 0) {
-        let is_weights = part.name == "weights";
-        let norm = check_vector(store, &part.blob, is_weights.then_some(&offer.base), &part.name)?;
-        if is_weights && norm_max > 0.0 && norm > norm_max {
-            return Err(Error::protocol(format!("an update of norm {norm:.3e}; server.norm_max is {norm_max:.3e}")));
-        }
-    }
-    Ok(())
 }
