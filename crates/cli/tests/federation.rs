@@ -137,6 +137,26 @@ fn a_nodes_policy_declines_and_the_others_go_on() {
 }
 
 #[test]
+fn nodes_bring_data_of_their_own_and_those_that_do_not_fit_say_so() {
+    let partition = "data.partition={kind='iid', clients=3}";
+    let mut federation = Federation::new(&["federation.rounds=2", "method.name=feddf", "server.quorum=0.6", partition]);
+    federation.start_server();
+    for (client, data) in [(0, "digits"), (1, "iris"), (2, "run")] {
+        federation.enrol(client);
+        federation.start_node_with(client, data);
+    }
+    federation.outcome();
+    let declined: Vec<_> = federation.journal().into_iter().filter(|e| e["event"] == "declined").collect();
+    assert_eq!(declined.len(), 2);
+    let reason = declined[0]["reason"].as_str().unwrap();
+    assert!(declined[0]["client"] == 1 && reason.contains("data of the same shape and classes"), "{reason}");
+    // Client 0 has all digits, client 2 its third of what the run deals out.
+    let sizes: Vec<_> =
+        federation.journal().iter().filter(|e| e["event"] == "accepted").map(|e| e["n_samples"].as_u64()).collect();
+    assert!(sizes.iter().flatten().any(|n| *n > 1000) && sizes.iter().flatten().any(|n| *n < 500), "{sizes:?}");
+}
+
+#[test]
 fn a_full_disk_acknowledges_nothing_and_the_run_goes_on_when_there_is_room() {
     let partition = "data.partition={kind='iid', clients=2}";
     let mut federation =

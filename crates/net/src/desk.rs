@@ -4,12 +4,15 @@
 //! too. The round loop sees the desk through [`Nodes`], so that something else can carry tasks later.
 
 use crate::blob::Store;
+use crate::check::{check_content, check_shape};
 use crate::config::ServerConfig;
 use crate::error::{Error, Result};
 use crate::journal::{Accepted, Event, Journal};
-use crate::message::{Blob, Contribution, Done, Missing, Receipt, Received, Refusal, Train, Verdict, Wait, Work};
+use crate::message::{
+    Blob, Contribution, Done, Missing, Named, Receipt, Received, Refusal, Train, Verdict, Wait, Work,
+};
 use crate::message::{verdict, work};
-use crate::spool::{Spool, check_vector};
+use crate::spool::{Spool, Spooled};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +33,12 @@ pub trait Nodes: Sync {
 
     /// The next contribution that counts, or the next node that drops out; `None` when `patience` is over.
     fn take(&self, patience: Duration) -> Option<Arrival>;
+
+    /// The vectors of contributions that were taken, to be read in blocks.
+    ///
+    /// # Errors
+    /// If they cannot be found.
+    fn get(&self, accepted: Vec<Accepted>) -> Result<Spooled>;
 
     /// Takes no more contributions for the round; what was accepted before can still be taken.
     fn withdraw(&self);
@@ -207,7 +216,7 @@ impl Desk {
     /// # Errors
     /// If the journal cannot be written.
     pub fn decline(&self, client: u32, run: &str, round: u32, reason: &str) -> Result<()> {
-        let reason: String = reason.chars().filter(|c| !c.is_control()).take(300).collect();
+        let reason = short(reason);
         if !self.drop_out(client, run, round) {
             return Ok(());
         }
@@ -244,17 +253,19 @@ impl Desk {
         let spool = Spool::new(&self.dir, &contribution.run, contribution.round);
         let checked = check_shape(contribution, &offer, &self.limits);
         if let Err(problem) = checked {
-            return self.refuse(client, contribution, &spool, problem.to_string()).and_then(refuse);
+            return self.refuse(client, contribution, &spool, &problem.to_string()).and_then(refuse);
         }
         let store = self.announce(client, contribution, &spool)?;
-        let have = |blob: &Blob| Blob { len: store.have(blob), ..blob.clone() };
-        let blobs = contribution.parts.iter().map(|p| &p.blob);
-        let missing: Vec<Blob> = blobs.filter(|blob| !store.has(blob)).map(have).collect();
+        let lacking = |part: &Named| {
+            let have = Blob { len: store.have(&part.blob), ..part.blob.clone() };
+            (have.len < part.blob.len).then_some(have)
+        };
+        let missing: Vec<Blob> = contribution.parts.iter().filter_map(lacking).collect();
         if !missing.is_empty() {
             return Ok(Verdict { kind: Some(verdict::Kind::Missing(Missing { have: missing })) });
         }
         if let Err(problem) = check_content(contribution, &store, &offer, self.limits.norm_max) {
-            return self.refuse(client, contribution, &spool, problem.to_string()).and_then(refuse);
+            return self.refuse(client, contribution, &spool, &problem.to_string()).and_then(refuse);
         }
         self.accept(client, contribution)
     }
@@ -303,8 +314,9 @@ impl Desk {
     }
 
     /// A contribution that cannot count: its client is not waited for any longer.
-    fn refuse(&self, client: u32, c: &Contribution, spool: &Spool, reason: String) -> Result<String> {
+    fn refuse(&self, client: u32, c: &Contribution, spool: &Spool, reason: &str) -> Result<String> {
         self.n_refused.fetch_add(1, Ordering::Relaxed);
+        let reason = short(reason);
         tracing::warn!(client, round = c.round, reason, "contribution refused");
         if self.drop_out(client, &c.run, c.round) {
             let event = Event::Refused { run: c.run.clone(), round: c.round, client, reason: reason.clone() };
@@ -386,6 +398,10 @@ impl Nodes for Desk {
         inner.arrivals.pop_front()
     }
 
+    fn get(&self, accepted: Vec<Accepted>) -> Result<Spooled> {
+        Spooled::open(&self.dir, accepted)
+    }
+
     fn withdraw(&self) {
         self.inner().open = None;
     }
@@ -395,39 +411,7 @@ impl Nodes for Desk {
     }
 }
 
-/// Everything that can be said of a contribution before its vectors are there.
-fn check_shape(c: &Contribution, offer: &Offer, limits: &ServerConfig) -> Result<()> {
-    let names: Vec<&str> = c.parts.iter().map(|p| p.name.as_str()).collect();
-    let expected: Vec<&str> = offer.parts.iter().map(|(name, _)| name.as_str()).collect();
-    if names != expected {
-        return Err(Error::protocol(format!("vectors {names:?}, where {expected:?} are expected")));
-    }
-    for (part, (name, n)) in c.parts.iter().zip(&offer.parts) {
-        part.blob.check()?;
-        if part.blob.len != 4 * *n as u64 {
-            return Err(Error::protocol(format!(
-                "{name}: {} bytes where {n} values of 4 bytes are expected",
-                part.blob.len
-            )));
-        }
-    }
-    if c.n_samples == 0 || c.n_samples > limits.samples_max {
-        return Err(Error::protocol(format!("{} samples; 1 to {} are accepted", c.n_samples, limits.samples_max)));
-    }
-    if c.n_steps == 0 || !c.stats.is_finite() {
-        return Err(Error::protocol("no local step, or a measurement that is not finite"));
-    }
-    Ok(())
-}
-
-/// Finite values, and an update that is not too large.
-fn check_content(c: &Contribution, store: &Store, offer: &Offer, norm_max: f64) -> Result<()> {
-    for part in c.parts.iter().filter(|p| p.blob.len > 0) {
-        let is_weights = part.name == "weights";
-        let norm = check_vector(store, &part.blob, is_weights.then_some(&offer.base), &part.name)?;
-        if is_weights && norm_max > 0.0 && norm > norm_max {
-            return Err(Error::protocol(format!("an update of norm {norm:.3e}; server.norm_max is {norm_max:.3e}")));
-        }
-    }
-    Ok(())
+/// What goes into the journal of a text that a node has had a hand in.
+fn short(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(300).collect()
 }

@@ -13,7 +13,7 @@ use crate::message::{
     Wait, Work, WorkRequest, decode, work,
 };
 use crate::registry::{NodeEntry, Registry};
-use crate::status::Status;
+use crate::status::{self, Status};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Extension, Path, Request, State};
@@ -103,7 +103,7 @@ impl Server {
         }
         if let Some(address) = self.config.status {
             let (address, listener) = bind(address).await?;
-            tokio::spawn(accept(listener, 16, None, status_routes(self)));
+            tokio::spawn(accept(listener, 16, None, status::routes(&self.status, &self.desk)));
             addresses.status = Some(address);
         }
         Ok(addresses)
@@ -375,27 +375,6 @@ async fn enrol(State(server): State<Arc<Server>>, body: Bytes) -> Result<Respons
             Err(error)
         }
     }
-}
-
-fn status_routes(server: &Arc<Server>) -> Router {
-    const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
-    let page = |State(server): State<Arc<Server>>| async move {
-        let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, POLICY)];
-        (headers, server.status.page(&server.desk)).into_response()
-    };
-    let json = |State(server): State<Arc<Server>>| async move {
-        let text = serde_json::to_string(&server.status.view()).unwrap_or_default();
-        ([(header::CONTENT_TYPE, "application/json")], text).into_response()
-    };
-    let metrics = |State(server): State<Arc<Server>>| async move {
-        let headers = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-        (headers, server.status.metrics(&server.desk)).into_response()
-    };
-    Router::new()
-        .route("/", get(page))
-        .route("/status.json", get(json))
-        .route("/metrics", get(metrics))
-        .with_state(Arc::clone(server))
 }
 
 fn reply(server: &Server, message: &impl Message) -> Response {

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blob;
+mod check;
 mod config;
 pub mod decoders;
 pub mod desk;

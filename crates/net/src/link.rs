@@ -7,6 +7,7 @@ use crate::message::{
     VERSION, Verdict, Work, WorkRequest, decode,
 };
 use prost::Message;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// Long polls are held for less than this.
@@ -26,10 +27,17 @@ impl Link {
     /// If the address is not one.
     pub fn new(server: &str, tls: rustls::ClientConfig) -> Result<Self> {
         let server = server.trim_end_matches('/').to_owned();
-        if !server.starts_with("https://") {
+        let url = reqwest::Url::parse(&server).ok().filter(|url| url.scheme() == "https");
+        let Some(host) = url.as_ref().and_then(reqwest::Url::host_str) else {
             return Err(Error::config(format!("`{server}`: the server's address has the form https://host:port")));
+        };
+        let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+        let mut builder = reqwest::Client::builder();
+        if host == "localhost" || address.is_ok_and(|address| address.is_loopback()) {
+            // The system's proxy leads elsewhere.
+            builder = builder.no_proxy();
         }
-        let client = reqwest::Client::builder()
+        let client = builder
             .tls_backend_preconfigured(tls)
             .https_only(true)
             .redirect(reqwest::redirect::Policy::none())
@@ -181,4 +189,20 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_https_addresses_are_taken() {
+        let new = |server: &str| Link::new(server, crate::identity::enrol_tls([0; 32]).unwrap());
+        for server in ["https://fed.example.org:7443", "https://127.0.0.1:1/", "https://[::1]:7443"] {
+            new(server).unwrap();
+        }
+        for server in ["", "fed.example.org:7443", "http://127.0.0.1:1", "https://"] {
+            assert!(new(server).unwrap_err().to_string().contains("https://host:port"), "{server}");
+        }
+    }
 }

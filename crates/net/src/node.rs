@@ -5,7 +5,7 @@ use crate::home::Home;
 use crate::identity::{Token, enrol_tls};
 use crate::link::Link;
 use crate::local::{Session, Setup};
-use crate::message::{Contribution, Decline, Train, verdict, work};
+use crate::message::{Blob, Contribution, Decline, Train, verdict, work};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -164,11 +164,16 @@ impl Node {
                     return self.home.commit(&contribution.run);
                 }
                 Some(verdict::Kind::Missing(missing)) => {
+                    let mut has_sent = false;
                     for part in &contribution.parts {
-                        let have = missing.have.iter().find(|blob| blob.hash == part.blob.hash);
-                        if let Some(have) = have {
+                        let lacks = |b: &&Blob| b.hash == part.blob.hash && b.len < part.blob.len;
+                        if let Some(have) = missing.have.iter().find(lacks) {
                             self.link.upload(&part.blob, have.len, &outbox).await?;
+                            has_sent = true;
                         }
+                    }
+                    if !has_sent {
+                        return Err(Error::protocol("the server misses nothing that could be sent"));
                     }
                 }
                 Some(verdict::Kind::Refused(refusal)) => {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::journal::{Accepted, Entry, Event};
 use crate::message::{Blob, Done, Memory, Named, Train, part_name};
 use crate::numbers::{encode_f32, encode_public, encode_u32};
-use crate::spool::{Spool, Spooled};
+use crate::spool::Spool;
 use crate::status::Status;
 use fedproj_core::{Coordinator, Download, Experiment, FederationConfig, Method, Part, RunDir, Summary, Targets};
 use std::collections::{BTreeMap, BTreeSet};
@@ -126,7 +126,7 @@ impl Rounds {
             self.collect(offer, needed)?
         };
         let n_late = asked.len() - counted.len();
-        let results = Spooled::open(&spool, counted)?;
+        let results = self.desk.get(counted)?;
         let mut record = self.coordinator.close(&opening, &results, start.elapsed().as_secs_f64())?;
         record.bytes_up = self.desk.bytes_up.load(Ordering::Relaxed) - up;
         record.bytes_down = self.desk.bytes_down.load(Ordering::Relaxed) - down;

@@ -10,12 +10,6 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// Values that are checked at a time.
-const BLOCK: usize = 1 << 14;
-
-/// No weight, logit or statistic of a network that learns is beyond this; one that is can end everybody's run.
-const VALUE_MAX: f32 = 1e6;
-
 /// The spool of a round.
 #[derive(Clone, Debug)]
 pub struct Spool {
@@ -70,31 +64,8 @@ fn remove(dir: &Path) -> Result<()> {
     }
 }
 
-/// Checks that every value of a vector is finite and of a sane size, and how far the vector is from `base`: ‖v − base‖, or ‖v‖ without one.
-///
-/// # Errors
-/// If a value is not, or the file cannot be read.
-pub fn check_vector(store: &Store, blob: &Blob, base: Option<&[f32]>, what: &str) -> Result<f64> {
-    let n = (blob.len / 4) as usize;
-    let (mut total, mut values) = (0.0, Vec::with_capacity(BLOCK));
-    for from in (0..n).step_by(BLOCK) {
-        values.resize(BLOCK.min(n - from), 0.0);
-        read_values(store, blob, from, &mut values)?;
-        if let Some(v) = values.iter().find(|v| !v.is_finite() || v.abs() > VALUE_MAX) {
-            return Err(Error::protocol(format!(
-                "{what} holds the value {v}; finite ones up to {VALUE_MAX} are accepted"
-            )));
-        }
-        total += match base {
-            Some(base) => values.iter().zip(&base[from..]).map(|(v, b)| (f64::from(*v) - f64::from(*b)).powi(2)).sum(),
-            None => values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>(),
-        };
-    }
-    Ok(total.sqrt())
-}
-
 /// Files are opened for each block: a round of many clients must not need as many open files.
-fn read_values(store: &Store, blob: &Blob, from: usize, out: &mut [f32]) -> Result<()> {
+pub(crate) fn read_values(store: &Store, blob: &Blob, from: usize, out: &mut [f32]) -> Result<()> {
     let mut bytes = vec![0; 4 * out.len()];
     let mut file: File = store.file(blob)?;
     file.seek(SeekFrom::Start(4 * from as u64))
@@ -112,14 +83,14 @@ pub struct Spooled {
 }
 
 impl Spooled {
-    /// The accepted contributions of a round, put in the order of their clients.
+    /// The accepted contributions of a round in a federation's folder, put in the order of their clients.
     ///
     /// # Errors
     /// If the spool cannot be read.
-    pub fn open(spool: &Spool, mut accepted: Vec<Accepted>) -> Result<Self> {
+    pub fn open(dir: &Path, mut accepted: Vec<Accepted>) -> Result<Self> {
         accepted.sort_by_key(|a| a.client);
         let open = |a: Accepted| {
-            let store = spool.client(a.client)?;
+            let store = Spool::new(dir, &a.run, a.round).client(a.client)?;
             let contribution = a.contribution();
             Ok((a, contribution, store))
         };

@@ -1,11 +1,15 @@
 //! What people and monitoring see of a server: a page without scripts, JSON, and Prometheus' text.
 
 use crate::desk::Desk;
+use axum::Router;
+use axum::extract::State;
+use axum::http::header;
+use axum::routing::get;
 use fedproj_core::RoundRecord;
 use serde::Serialize;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A node counts as alive for so long after its last sign of life.
@@ -203,6 +207,28 @@ impl Status {
             run = view.run,
         )
     }
+}
+
+/// The page, JSON and metrics; nothing can be changed through them.
+pub(crate) fn routes(status: &Arc<Status>, desk: &Arc<Desk>) -> Router {
+    type Both = State<(Arc<Status>, Arc<Desk>)>;
+    const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
+    let page = |State((status, desk)): Both| async move {
+        let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, POLICY)];
+        (headers, status.page(&desk))
+    };
+    let json = |State((status, _)): Both| async move {
+        let text = serde_json::to_string(&status.view()).unwrap_or_default();
+        ([(header::CONTENT_TYPE, "application/json")], text)
+    };
+    let metrics = |State((status, desk)): Both| async move {
+        ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], status.metrics(&desk))
+    };
+    Router::new()
+        .route("/", get(page))
+        .route("/status.json", get(json))
+        .route("/metrics", get(metrics))
+        .with_state((Arc::clone(status), Arc::clone(desk)))
 }
 
 /// The accuracy over rounds as a picture.

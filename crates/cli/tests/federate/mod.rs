@@ -102,9 +102,14 @@ impl Federation {
 
     /// Starts a node's process.
     pub fn start_node(&mut self, client: u32) {
+        self.start_node_with(client, "run");
+    }
+
+    /// Starts a node's process with data of its own.
+    pub fn start_node_with(&mut self, client: u32, data: &str) {
         let home = format!("node-{client}");
         let server = format!("https://{}", self.via.unwrap_or_else(|| self.address("listen")));
-        let mut command = fedproj(self.path(), &["join", &server, "--data", "run", "--node", &home, "--log", "json"]);
+        let mut command = fedproj(self.path(), &["join", &server, "--data", data, "--node", &home, "--log", "json"]);
         command.stdout(Stdio::null()).stderr(self.append(&format!("{home}.log")));
         command.envs(self.preload.iter().map(|path| ("LD_PRELOAD", path)));
         self.nodes.insert(client, command.spawn().unwrap());
