@@ -96,10 +96,10 @@ fn scaffold_and_feddyn_reach_the_minimum_where_fedavg_stays_off() {
     let gradient = at(&scaffold, &scaffold.state().weights);
     assert!(gradient < 1e-4, "SCAFFOLD stops where the average gradient is 0: {gradient}");
     // FedDyn's evaluated model, the mean of the clients, is the one that converges.
-    let feddyn = run("feddyn");
-    let mean: Vec<f32> = (0..feddyn.state().weights.len())
-        .map(|i| feddyn.last_results().unwrap().iter().map(|r| r.weights[i]).sum::<f32>() / 2.0)
-        .collect();
+    let mut feddyn = run("feddyn");
+    let n_weights = feddyn.state().weights.len();
+    let results = feddyn.last_results().unwrap();
+    let mean: Vec<f32> = (0..n_weights).map(|i| results.iter().map(|r| r.weights[i]).sum::<f32>() / 2.0).collect();
     let gradient = at(&feddyn, &mean);
     assert!(gradient < 1e-3, "FedDyn stops where the average gradient is 0: {gradient}");
 }
@@ -122,22 +122,19 @@ fn fedprox_solves_each_proximal_problem() {
     // With enough local steps ∇F_k(w_k) + μ (w_k − wᵗ) = 0 for each client, and at the fixed point Σ ∇F_k(w_k) = 0.
     let settings =
         [SGD, "federation.rounds=150", "local.epochs=300", "method.name=fedprox", "method.fedprox.proximal_weight=0.5"];
-    let simulation = simulate([20, 20], &settings);
-    let results = simulation.last_results().unwrap();
+    let mut simulation = simulate([20, 20], &settings);
+    let results: Vec<(u32, Vec<f32>)> =
+        simulation.last_results().unwrap().iter().map(|r| (r.client, r.weights.clone())).collect();
     let start: Vec<f64> = {
         // At the fixed point the round starts where it ends.
         simulation.state().weights.iter().map(|w| f64::from(*w)).collect()
     };
     let gradients: Vec<Vec<f64>> =
-        results.iter().map(|r| gradient(&simulation, r.client as usize, &r.weights)).collect();
-    for (result, gradient) in results.iter().zip(&gradients) {
-        let residual: Vec<f64> = gradient
-            .iter()
-            .zip(&result.weights)
-            .zip(&start)
-            .map(|((g, w), start)| g + 0.5 * (f64::from(*w) - start))
-            .collect();
-        assert!(norm(&residual) < 1e-3, "client {}: {}", result.client, norm(&residual));
+        results.iter().map(|(client, weights)| gradient(&simulation, *client as usize, weights)).collect();
+    for ((client, weights), gradient) in results.iter().zip(&gradients) {
+        let residual: Vec<f64> =
+            gradient.iter().zip(weights).zip(&start).map(|((g, w), start)| g + 0.5 * (f64::from(*w) - start)).collect();
+        assert!(norm(&residual) < 1e-3, "client {client}: {}", norm(&residual));
         assert!(norm(gradient) > 1e-2, "the proximal term holds the client off its own minimum");
     }
     let total: Vec<f64> = gradients[0].iter().zip(&gradients[1]).map(|(a, b)| a + b).collect();

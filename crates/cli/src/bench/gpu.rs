@@ -33,7 +33,9 @@ pub fn step(
     let labels: Vec<u32> = (0..n).map(|_| stream.below(10)).collect();
     let sample = graph.shape(graph.input()).len();
     let data = Data::upload(&gpu, n, sample, Some(&labels), |_, out| {
-        out.iter_mut().for_each(|v| *v = stream.normal() as f32);
+        for v in out {
+            *v = stream.normal() as f32;
+        }
     })?;
     let (params, buffers) = (graph.init_params(0, Init::Torch), graph.init_buffers());
     let (mut theta, mut running) = (cohort.vectors(params.len())?, cohort.vectors(buffers.len())?);

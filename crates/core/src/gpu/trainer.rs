@@ -127,7 +127,7 @@ impl GpuTrainer {
         let mut all = Vec::with_capacity(jobs.len());
         while !jobs.is_empty() {
             let rest = jobs.split_off(jobs.len().min(self.n_lanes()));
-            let wave = self.train_wave(method, download, jobs)?;
+            let wave = self.train_wave(method, download, &jobs)?;
             for (lane, mut result) in wave.into_iter().enumerate() {
                 if !one_wave {
                     result.weights = self.cohort.read(&self.theta, lane)?;
@@ -290,7 +290,7 @@ impl GpuTrainer {
         &mut self,
         method: &dyn Method,
         download: &Arc<Download>,
-        jobs: Vec<(u32, ClientState)>,
+        jobs: &[(u32, ClientState)],
     ) -> Result<Vec<ClientResult>> {
         let start = Instant::now();
         let plans = jobs
@@ -301,7 +301,7 @@ impl GpuTrainer {
         let all: Vec<u32> = (0..plans.len() as u32).collect();
         self.cohort.set_lanes(&all)?;
         self.cohort.reset_lanes()?;
-        self.begin(&plans, &jobs)?;
+        self.begin(&plans, jobs)?;
         self.embed(&plans)?;
         self.set_tables(&plans, download)?;
         let n_steps = plans.iter().map(|lane| lane.steps.len()).max().unwrap_or(0);

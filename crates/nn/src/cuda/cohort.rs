@@ -288,7 +288,9 @@ impl Cohort {
             winners.push(if step.pool.is_some() && options.training { Some(vectors(out_len)?) } else { None });
         }
         let mut is_tap = vec![false; graph.nodes.len()];
-        observed.iter().for_each(|node| is_tap[node.0] = true);
+        for node in &observed {
+            is_tap[node.0] = true;
+        }
         let chunks = graph.params().len().div_ceil(DOT_CHUNK) + graph.params().spans().len();
         let mut cohort = Self {
             values,
@@ -563,6 +565,7 @@ impl Cohort {
     ///
     /// # Errors
     /// If the driver refuses.
+    #[allow(clippy::needless_pass_by_value, reason = "a recording ends once")]
     pub fn end_recording(&mut self, recording: Recording) -> Result<()> {
         if recording.captures {
             let captured = self.gpu.end_capture()?;

@@ -557,7 +557,7 @@ pub(super) fn compile(name: &str, source: &str, options: &[String], architecture
     let mut all = vec![format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
     all.extend_from_slice(options);
     // SAFETY: the program was made above and is destroyed below, once.
-    let bytes = unsafe {
+    unsafe {
         let compiled = nvrtc::result::compile_program(program, &all);
         let bytes = if compiled.is_err() {
             let log = nvrtc::result::get_program_log(program).unwrap_or_default();
@@ -574,8 +574,7 @@ pub(super) fn compile(name: &str, source: &str, options: &[String], architecture
         };
         let _ = nvrtc::result::destroy_program(program);
         bytes
-    };
-    bytes
+    }
 }
 
 #[cfg(test)]

@@ -159,7 +159,7 @@ impl Cohort {
             gpu::Pass::Input => ("INPUT", x, self.batch * c.h * c.w * c.ci, c.ci),
             gpu::Pass::Weight => ("WEIGHT", w, c.kernel * c.kernel * c.ci * c.co, c.co),
         };
-        let flags = i32::from(fresh) | 2 * i32::from(relu);
+        let flags = i32::from(fresh) | (2 * i32::from(relu));
         let splits = launch.splits as i32;
         let p: [&dyn Parameter; 9] =
             [&geometry, &self.lanes.at(), &x, &w, &y, &after, &flags, &splits, &self.parts.at()];
@@ -438,7 +438,7 @@ impl Cohort {
         let Some(saved) = self.saved[i].as_ref().map(super::cohort::Vectors::rows) else { return Ok(()) };
         let (partial, coefficients) = (self.partial.rows(), self.coefficients.rows());
         let residual_rows = residual.map_or(Rows::NONE, |r| r.rows);
-        let flags = i32::from(dx.fresh) | 2 * i32::from(residual.is_none_or(|r| r.fresh));
+        let flags = i32::from(dx.fresh) | (2 * i32::from(residual.is_none_or(|r| r.fresh)));
         match node.op {
             Op::BatchNorm { weight, bias, .. } => {
                 // Of a pooled image only the winners have a gradient.

@@ -173,7 +173,7 @@ impl Cohort {
             losses: self.losses.at(),
             losses_stride: self.batch_max as i64,
             weight,
-            flags: i32::from(fresh) | 2 * i32::from(first),
+            flags: i32::from(fresh) | (2 * i32::from(first)),
         };
         let (batch, batch_max) = (self.batch as i32, self.batch_max as i32);
         let (grid, block) = ([self.batch.div_ceil(4), 1], [128, 1]);

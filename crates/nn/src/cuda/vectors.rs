@@ -25,29 +25,41 @@ impl Cohort {
     /// y ← y + a·x
     ///
     /// # Errors
-    /// Here and below: if the driver refuses.
+    /// If the driver refuses.
     pub fn axpy(&self, a: f32, x: Rows, y: Rows) -> Result<()> {
         let len = self.n_params();
         self.each("axpy", len, &[&self.lanes.at(), &(len as i32), &a, &x, &y])
     }
 
     /// out ← out + a·(x − y)
+    ///
+    /// # Errors
+    /// If the driver refuses.
     pub fn axpy_difference(&self, a: f32, x: Rows, y: Rows, out: Rows) -> Result<()> {
         let len = self.n_params();
         self.each("axpy_difference", len, &[&self.lanes.at(), &(len as i32), &a, &x, &y, &out])
     }
 
     /// to ← from, for vectors of `len` floats.
+    ///
+    /// # Errors
+    /// If the driver refuses.
     pub fn assign(&self, from: Rows, to: Rows, len: usize) -> Result<()> {
         self.each("accumulate", len, &[&self.lanes.at(), &(len as i32), &from, &to, &1i32])
     }
 
     /// to ← 0, for vectors of `len` floats.
+    ///
+    /// # Errors
+    /// If the driver refuses.
     pub fn clear(&self, to: Rows, len: usize) -> Result<()> {
         self.each("fill_zero", len, &[&self.lanes.at(), &(len as i32), &to])
     }
 
     /// Σ_k weights_k·(vector of lane order_k), in that order.
+    ///
+    /// # Errors
+    /// If the driver refuses.
     pub fn weighted_sum(&self, vectors: &Vectors, order: &[u32], weights: &[f32]) -> Result<Vec<f32>> {
         let len = vectors.len;
         let order: Vec<i32> = order.iter().map(|lane| *lane as i32).collect();
@@ -71,6 +83,9 @@ impl Cohort {
     }
 
     /// Scales g to a norm of at most `norm_max`.
+    ///
+    /// # Errors
+    /// If the driver refuses.
     pub fn clip(&self, g: Rows, norm_max: f32) -> Result<()> {
         let len = self.n_params();
         let n_chunks = self.dots(0..len, g, g)?;
@@ -84,6 +99,9 @@ impl Cohort {
     /// Measures g against r, as a whole or tensor by tensor, and adds what projects g within the bounds to `to`, times
     /// `sign`: to g itself (1), or to the weights that a step −g has reached (−1). Counts it. With `from_round_start` only
     /// while the last memory loss is not below the one recorded as [`super::At::RoundStart`].
+    ///
+    /// # Errors
+    /// If the driver refuses.
     #[allow(clippy::too_many_arguments, reason = "the projection's rule and its operands")]
     pub fn project(
         &self,
