@@ -143,14 +143,17 @@ impl Experiment {
 
     /// The clients of a round, in increasing order: uniform without replacement, a function of seed and round alone.
     pub fn cohort(&self, round: u32) -> Vec<u32> {
-        self.cohort_of(round, self.config.federation.cohort(self.partition.n_clients()))
+        let n = self.partition.n_clients();
+        let all: Vec<u32> = (0..n as u32).collect();
+        self.cohort_among(round, &all, self.config.federation.cohort(n))
     }
 
-    /// As [`Experiment::cohort`], of another size: a server may ask more clients than it needs.
-    pub fn cohort_of(&self, round: u32, size: usize) -> Vec<u32> {
-        let n = self.partition.n_clients();
+    /// As [`Experiment::cohort`], of some clients and of another size: a server draws from those that are there, and may
+    /// ask more than it needs.
+    pub fn cohort_among(&self, round: u32, clients: &[u32], size: usize) -> Vec<u32> {
         let stream = &mut Stream::new(self.config.seed, Purpose::Cohort, [round, 0, 0]);
-        stream.choose(n as u32, size.min(n) as u32)
+        let drawn = stream.choose(clients.len() as u32, size.min(clients.len()) as u32);
+        drawn.into_iter().map(|at| clients[at as usize]).collect()
     }
 }
 

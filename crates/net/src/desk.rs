@@ -43,8 +43,11 @@ pub trait Nodes: Sync {
     /// Takes no more contributions for the round; what was accepted before can still be taken.
     fn withdraw(&self);
 
-    /// How long a client has not been heard of.
+    /// How long a client has not been heard of; nothing while it waits for work.
     fn silence(&self, client: u32) -> Duration;
+
+    /// The clients that have been heard of within this time.
+    fn present(&self, within: Duration) -> Vec<u32>;
 }
 
 /// A round as it is offered.
@@ -120,6 +123,23 @@ pub struct Seen {
     pub round: Option<u32>,
     /// Whether it has been told that the run is over.
     pub told_done: bool,
+    /// Requests for work that are held at present.
+    pub n_polls: u32,
+}
+
+/// A request for work that is held; its end, however it comes, is noted.
+#[derive(Debug)]
+pub struct Poll<'a> {
+    desk: &'a Desk,
+    client: u32,
+}
+
+impl Drop for Poll<'_> {
+    fn drop(&mut self) {
+        if let Some(seen) = self.desk.inner().seen.get_mut(&self.client) {
+            (seen.at, seen.n_polls) = (Instant::now(), seen.n_polls.saturating_sub(1));
+        }
+    }
 }
 
 impl Desk {
@@ -183,8 +203,18 @@ impl Desk {
     /// A sign of life.
     pub fn heard(&self, client: u32, round: Option<u32>) {
         let mut inner = self.inner();
-        let told_done = inner.seen.get(&client).is_some_and(|s| s.told_done);
-        inner.seen.insert(client, Seen { at: Instant::now(), round, told_done });
+        let new = Seen { at: Instant::now(), round, told_done: false, n_polls: 0 };
+        let seen = inner.seen.entry(client).or_insert(new);
+        (seen.at, seen.round) = (Instant::now(), round);
+    }
+
+    /// A client waits for work, as long as the answer is held.
+    pub fn poll(&self, client: u32) -> Poll<'_> {
+        self.heard(client, None);
+        if let Some(seen) = self.inner().seen.get_mut(&client) {
+            seen.n_polls += 1;
+        }
+        Poll { desk: self, client }
     }
 
     /// What there is to do for a client.
@@ -407,7 +437,16 @@ impl Nodes for Desk {
     }
 
     fn silence(&self, client: u32) -> Duration {
-        self.inner().seen.get(&client).map_or(self.started, |s| s.at).elapsed()
+        let inner = self.inner();
+        match inner.seen.get(&client) {
+            Some(seen) if seen.n_polls > 0 => Duration::ZERO,
+            seen => seen.map_or(self.started, |s| s.at).elapsed(),
+        }
+    }
+
+    fn present(&self, within: Duration) -> Vec<u32> {
+        let known: Vec<u32> = self.inner().seen.keys().copied().collect();
+        known.into_iter().filter(|client| self.silence(*client) <= within).collect()
     }
 }
 

@@ -242,7 +242,7 @@ async fn work_for(
             format!("this server speaks version {VERSION}, the node {}; use the same release", request.version);
         return Err(Error::protocol(problem));
     }
-    server.desk.heard(node.client, None);
+    let _poll = server.desk.poll(node.client);
     let mut changes = server.desk.changes();
     let end = tokio::time::Instant::now() + LONG_POLL;
     loop {

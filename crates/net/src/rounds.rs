@@ -69,6 +69,8 @@ pub struct Rounds {
     pub recovered: Recovered,
     /// Set to end the loop at its next look at the clock.
     pub stop: Arc<AtomicBool>,
+    /// When the server began to listen.
+    pub started: Instant,
 }
 
 impl Rounds {
@@ -107,7 +109,7 @@ impl Rounds {
             asked
         } else {
             let n_asked = (needed as f64 * (1.0 + self.config.over_selection)).ceil() as usize;
-            let asked = experiment.cohort_of(round, n_asked);
+            let asked = experiment.cohort_among(round, &self.gather(experiment)?, n_asked);
             self.desk.log(Event::RoundOpened { run: self.run.clone(), round, asked: asked.clone() })?;
             asked
         };
@@ -149,12 +151,42 @@ impl Rounds {
         spool.remove()
     }
 
+    /// The clients to draw from: all of them, as the simulator does; or, when some have not been heard of for so long
+    /// that they are given up, those that are there.
+    fn gather(&self, experiment: &Experiment) -> Result<Vec<u32>> {
+        let (nodes, n) = (&*self.desk, experiment.partition.n_clients());
+        let lost_after = Duration::from_secs_f64(self.config.lost_after_s);
+        let quorum = self.quorum(experiment.config.federation.cohort(n));
+        let mut warned = false;
+        loop {
+            let mut present = nodes.present(lost_after);
+            present.retain(|client| (*client as usize) < n);
+            let given_up = self.started.elapsed() > lost_after;
+            if present.len() == n || (given_up && present.len() >= quorum) {
+                return Ok(present);
+            }
+            if given_up && !warned {
+                warned = true;
+                tracing::warn!(present = present.len(), quorum, "waiting for more nodes");
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// Contributions without which a round is not closed.
+    fn quorum(&self, needed: usize) -> usize {
+        ((self.config.quorum * needed as f64).ceil() as usize).clamp(1, needed)
+    }
+
     /// Waits for contributions until there are enough, or nobody is left to wait for, or the deadline has passed; with a
     /// quorum in every case. Clocks decide only when; who is in is in the journal.
     fn collect(&self, offer: Offer, needed: usize) -> Result<Vec<Accepted>> {
         let (nodes, round): (&dyn Nodes, u32) = (&*self.desk, offer.task.round);
         let asked = offer.asked.clone();
-        let quorum = ((self.config.quorum * needed as f64).ceil() as usize).clamp(1, needed);
+        let quorum = self.quorum(needed);
         let (deadline, lost_after) =
             (Duration::from_secs_f64(self.config.deadline_s), Duration::from_secs_f64(self.config.lost_after_s));
         self.status.round_opened(round, &asked, needed);

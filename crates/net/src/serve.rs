@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a server that is done waits for nodes to hear of it.
-const FAREWELL: Duration = Duration::from_secs(30);
+/// How long a server that is done waits for nodes to hear of it: a node that is there gives a sign every ten seconds.
+const FAREWELL: Duration = Duration::from_secs(12);
 
 /// What a server needs.
 #[derive(Clone, Debug)]
@@ -78,10 +78,12 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
             Some(state) => Coordinator::resume(experiment, method, n_threads, state)?,
             None => Coordinator::new(experiment, method, n_threads)?,
         };
+        let started = Instant::now();
         let (desk, stop) = (Arc::clone(&desk), Arc::new(AtomicBool::new(false)));
         // Whoever drops this future stops the server; the loop is on a thread and must hear of it.
         let _stop = StopOnDrop(Arc::clone(&stop));
-        let mut rounds = Rounds { dir, run, config: settings, coordinator, directory, desk, status, recovered, stop };
+        let mut rounds =
+            Rounds { dir, run, config: settings, coordinator, directory, desk, status, recovered, stop, started };
         let done = tokio::task::spawn_blocking(move || rounds.run());
         done.await.map_err(|e| Error::config(format!("the round loop failed: {e}")))??
     };

@@ -37,7 +37,17 @@ impl Scene {
         let setup = ServeSetup { dir: dir.path().join("s"), config, server, data_dir: None, n_threads: 1 };
         let (tell, told) = tokio::sync::oneshot::channel();
         let serving = tokio::spawn(serve(setup, move |addresses, _| tell.send(*addresses).unwrap()));
-        Self { dir, addresses: told.await.unwrap(), serving }
+        let scene = Self { dir, addresses: told.await.unwrap(), serving };
+        // A round begins when all are there.
+        for client in 0..n_clients {
+            scene.enrol(client).await;
+            scene.attacker(client).heartbeat(None).await.unwrap();
+        }
+        scene
+    }
+
+    fn home(&self, client: u32) -> PathBuf {
+        self.dir.path().join(format!("n{client}"))
     }
 
     fn server_dir(&self) -> PathBuf {
@@ -48,27 +58,24 @@ impl Scene {
         format!("https://{}", self.addresses.listen)
     }
 
-    async fn enrol(&self, client: u32) -> PathBuf {
+    async fn enrol(&self, client: u32) {
         let dir = self.server_dir();
         let (authority, registry) = (Authority::open(&dir).unwrap(), Registry::open(&dir).unwrap());
         let (token, _) = registry.invite(&authority, &format!("n{client}"), Some(client)).unwrap();
-        let home = self.dir.path().join(format!("n{client}"));
+        let home = self.home(client);
         let enrol = format!("https://{}", self.addresses.enrol.unwrap());
         fedproj_net::enrol(&home, &enrol, &token.to_string()).await.unwrap();
-        home
     }
 
     /// The attacker's own line to the server, with a node's certificate.
-    async fn attacker(&self, client: u32) -> Link {
-        let home = self.enrol(client).await;
-        Link::new(&self.address(), Home::new(&home).tls().unwrap()).unwrap()
+    fn attacker(&self, client: u32) -> Link {
+        Link::new(&self.address(), Home::new(&self.home(client)).tls().unwrap()).unwrap()
     }
 
     /// An honest node that works until the run is over.
-    async fn honest(&self, client: u32) -> JoinHandle<fedproj_net::Result<String>> {
-        let home = self.enrol(client).await;
+    fn honest(&self, client: u32) -> JoinHandle<fedproj_net::Result<String>> {
         let setup = Setup { data: NodeData::OfRun, data_dir: None, policy: Policy::default() };
-        tokio::spawn(Node::open(&home, &self.address(), setup).unwrap().run(true))
+        tokio::spawn(Node::open(&self.home(client), &self.address(), setup).unwrap().run(true))
     }
 
     fn journal(&self) -> Vec<Event> {
@@ -147,7 +154,7 @@ async fn nonsense_from_enrolled_nodes_does_not_count_and_the_rest_goes_on() {
         (vec![0.01; n - 1], "values of 4 bytes are expected"),
     ];
     for (client, (weights, expected)) in spoilt.iter().enumerate() {
-        let link = scene.attacker(client as u32).await;
+        let link = scene.attacker(client as u32);
         let task = task_of(&link).await;
         let (contribution, store) = scene.contribution(&format!("out{client}"), &task, weights);
         let told = reason(hand_in(&link, &contribution, &store).await);
@@ -155,7 +162,7 @@ async fn nonsense_from_enrolled_nodes_does_not_count_and_the_rest_goes_on() {
         // Refused once is refused for the round.
         assert!(reason(hand_in(&link, &contribution, &store).await).contains("not waited for"));
     }
-    let link = scene.attacker(5).await;
+    let link = scene.attacker(5);
     let task = task_of(&link).await;
     let (honest, store) = scene.contribution("five", &task, &vec![0.01; n]);
     for (case, expected) in [
@@ -176,7 +183,7 @@ async fn nonsense_from_enrolled_nodes_does_not_count_and_the_rest_goes_on() {
     let claim = Contribution { n_samples: 1_000_000_000, ..honest.clone() };
     assert!(reason(hand_in(&link, &claim, &store).await).contains("1000000000 samples"));
     // Another hash than the bytes have.
-    let liar = scene.attacker(6).await;
+    let liar = scene.attacker(6);
     let mut lie = Contribution { client: 6, ..honest.clone() };
     lie.parts[0].blob.hash = vec![7; 32];
     let lying_store = scene.contribution("liar", &task, &[]).1;
@@ -186,7 +193,7 @@ async fn nonsense_from_enrolled_nodes_does_not_count_and_the_rest_goes_on() {
     assert!(told.contains("do not match its hash"), "{told}");
     liar.decline(&Decline { run: lie.run.clone(), round: 0, reason: "found out".into() }).await.unwrap();
 
-    scene.honest(7).await.await.unwrap().unwrap();
+    scene.honest(7).await.unwrap().unwrap();
     let events = scene.journal();
     let counted = events.iter().find_map(|e| match e {
         Event::RoundClosed { counted, .. } => Some(counted.clone()),
@@ -200,7 +207,7 @@ async fn nonsense_from_enrolled_nodes_does_not_count_and_the_rest_goes_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn repeated_and_replayed_contributions_count_once() {
     let scene = Scene::new(2, &["federation.rounds=2"], |_| ()).await;
-    let link = scene.attacker(0).await;
+    let link = scene.attacker(0);
     let task = task_of(&link).await;
     let n = (task.weights.len / 4) as usize;
     let (first, store) = scene.contribution("a", &task, &vec![0.01; n]);
@@ -217,7 +224,7 @@ async fn repeated_and_replayed_contributions_count_once() {
     }
     let (second, store) = scene.contribution("b", &task, &vec![0.02; n]);
     assert!(reason(hand_in(&link, &second, &store).await).contains("has contributed"));
-    let honest = scene.honest(1).await;
+    let honest = scene.honest(1);
     // In the next round the old contribution gets its old receipt and nothing more.
     let next = task_of(&link).await;
     assert_eq!(next.round, 1);
@@ -263,14 +270,14 @@ async fn strangers_do_not_get_past_the_door() {
     let tls = node_tls(foreign.certificate(), &foreign.sign(&request, "n0", 10).unwrap(), &key).unwrap();
     let error = Link::new(&scene.address(), tls).unwrap().work().await.unwrap_err();
     assert!(error.to_string().contains("invalid peer certificate"), "{error}");
-    assert!(scene.journal().iter().all(|e| matches!(e, Event::RoundOpened { .. })));
+    assert!(scene.journal().iter().all(|e| matches!(e, Event::RoundOpened { .. } | Event::Enrolled { .. })));
     scene.serving.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_in_the_registry_is_out_as_soon_as_it_is_revoked() {
     let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
-    let link = scene.attacker(0).await;
+    let link = scene.attacker(0);
     task_of(&link).await;
     Registry::open(&scene.server_dir()).unwrap().revoke("n0").unwrap();
     let error = link.work().await.unwrap_err();
@@ -281,7 +288,7 @@ async fn a_node_in_the_registry_is_out_as_soon_as_it_is_revoked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn garbage_too_much_and_too_often_are_refused() {
     let scene = Scene::new(1, &["federation.rounds=1"], |server| server.requests_per_s = 5.0).await;
-    let tls = Home::new(&scene.enrol(0).await).tls().unwrap();
+    let tls = Home::new(&scene.home(0)).tls().unwrap();
     let client = reqwest::Client::builder().tls_backend_preconfigured(tls).build().unwrap();
     let post = async |path: &str, body: Vec<u8>| {
         let response = client.post(scene.address() + path).body(body).send().await;
@@ -309,12 +316,13 @@ async fn garbage_too_much_and_too_often_are_refused() {
 async fn http_1_1_is_enough_and_the_status_page_tells_and_takes_nothing() {
     let scene =
         Scene::new(1, &["federation.rounds=1"], |server| server.status = Some("127.0.0.1:0".parse().unwrap())).await;
-    let mut tls = Home::new(&scene.enrol(0).await).tls().unwrap();
+    let mut tls = Home::new(&scene.home(0)).tls().unwrap();
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let client = reqwest::Client::builder().tls_backend_preconfigured(tls).http1_only().build().unwrap();
     let response = client.post(scene.address() + "/v1/heartbeat").body(Vec::new()).send().await.unwrap();
     assert_eq!((response.status().as_u16(), response.version()), (204, reqwest::Version::HTTP_11));
     let status = format!("http://{}", scene.addresses.status.unwrap());
+    task_of(&scene.attacker(0)).await;
     let page = client.get(&status).send().await.unwrap();
     assert!(page.headers()["content-security-policy"].to_str().unwrap().contains("default-src 'none'"));
     let text = page.text().await.unwrap();
