@@ -222,6 +222,23 @@ fn a_damaged_checkpoint_is_named_and_without_it_the_run_goes_on() {
 }
 
 #[test]
+fn a_run_that_was_begun_on_a_gpu_does_not_go_on_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = unfinished(folder.path());
+    let path = folder.path().join("a/manifest.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replacen("\"isa\":", "\"gpu\":\"NVIDIA X, tf32\",\"isa\":", 1)).unwrap();
+    let resume = [&["run", "--resume", "--out", "a", "--quiet", "--device", "cpu"], &settings[..]].concat();
+    for command in [&resume[..], &["verify", "a", "--device", "cpu"]] {
+        let (code, message) = failure(fedproj(folder.path(), command));
+        assert!(
+            code == 2 && message.contains("begun on NVIDIA X") && message.contains("--precision tf32"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
 fn another_configuration_in_an_existing_directory_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let settings = unfinished(folder.path());

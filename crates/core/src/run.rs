@@ -155,10 +155,11 @@ impl RunDir {
         device: impl Into<Device>,
         resume: bool,
     ) -> Result<(Self, Option<ServerState>)> {
-        let config = &experiment.config;
+        let (config, device) = (&experiment.config, device.into());
         let exists = dir.join("config.toml").exists();
         if exists {
             check_config(dir, config)?;
+            check_device(dir, &device)?;
             if !resume {
                 return Err(Error::config(format!(
                     "`{}` holds an unfinished run of this configuration; go on with --resume, or choose another --out",
@@ -485,6 +486,26 @@ pub struct Verified {
     pub n_rounds: u32,
 }
 
+/// A run goes on, and is verified, where it was begun: a GPU and a CPU agree to rounding only, and so do two precisions.
+fn check_device(dir: &Path, device: &Device) -> Result<()> {
+    let Some(manifest) = Manifest::read(dir)? else { return Ok(()) };
+    let (begun, now) = (manifest.hardware.get("gpu").cloned(), device.gpu_name());
+    if begun == now {
+        return Ok(());
+    }
+    let name = |gpu: &Option<String>| gpu.clone().unwrap_or_else(|| "the CPU".into());
+    let hint = match begun.as_deref().and_then(|gpu| gpu.rsplit_once(", ")) {
+        Some((_, precision)) => format!("--device cuda --precision {precision}, on such a GPU"),
+        None => "--device cpu".into(),
+    };
+    Err(Error::config(format!(
+        "the run in `{}` was begun on {}, and on {} its numbers would differ\nhint: {hint}",
+        dir.display(),
+        name(&begun),
+        name(&now)
+    )))
+}
+
 /// Runs a recorded run again, wholly or from its oldest checkpoint, and compares every round's model hash.
 ///
 /// # Errors
@@ -496,6 +517,8 @@ pub fn verify(
     from_checkpoint: bool,
     progress: &(dyn Fn(u32) + Sync),
 ) -> Result<Verified> {
+    let device = device.into();
+    check_device(dir, &device)?;
     let config = read_config(dir)?;
     let method = config.method.build()?;
     let recorded = read_metrics(dir, None)?;
