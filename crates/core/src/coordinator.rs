@@ -198,8 +198,8 @@ impl Coordinator {
             let values: Vec<f64> = stats().filter_map(of).collect();
             (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
         };
-        let compared: u32 = stats().map(|s| s.n_compared).sum();
-        let projected: u32 = stats().map(|s| s.n_projected).sum();
+        let compared: u64 = stats().map(|s| u64::from(s.n_compared)).sum();
+        let projected: u64 = stats().map(|s| u64::from(s.n_projected)).sum();
         // What a real federation would send: weights, buffers and a method's vectors; of the memory, indices and logits.
         let floats_down = download.weights.len()
             + download.buffers.len()
@@ -212,7 +212,7 @@ impl Coordinator {
             round,
             cohort: all().map(|r| r.client).collect(),
             train_loss: stats().map(|s| s.loss).sum::<f64>() / n,
-            projection_rate: (compared > 0).then(|| f64::from(projected) / f64::from(compared)),
+            projection_rate: (compared > 0).then(|| projected as f64 / compared as f64),
             cosine: mean(|s| s.cosine),
             memory_loss_before: mean(|s| s.memory_loss_before),
             memory_loss_after: mean(|s| s.memory_loss_after),

@@ -141,6 +141,12 @@ impl Experiment {
         })
     }
 
+    /// Where running variances lie among the buffers.
+    pub fn variances(&self) -> Vec<std::ops::Range<usize>> {
+        let spans = self.graph.buffers().spans().iter();
+        spans.filter(|span| span.name.ends_with(".running_var")).map(fedproj_nn::Span::range).collect()
+    }
+
     /// The clients of a round, in increasing order: uniform without replacement, a function of seed and round alone.
     pub fn cohort(&self, round: u32) -> Vec<u32> {
         let n = self.partition.n_clients();

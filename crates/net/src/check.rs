@@ -32,8 +32,18 @@ pub(crate) fn check_shape(c: &Contribution, offer: &Offer, limits: &ServerConfig
     if c.n_samples == 0 || c.n_samples > limits.samples_max {
         return Err(Error::protocol(format!("{} samples; 1 to {} are accepted", c.n_samples, limits.samples_max)));
     }
-    if c.n_steps == 0 || !c.stats.is_finite() {
-        return Err(Error::protocol("no local step, or a measurement that is not finite"));
+    let steps_max = u64::from(offer.epochs) * c.n_samples.div_ceil(offer.batch.max(1) as u64);
+    if c.n_steps == 0 || u64::from(c.n_steps) > steps_max {
+        return Err(Error::protocol(format!(
+            "{} local steps, where {} samples make 1 to {steps_max}",
+            c.n_steps, c.n_samples
+        )));
+    }
+    let (compared, projected) = (c.stats.n_compared, c.stats.n_projected);
+    if !c.stats.is_sane() || projected > compared || compared > c.n_steps {
+        return Err(Error::protocol(
+            "measurements that cannot be: not finite, too large, or more than there were steps",
+        ));
     }
     Ok(())
 }
@@ -45,6 +55,21 @@ pub(crate) fn check_content(c: &Contribution, store: &Store, offer: &Offer, norm
         let norm = check_vector(store, &part.blob, is_weights.then_some(&offer.base), &part.name)?;
         if is_weights && norm_max > 0.0 && norm > norm_max {
             return Err(Error::protocol(format!("an update of norm {norm:.3e}; server.norm_max is {norm_max:.3e}")));
+        }
+        if part.name == "buffers" {
+            check_variances(store, &part.blob, &offer.variances)?;
+        }
+    }
+    Ok(())
+}
+
+/// A negative variance is finite, and yet every output of such a network is not a number.
+fn check_variances(store: &Store, blob: &Blob, variances: &[std::ops::Range<usize>]) -> Result<()> {
+    for range in variances {
+        let mut values = vec![0.0; range.len()];
+        read_values(store, blob, range.start, &mut values)?;
+        if let Some(v) = values.iter().find(|v| **v < 0.0) {
+            return Err(Error::protocol(format!("buffers hold the variance {v}, which cannot be negative")));
         }
     }
     Ok(())
@@ -68,4 +93,50 @@ fn check_vector(store: &Store, blob: &Blob, base: Option<&[f32]>, what: &str) ->
         };
     }
     Ok(total.sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Stats, Train};
+    use crate::numbers::encode_f32;
+
+    fn offer() -> Offer {
+        let (task, asked, parts, base, accepted) = (Train::default(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Offer { task, asked, parts, base, accepted, variances: vec![2..4], epochs: 2, batch: 10 }
+    }
+
+    #[test]
+    fn claims_that_cannot_be_are_refused() {
+        let limits = ServerConfig::default();
+        let claim = |n_steps, stats: &Stats| {
+            check_shape(
+                &Contribution { n_samples: 25, n_steps, stats: stats.clone(), ..Contribution::default() },
+                &offer(),
+                &limits,
+            )
+        };
+        let sane = Stats { loss: 1.0, n_compared: 6, n_projected: 6, ..Stats::default() };
+        // 25 samples in steps of 10 are 3 an epoch.
+        assert!(claim(6, &sane).is_ok());
+        assert!(claim(7, &sane).is_err_and(|e| e.to_string().contains("1 to 6")));
+        for stats in [
+            Stats { loss: 1.7e308, ..sane.clone() },
+            Stats { loss: f64::NAN, ..sane.clone() },
+            Stats { n_compared: 7, ..sane.clone() },
+            Stats { n_compared: 3, ..sane.clone() },
+        ] {
+            assert!(claim(6, &stats).is_err_and(|e| e.to_string().contains("cannot be")), "{stats:?}");
+        }
+    }
+
+    #[test]
+    fn negative_variances_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        for (buffers, is_fine) in [([-1.0, -1.0, 0.0, 2.0, -1.0], true), ([0.0, 0.0, 1.0, -1e-3, 0.0], false)] {
+            let blob = store.put(&encode_f32(&buffers)).unwrap();
+            assert_eq!(check_variances(&store, &blob, &offer().variances).is_ok(), is_fine);
+        }
+    }
 }

@@ -61,6 +61,12 @@ pub struct Offer {
     pub parts: Vec<(String, usize)>,
     /// What the clients start from.
     pub base: Vec<f32>,
+    /// Places of variances among the buffers: they cannot be negative.
+    pub variances: Vec<std::ops::Range<usize>>,
+    /// Local epochs and samples of a step, which bound a client's steps.
+    pub epochs: u32,
+    /// See above.
+    pub batch: usize,
     /// Contributions that were accepted before a restart.
     pub accepted: Vec<Accepted>,
 }

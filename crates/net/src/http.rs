@@ -218,12 +218,16 @@ async fn only_nodes(
         tracing::warn!(node = node.name, "refused: revoked");
         return refuse(StatusCode::FORBIDDEN, "this node's certificate has been revoked");
     }
+    if node.is_expired() {
+        tracing::warn!(node = node.name, "refused: expired");
+        return refuse(StatusCode::FORBIDDEN, "this node's certificate has expired");
+    }
     if !server.has_time(node.client) {
         tracing::warn!(node = node.name, "refused: too many requests");
         return refuse(StatusCode::TOO_MANY_REQUESTS, "too many requests; wait a second");
     }
     let up = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    server.desk.bytes_up.fetch_add(up.unwrap_or(0), Ordering::Relaxed);
+    server.desk.bytes_up.fetch_add(up.unwrap_or(0).min(PIECE_BYTES as u64), Ordering::Relaxed);
     request.extensions_mut().insert(node);
     match tokio::time::timeout(REQUEST_TIME_MAX, next.run(request)).await {
         Ok(response) => response,

@@ -100,6 +100,9 @@ impl Authority {
         };
         let mut config = builder.with_single_cert(chain, key).map_err(Error::identity)?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        // A resumed session would not look at the certificate's dates again.
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         Ok(Arc::new(config))
     }
 

@@ -251,10 +251,10 @@ impl From<&Stats> for LocalStats {
 }
 
 impl Stats {
-    /// Whether all numbers are finite.
-    pub fn is_finite(&self) -> bool {
+    /// Whether all numbers are finite, and so small that their sum over clients is finite too.
+    pub fn is_sane(&self) -> bool {
         let optional = [self.cosine, self.memory_loss_before, self.memory_loss_after];
-        [self.loss, self.seconds].into_iter().chain(optional.into_iter().flatten()).all(f64::is_finite)
+        [self.loss, self.seconds].into_iter().chain(optional.into_iter().flatten()).all(|v| v.abs() <= 1e12)
     }
 }
 

@@ -21,6 +21,20 @@ pub struct NodeEntry {
     pub fingerprint: String,
     /// Whether it has been shut out.
     pub revoked: bool,
+    /// When its certificate ends, in seconds since 1970; 0 in entries of earlier versions.
+    #[serde(default)]
+    pub expires: u64,
+}
+
+impl NodeEntry {
+    /// Whether the certificate has ended: a connection that was opened before must not outlive it.
+    pub fn is_expired(&self) -> bool {
+        self.expires > 0 && seconds_since_1970() > self.expires
+    }
+}
+
+fn seconds_since_1970() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
 /// An invitation that nobody has used yet.
@@ -134,7 +148,8 @@ impl Registry {
         let Ok(text) = std::fs::read_to_string(&path) else {
             let spent: Option<Spent> = read_entry(&spent_path)?;
             let same = spent.filter(|s| s.request_hash == request_hash).ok_or_else(unknown)?;
-            let node = self.find(&fingerprint(&certificate_from(&same.certificate)?))?.ok_or_else(unknown)?;
+            let node = self.find(&fingerprint(&certificate_from(&same.certificate)?))?;
+            let node = node.filter(|node| !node.revoked).ok_or_else(unknown)?;
             return Ok((node, same.certificate));
         };
         let invitation: Invitation = from_toml(&path, &text)?;
@@ -143,7 +158,9 @@ impl Registry {
         std::fs::rename(&path, &spent_path).map_err(|_| unknown())?;
         sync_dir(&self.tokens)?;
         let fingerprint = fingerprint(&certificate_from(&certificate)?);
-        let node = NodeEntry { name: invitation.name, client: invitation.client, fingerprint, revoked: false };
+        let expires = seconds_since_1970().saturating_add(u64::try_from(days).unwrap_or(0) * 86_400);
+        let Invitation { name, client, .. } = invitation;
+        let node = NodeEntry { name, client, fingerprint, revoked: false, expires };
         self.write(&node)?;
         let spent = Spent { request_hash, certificate };
         write_synced(&spent_path, to_toml(&spent)?.as_bytes())?;

@@ -119,6 +119,9 @@ impl Rounds {
             let task = self.task(&opening.download, config, public)?;
             self.desk.keep(&task.blobs())?;
             let offer = Offer {
+                variances: experiment.variances(),
+                epochs: experiment.config.local.epochs,
+                batch: experiment.config.local.batch,
                 parts: parts_of(experiment, self.coordinator.method(), &opening.download, self.config.ensemble),
                 task,
                 asked: asked.clone(),
@@ -130,7 +133,7 @@ impl Rounds {
         let n_late = asked.len() - counted.len();
         let results = self.desk.get(counted)?;
         let mut record = self.coordinator.close(&opening, &results, start.elapsed().as_secs_f64())?;
-        record.bytes_up = self.desk.bytes_up.load(Ordering::Relaxed) - up;
+        record.bytes_up = self.desk.bytes_up.load(Ordering::Relaxed).wrapping_sub(up);
         record.bytes_down = self.desk.bytes_down.load(Ordering::Relaxed) - down;
         tracing::info!(
             round,

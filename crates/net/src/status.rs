@@ -171,7 +171,7 @@ impl Status {
             .map(|(client, seen)| {
                 let doing = match (seen.round, view.arrived.contains(client)) {
                     (_, true) => "has contributed".to_owned(),
-                    (Some(round), _) => format!("at work on round {}", round + 1),
+                    (Some(round), _) => format!("at work on round {}", round.saturating_add(1)),
                     (None, _) => "waiting".to_owned(),
                 };
                 format!("<tr><td>{client}<td>{doing}<td>{} s ago</tr>", desk.silence(*client).as_secs())

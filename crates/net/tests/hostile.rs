@@ -91,7 +91,7 @@ impl Scene {
             |name: &str, values: &[f32]| Named { name: name.into(), blob: store.put(&encode_f32(values)).unwrap() };
         let parts = vec![named("weights", weights), named("buffers", &[])];
         let (run, stats) = (task.run.clone(), Stats { loss: 1.0, ..Stats::default() });
-        (Contribution { run, round: task.round, client: task.client, n_samples: 10, n_steps: 3, stats, parts }, store)
+        (Contribution { run, round: task.round, client: task.client, n_samples: 10, n_steps: 1, stats, parts }, store)
     }
 }
 
@@ -306,7 +306,8 @@ async fn garbage_too_much_and_too_often_are_refused() {
     }
     let mut refused = 0;
     for _ in 0..40 {
-        refused += u32::from(post("/v1/heartbeat", Vec::new()).await.unwrap() == 429);
+        // The connection on which too much was sent may just be closing.
+        refused += u32::from(post("/v1/heartbeat", Vec::new()).await.is_ok_and(|status| status == 429));
     }
     assert!(refused > 0, "40 requests at once against a limit of 5 a second");
     scene.serving.abort();

@@ -104,15 +104,21 @@ pub struct Audit {
 impl Audit {
     /// Checks the chain from its first entry; shows the entries that lead up to where it is broken.
     pub fn run(self) -> Result<()> {
-        let mut show = |entry: fedproj_net::journal::Entry| {
+        // Shown when the journal has been read: a reader that pauses must not keep it from the server.
+        let mut entries = Vec::new();
+        let mut keep = |entry: fedproj_net::journal::Entry| {
             if !self.json {
-                say!("{}", serde_json::to_string(&entry).unwrap_or_default());
+                entries.push(serde_json::to_string(&entry).unwrap_or_default());
             }
         };
         if !self.dir.join("journal.jsonl").exists() {
             anyhow::bail!(fedproj_net::Error::Config(format!("`{}` holds no journal", self.dir.display())));
         }
-        let journal = Journal::open(&self.dir, &mut show)?;
+        let opened = Journal::open(&self.dir, &mut keep);
+        for entry in entries {
+            say!("{entry}");
+        }
+        let journal = opened?;
         let tail = journal.tail();
         if self.json {
             say!("{}", serde_json::json!({ "entries": tail.n_entries, "hash": tail.hash }));
