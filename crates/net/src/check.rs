@@ -103,7 +103,7 @@ mod tests {
 
     fn offer() -> Offer {
         let (task, asked, parts, base, accepted) = (Train::default(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Offer { task, asked, parts, base, accepted, variances: vec![2..4], epochs: 2, batch: 10 }
+        Offer { task, asked, parts, base, accepted, variances: vec![2..3, 3..4], epochs: 2, batch: 10 }
     }
 
     #[test]
