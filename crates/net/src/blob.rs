@@ -202,19 +202,10 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// Writes a file so that it appears complete or not at all, and stays.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
-    let temporary = path.with_extension("tmp");
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
-    };
-    write().map_err(|source| {
-        // What is left of a failed write is no use to anyone; the error tells the cause.
-        let _ = std::fs::remove_file(&temporary);
-        Error::Io { action: "write", path: path.into(), source }
-    })?;
-    path.parent().map_or(Ok(()), sync_dir)
+    fedproj_core::write_atomically(path, bytes).map_err(|error| match error {
+        fedproj_core::Error::Io { action, path, source } => Error::Io { action, path, source },
+        other => other.into(),
+    })
 }
 
 /// A rename is only durable once its folder is.

@@ -69,19 +69,14 @@ impl GpuTrainer {
         let fitting = (on.gpu.free_bytes()? / 10 * 8 / per_lane).max(1);
         let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting.min(lanes_max));
         loop {
-            match Self::with_cohort(on, method, memory_config.clone(), &options(lanes)) {
+            match Self::with_cohort(on, memory_config.clone(), &options(lanes)) {
                 Err(Error::Network(fedproj_nn::Error::GpuMemory { .. })) if lanes > 1 => lanes /= 2,
                 made => return made,
             }
         }
     }
 
-    fn with_cohort(
-        on: &Arc<OnGpu>,
-        _: &dyn Method,
-        memory_config: Option<MemoryConfig>,
-        options: &CohortOptions<'_>,
-    ) -> Result<Self> {
+    fn with_cohort(on: &Arc<OnGpu>, memory_config: Option<MemoryConfig>, options: &CohortOptions<'_>) -> Result<Self> {
         let experiment = &on.experiment;
         let cohort = Cohort::new(&on.gpu, &experiment.graph, options)?;
         let rule = experiment.config.local.optimizer.rule();

@@ -371,7 +371,6 @@ impl Cohort {
     pub fn shared_vector(&self, values: &[f32]) -> Result<Vectors> {
         let mut vector = Vectors { memory: self.gpu.zeros(padded(values.len()))?, stride: 0, len: values.len() };
         self.gpu.write(&mut vector.memory, 0, values)?;
-        vector.stride = 0;
         Ok(vector)
     }
 

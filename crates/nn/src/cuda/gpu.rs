@@ -213,16 +213,13 @@ impl Gpu {
         let stream = context.new_stream().map_err(failed("opening a stream"))?;
         keep_freed_memory(&context);
         let architecture = format!("sm_{major}{minor}");
+        let compiler = probe.compiler_version.map_or_else(String::new, |(major, minor)| format!("{major}.{minor}"));
         let compiled = std::thread::scope(|scope| {
             let handles: Vec<_> = programs(precision)
                 .into_iter()
                 .map(|(name, source, options)| {
-                    let architecture = &architecture;
-                    (
-                        name,
-                        scope
-                            .spawn(move || cubin(name, &source, &options, architecture, &probe_version(&Probe::new()))),
-                    )
+                    let (architecture, compiler) = (&architecture, &compiler);
+                    (name, scope.spawn(move || cubin(name, &source, &options, architecture, compiler)))
                 })
                 .collect();
             let join = |(name, handle): (&'static str, std::thread::ScopedJoinHandle<'_, Result<Vec<u8>>>)| {
@@ -513,10 +510,6 @@ pub(super) const REST_KERNELS: &[&str] = &[
     "begin_update",
     "update",
 ];
-
-fn probe_version(probe: &Probe) -> String {
-    probe.compiler_version.map_or_else(String::new, |(major, minor)| format!("{major}.{minor}"))
-}
 
 /// The machine code of a program, from the cache of earlier runs or from the compiler.
 fn cubin(name: &str, source: &str, options: &[String], architecture: &str, compiler: &str) -> Result<Vec<u8>> {
