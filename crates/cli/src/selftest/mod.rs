@@ -9,6 +9,7 @@ mod layers;
 mod losses;
 mod nets;
 mod networks;
+mod precisions;
 mod reruns;
 mod slopes;
 mod traces;
@@ -47,6 +48,8 @@ struct Setting {
     device: Device,
     /// The GPU for everything below methods; none with `--device cpu`.
     gpu: Option<Arc<Gpu>>,
+    /// Which GPU that is.
+    ordinal: usize,
     fixtures: Option<PathBuf>,
 }
 
@@ -61,8 +64,9 @@ enum Needs {
 type Check = fn(&Setting, &mut Group) -> Result<()>;
 
 /// All groups, from the smallest part to the whole.
-const GROUPS: [(&str, Needs, Check); 10] = [
+const GROUPS: [(&str, Needs, Check); 11] = [
     ("layers", Needs::Gpu, layers::check),
+    ("precisions", Needs::Gpu, precisions::check),
     ("losses", Needs::Gpu, losses::check),
     ("slopes", Needs::Gpu, slopes::check),
     ("optimisers", Needs::Gpu, vectors::check_optimisers),
@@ -124,7 +128,7 @@ impl SelfTest {
         if let Some(dir) = self.fixtures.as_deref().filter(|dir| !dir.is_dir()) {
             bail!("there is no folder `{}` with fixtures", dir.display());
         }
-        Ok(Setting { device, gpu, fixtures: self.fixtures.clone().or_else(here) })
+        Ok(Setting { device, gpu, ordinal, fixtures: self.fixtures.clone().or_else(here) })
     }
 }
 

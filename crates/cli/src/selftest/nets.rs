@@ -105,6 +105,31 @@ fn convolutions() -> Result<Vec<Net>> {
     Ok(nets)
 }
 
+/// Convolutions of 3×3 and stride 1 with many channels, alone and two in a row, on images of several sizes.
+pub fn square_convolutions() -> Result<Vec<Net>> {
+    let mut nets = Vec::new();
+    // channels in, between and out; height and width; batch
+    let cases = [
+        ((64, 64, 64), (16, 16), 64),
+        ((64, 128, 64), (8, 8), 33),
+        ((128, 256, 128), (4, 4), 64),
+        ((64, 192, 64), (7, 16), 5),
+        ((128, 64, 64), (16, 5), 3),
+    ];
+    for ((from, between, to), (h, w), batch) in cases {
+        let mut g = Graph::new(Shape::image(h, w, from));
+        let x = g.conv2d("conv1", g.input(), between, Window::new(3, 1, 1), true)?;
+        let x = g.activation("tanh1", x, Activation::Tanh)?;
+        let x = g.conv2d("conv2", x, to, Window::new(3, 1, 1), false)?;
+        let x = g.activation("tanh2", x, Activation::Tanh)?;
+        let x = g.flatten("flatten", x)?;
+        g.linear("classes", x, 12, true)?;
+        let name = format!("convolutions {from} → {between} → {to} on {h}×{w}");
+        nets.push(Net::new(name, g, batch).tapped(&["input"]));
+    }
+    Ok(nets)
+}
+
 fn perceptron(widths: &[usize], bias: bool) -> Result<Graph> {
     let mut g = Graph::new(Shape::vector(widths[0]));
     let mut x = g.input();

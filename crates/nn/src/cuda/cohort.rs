@@ -1,7 +1,7 @@
 //! The memory of a cohort: values and gradients of every lane, batches, tables, and recorded steps.
 
-use super::conv;
 use super::gpu::{Captured, Gpu, Memory, Parameter, failed_lane, parameters};
+use super::{conv, hopper};
 use crate::cpu::check_len;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Op};
@@ -231,6 +231,8 @@ pub struct Cohort {
     pub(super) partial: Vectors,
     pub(super) coefficients: Vectors,
     pub(super) parts: Memory<f32>,
+    /// Weights with input and output exchanged, of one layer after another.
+    pub(super) turned: Option<Vectors>,
     /// The lanes of the next launches.
     pub(super) lanes: Memory<i32>,
     active: Vec<u32>,
@@ -302,6 +304,7 @@ impl Cohort {
             partial: vectors(partial)?,
             coefficients: vectors(3 * channels_max)?,
             parts: gpu.zeros(k * conv::PARTS_LEN)?,
+            turned: if options.training && gpu.has_hopper() { Some(vectors(hopper::turned_len(graph))?) } else { None },
             lanes: gpu.zeros(k)?,
             active: Vec::new(),
             valid: gpu.zeros(k)?,
@@ -338,7 +341,8 @@ impl Cohort {
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
         let plan = Plan::new(graph, &observed, options.training, true);
         let floats: usize = plan.value_len.iter().chain(&plan.grad_len).sum();
-        4 * (options.batch * floats + conv::PARTS_LEN)
+        let turned = if options.training { hopper::turned_len(graph) } else { 0 };
+        4 * (options.batch * floats + conv::PARTS_LEN + turned)
     }
 
     /// The graph.

@@ -94,7 +94,7 @@ const SPLIT_LEN: (usize, usize) = (256, 2400);
 pub(super) const SHARED_MAX: u32 = (4 * STAGES * 2 * DEPTH * (128 + 8)) as u32;
 
 /// Floats of memory that the parts of any pass need.
-pub(super) const PARTS_LEN: usize = 2 * TILES_WANTED * 128 * 128;
+pub(super) const PARTS_LEN: usize = 72 * 128 * 128;
 
 impl Launch {
     /// `aligned`: whether the weights start at a multiple of four floats. The number of lanes chooses between kernels that

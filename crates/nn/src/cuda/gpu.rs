@@ -45,6 +45,7 @@ pub(super) enum Pass {
 const PASSES: [(Pass, &str); 3] = [(Pass::Forward, "FORWARD"), (Pass::Input, "INPUT"), (Pass::Weight, "WEIGHT")];
 const COMMON: &str = include_str!("kernels/common.cu");
 const CONV: &str = include_str!("kernels/conv.cu");
+const HOPPER: &str = include_str!("kernels/hopper.cu");
 const REST: [&str; 5] = [
     include_str!("kernels/norm.cu"),
     include_str!("kernels/pool.cu"),
@@ -53,17 +54,37 @@ const REST: [&str; 5] = [
     include_str!("kernels/vector.cu"),
 ];
 
-/// The kernels' programs: a name, the source and the compiler's options.
-pub(super) fn programs(precision: Precision) -> Vec<(&'static str, String, Vec<String>)> {
+/// A program of kernels.
+pub(super) struct Program {
+    name: &'static str,
+    source: String,
+    options: Vec<String>,
+    kernels: &'static [&'static str],
+}
+
+/// The kernels' programs for a compute capability.
+pub(super) fn programs(precision: Precision, capability: (i32, i32)) -> Vec<Program> {
+    let architecture = |suffix: &str| format!("--gpu-architecture=sm_{}{}{suffix}", capability.0, capability.1);
     let numbers = precision.name().to_uppercase();
-    let conv = |(_, name): (Pass, &'static str)| {
-        let options = vec![format!("-DPRECISION={numbers}"), format!("-DCONV_MODE={name}")];
-        (name, format!("{COMMON}\n{CONV}"), options)
+    let conv = |(_, name): (Pass, &'static str)| Program {
+        name,
+        source: format!("{COMMON}\n{CONV}"),
+        options: vec![architecture(""), format!("-DPRECISION={numbers}"), format!("-DCONV_MODE={name}")],
+        kernels: super::conv::KERNELS,
     };
     let mut all: Vec<_> = PASSES.into_iter().map(conv).collect();
-    all.push(("REST", format!("{COMMON}\n{}", REST.join("\n")), Vec::new()));
+    let rest = format!("{COMMON}\n{}", REST.join("\n"));
+    all.push(Program { name: "REST", source: rest, options: vec![architecture("")], kernels: REST_KERNELS });
+    if capability == HOPPER_CAPABILITY && precision == Precision::Tf32 {
+        let source = format!("{COMMON}\n{HOPPER}");
+        let kernels = super::hopper::KERNELS;
+        all.push(Program { name: "HOPPER", source, options: vec![architecture("a")], kernels });
+    }
     all
 }
+
+/// The one whose products of warp groups `hopper.cu` uses.
+const HOPPER_CAPABILITY: (i32, i32) = (9, 0);
 
 /// The first compute capability whose tensor cores have tf32.
 const CAPABILITY_MIN: i32 = 8;
@@ -212,33 +233,31 @@ impl Gpu {
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("opening a stream"))?;
         keep_freed_memory(&context);
-        let architecture = format!("sm_{major}{minor}");
         let compiler = probe.compiler_version.map_or_else(String::new, |(major, minor)| format!("{major}.{minor}"));
         let compiled = std::thread::scope(|scope| {
-            let handles: Vec<_> = programs(precision)
+            let compiler = &compiler;
+            let handles: Vec<_> = programs(precision, (major, minor))
                 .into_iter()
-                .map(|(name, source, options)| {
-                    let (architecture, compiler) = (&architecture, &compiler);
-                    (name, scope.spawn(move || cubin(name, &source, &options, architecture, compiler)))
-                })
+                .map(|program| scope.spawn(move || program.cubin(compiler).map(|cubin| (program, cubin))))
                 .collect();
-            let join = |(name, handle): (&'static str, std::thread::ScopedJoinHandle<'_, Result<Vec<u8>>>)| {
-                let cubin = handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                cubin.map(|cubin| (name, cubin))
+            let join = |handle: std::thread::ScopedJoinHandle<'_, _>| {
+                handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
             handles.into_iter().map(join).collect::<Result<Vec<_>>>()
         })?;
         let mut kernels = HashMap::new();
         for (program, cubin) in compiled {
             let module = context.load_module(nvrtc::Ptx::from_binary(cubin)).map_err(failed("loading the kernels"))?;
-            let prefix = if program == "REST" { String::new() } else { format!("{program}.") };
-            for name in kernel_names(program) {
+            let prefix = if program.name == "REST" { String::new() } else { format!("{}.", program.name) };
+            for &name in program.kernels {
                 let function = module.load_function(name).map_err(failed(name))?;
-                if name.starts_with("conv_") {
+                let shared = match name {
+                    _ if name.starts_with("conv_") => Some(super::conv::SHARED_MAX),
+                    _ => super::hopper::shared_bytes(name),
+                };
+                if let Some(bytes) = shared {
                     let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                    function
-                        .set_attribute(most, super::conv::SHARED_MAX as i32)
-                        .map_err(failed("asking for shared memory"))?;
+                    function.set_attribute(most, bytes as i32).map_err(failed("asking for shared memory"))?;
                 }
                 kernels.insert(format!("{prefix}{name}"), function);
             }
@@ -255,6 +274,11 @@ impl Gpu {
     /// How products are computed.
     pub fn precision(&self) -> Precision {
         self.precision
+    }
+
+    /// Whether it has the kernels of `hopper.cu`.
+    pub(super) fn has_hopper(&self) -> bool {
+        self.kernels.contains_key("HOPPER.turn_weights")
     }
 
     /// Bytes that are free on it.
@@ -441,14 +465,6 @@ macro_rules! parameters {
 pub(super) use parameters;
 parameters!(i32, u32, u64, i64, f32, f64);
 
-/// Names of the kernels of a program, as they stand in its source.
-fn kernel_names(program: &str) -> Vec<&'static str> {
-    if program != "REST" {
-        return super::conv::KERNELS.to_vec();
-    }
-    REST_KERNELS.to_vec()
-}
-
 pub(super) const REST_KERNELS: &[&str] = &[
     "reduce_MOMENTS_1",
     "reduce_MOMENTS_4",
@@ -511,63 +527,66 @@ pub(super) const REST_KERNELS: &[&str] = &[
     "update",
 ];
 
-/// The machine code of a program, from the cache of earlier runs or from the compiler.
-fn cubin(name: &str, source: &str, options: &[String], architecture: &str, compiler: &str) -> Result<Vec<u8>> {
-    let key = [source, &options.join(" "), architecture, compiler].iter().flat_map(|s| s.bytes().chain([0])).fold(
-        0xcbf2_9ce4_8422_2325_u64,
-        |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3), // FNV-1a
-    );
-    let cached = cache_folder().map(|folder| folder.join(format!("{}-{key:016x}.cubin", name.to_lowercase())));
-    if let Some(bytes) = cached.as_ref().and_then(|path| std::fs::read(path).ok()) {
-        return Ok(bytes);
+impl Program {
+    /// The machine code, from the cache of earlier runs or from the compiler.
+    fn cubin(&self, compiler: &str) -> Result<Vec<u8>> {
+        let key = [&self.source, &self.options.join(" "), compiler].iter().flat_map(|s| s.bytes().chain([0])).fold(
+            0xcbf2_9ce4_8422_2325_u64,
+            |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3), // FNV-1a
+        );
+        let name = self.name.to_lowercase();
+        let cached = cache_folder().map(|folder| folder.join(format!("{name}-{key:016x}.cubin")));
+        if let Some(bytes) = cached.as_ref().and_then(|path| std::fs::read(path).ok()) {
+            return Ok(bytes);
+        }
+        let bytes = self.compile()?;
+        // A cache that cannot be written costs the next start a few seconds, no more.
+        if let Some(path) = cached
+            && let Some(folder) = path.parent()
+            && std::fs::create_dir_all(folder).is_ok()
+        {
+            let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+            if std::fs::write(&temporary, &bytes).is_ok() {
+                let _ = std::fs::rename(&temporary, &path);
+            }
+        }
+        Ok(bytes)
     }
-    let bytes = compile(name, source, options, architecture)?;
-    // A cache that cannot be written costs the next start a few seconds, no more.
-    if let Some(path) = cached
-        && let Some(folder) = path.parent()
-        && std::fs::create_dir_all(folder).is_ok()
-    {
-        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-        if std::fs::write(&temporary, &bytes).is_ok() {
-            let _ = std::fs::rename(&temporary, &path);
+
+    fn compile(&self) -> Result<Vec<u8>> {
+        let error = |problem: String| Error::Gpu { what: format!("compiling the kernels ({})", self.name), problem };
+        let code = |e: nvrtc::result::NvrtcError| error(format!("{e:?}"));
+        let text = |s: &str| CString::new(s).map_err(|e| error(e.to_string()));
+        let program = nvrtc::result::create_program(&text(&self.source)?, Some(&text(self.name)?)).map_err(code)?;
+        let mut options = vec!["--std=c++17".to_owned()];
+        options.extend_from_slice(&self.options);
+        // SAFETY: the program was made above and is destroyed below, once.
+        unsafe {
+            let compiled = nvrtc::result::compile_program(program, &options);
+            let bytes = if compiled.is_err() {
+                let log = nvrtc::result::get_program_log(program).unwrap_or_default();
+                let log: Vec<u8> = log.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+                Err(error(String::from_utf8_lossy(&log).into_owned()))
+            } else {
+                let mut len = 0;
+                let mut status = nvrtc::sys::nvrtcGetCUBINSize(program, &raw mut len);
+                let mut bytes = vec![0u8; len];
+                if status == nvrtc::sys::nvrtcResult::NVRTC_SUCCESS {
+                    status = nvrtc::sys::nvrtcGetCUBIN(program, bytes.as_mut_ptr().cast());
+                }
+                let done = status == nvrtc::sys::nvrtcResult::NVRTC_SUCCESS;
+                if done { Ok(bytes) } else { Err(error(format!("{status:?}"))) }
+            };
+            let _ = nvrtc::result::destroy_program(program);
+            bytes
         }
     }
-    Ok(bytes)
 }
 
 fn cache_folder() -> Option<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     base.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
         .map(|base| base.join("fedproj"))
-}
-
-/// Compiles a program for an architecture such as `sm_90`.
-pub(super) fn compile(name: &str, source: &str, options: &[String], architecture: &str) -> Result<Vec<u8>> {
-    let error = |problem: String| Error::Gpu { what: format!("compiling the kernels ({name})"), problem };
-    let code = |e: nvrtc::result::NvrtcError| error(format!("{e:?}"));
-    let text = |s: &str| CString::new(s).map_err(|e| error(e.to_string()));
-    let program = nvrtc::result::create_program(&text(source)?, Some(&text(name)?)).map_err(code)?;
-    let mut all = vec![format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
-    all.extend_from_slice(options);
-    // SAFETY: the program was made above and is destroyed below, once.
-    unsafe {
-        let compiled = nvrtc::result::compile_program(program, &all);
-        let bytes = if compiled.is_err() {
-            let log = nvrtc::result::get_program_log(program).unwrap_or_default();
-            let log: Vec<u8> = log.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
-            Err(error(String::from_utf8_lossy(&log).into_owned()))
-        } else {
-            let mut len = 0;
-            let mut status = nvrtc::sys::nvrtcGetCUBINSize(program, &raw mut len);
-            let mut bytes = vec![0u8; len];
-            if status == nvrtc::sys::nvrtcResult::NVRTC_SUCCESS {
-                status = nvrtc::sys::nvrtcGetCUBIN(program, bytes.as_mut_ptr().cast());
-            }
-            if status == nvrtc::sys::nvrtcResult::NVRTC_SUCCESS { Ok(bytes) } else { Err(error(format!("{status:?}"))) }
-        };
-        let _ = nvrtc::result::destroy_program(program);
-        bytes
-    }
 }
 
 #[cfg(test)]
@@ -581,12 +600,12 @@ mod tests {
             return;
         }
         for (_, precision) in Precision::NAMES {
-            for (name, source, options) in programs(precision) {
-                let cubin = compile(name, &source, &options, "sm_90").unwrap_or_else(|e| panic!("{e}"));
+            for program in programs(precision, HOPPER_CAPABILITY) {
+                let cubin = program.compile().unwrap_or_else(|e| panic!("{e}"));
                 // Every kernel that the host asks for is in the machine code, by its name.
-                for kernel in kernel_names(name) {
+                for kernel in program.kernels {
                     let found = cubin.windows(kernel.len()).any(|w| w == kernel.as_bytes());
-                    assert!(found, "{name} has no kernel {kernel}");
+                    assert!(found, "{} has no kernel {kernel}", program.name);
                 }
             }
         }

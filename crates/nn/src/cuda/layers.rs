@@ -3,6 +3,7 @@
 use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass, Rows};
 use super::conv::{Div, Geometry, Launch};
 use super::gpu::{self, Parameter, parameters};
+use super::hopper::{Strip, shared_bytes};
 use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
 use crate::kernels::conv::Conv;
@@ -151,6 +152,11 @@ impl Cohort {
         relu: bool,
     ) -> Result<()> {
         let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
+        if self.gpu.has_hopper()
+            && let Some(strip) = Strip::new(&c, self.batch, aligned)
+        {
+            return self.shifted_product(pass, strip, x, w, y, after, fresh, relu);
+        }
         let is_exact = self.gpu.precision() == gpu::Precision::Fp32;
         let launch = Launch::new(pass, &c, pitch, self.batch, aligned, self.n_active(), is_exact);
         let geometry = Geometry::new(&c, pitch, self.batch);
@@ -170,13 +176,72 @@ impl Cohort {
             launch.shared,
             &p,
         )?;
-        if launch.splits > 1 {
-            let (len_i, columns) = (len as i32, columns as i32);
-            let p: [&dyn Parameter; 8] =
-                [&self.lanes.at(), &out, &after, &len_i, &columns, &splits, &flags, &self.parts.at()];
-            self.each(&format!("{program}.sum_splits"), len, &p)?;
+        self.sum_parts(program, out, after, len, columns, launch.splits, flags)
+    }
+
+    /// Puts the parts of a sum together.
+    #[allow(clippy::too_many_arguments, reason = "the kernel's")]
+    fn sum_parts(
+        &self,
+        program: &str,
+        out: Rows,
+        after: After,
+        len: usize,
+        columns: usize,
+        parts: usize,
+        flags: i32,
+    ) -> Result<()> {
+        if parts == 1 {
+            return Ok(());
         }
-        Ok(())
+        let (len_i, columns, parts) = (len as i32, columns as i32, parts as i32);
+        let p: [&dyn Parameter; 8] =
+            [&self.lanes.at(), &out, &after, &len_i, &columns, &parts, &flags, &self.parts.at()];
+        self.each(&format!("{program}.sum_splits"), len, &p)
+    }
+
+    /// As [`Cohort::product`], by the kernels of `hopper.cu`.
+    #[allow(clippy::too_many_arguments, reason = "the operands of a product and what follows it")]
+    fn shifted_product(
+        &self,
+        pass: gpu::Pass,
+        strip: Strip,
+        x: Rows,
+        w: Rows,
+        y: Rows,
+        after: After,
+        fresh: bool,
+        relu: bool,
+    ) -> Result<()> {
+        let flags = i32::from(fresh) | (2 * i32::from(relu));
+        let lanes = self.lanes.at();
+        let product = |strip: Strip, from: Rows, w: Rows, to: Rows| {
+            let (kernel, tiles) = strip.product(self.n_active());
+            let p: [&dyn Parameter; 7] = [&strip, &lanes, &from, &w, &to, &after, &flags];
+            let shared = shared_bytes(kernel).unwrap_or(0);
+            self.launch(&format!("HOPPER.{kernel}"), [tiles, 1], [256, 1], shared, &p)
+        };
+        match (pass, &self.turned) {
+            (gpu::Pass::Forward, _) => product(strip, x, w, y),
+            (gpu::Pass::Input, Some(turned)) => {
+                let (ci, co) = strip.channels();
+                let p: [&dyn Parameter; 5] = [&lanes, &(ci as i32), &(co as i32), &w, &turned.rows()];
+                self.launch("HOPPER.turn_weights", [ci / 32 * (co / 32), 9], [32, 8], 0, &p)?;
+                product(strip.turned(), y, turned.rows(), x)
+            }
+            (gpu::Pass::Input, None) => {
+                let problem = "a cohort without training has no gradients".into();
+                Err(Error::Gpu { what: "the gradient of an image".into(), problem })
+            }
+            (gpu::Pass::Weight, _) => {
+                let (tiles, splits) = strip.weight();
+                let p: [&dyn Parameter; 8] = [&strip, &lanes, &x, &w, &y, &flags, &(splits as i32), &self.parts.at()];
+                let shared = shared_bytes("shifted_weight").unwrap_or(0);
+                self.launch("HOPPER.shifted_weight", [tiles, splits], [384, 1], shared, &p)?;
+                let (ci, co) = strip.channels();
+                self.sum_parts("WEIGHT", w, after, 9 * ci * co, co, splits, flags)
+            }
+        }
     }
 
     fn run_step(&mut self, i: usize, params: Rows, buffers: Rows) -> Result<()> {

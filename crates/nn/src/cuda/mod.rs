@@ -11,6 +11,7 @@
 mod cohort;
 mod conv;
 mod gpu;
+mod hopper;
 mod layers;
 mod losses;
 mod optimizer;

@@ -80,3 +80,26 @@ __device__ __forceinline__ void store(float* at, const Pack<VEC>& p) {
         *at = p.v[0];
     }
 }
+
+// Copies VEC floats, or writes zeros.
+template <int VEC>
+__device__ __forceinline__ void copy_async(u32 to, const float* from, bool valid) {
+    const int bytes = valid ? 4 * VEC : 0;
+    if constexpr (VEC == 4) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes));
+    }
+}
+
+// What follows a forward product: y = relu?(a·x + b + residual?), where (a, b) is (1, bias) or a frozen batch-norm's scale and shift.
+struct After {
+    Rows bias, norm, residual;
+
+    __device__ __forceinline__ float operator()(float v, int lane, int column, int columns, long long at, bool with_relu) const {
+        if (norm.at) v = v * of(norm, lane)[2 * columns + column] + of(norm, lane)[3 * columns + column];
+        if (bias.at) v += of(bias, lane)[column];
+        if (residual.at) v += of(residual, lane)[at];
+        return with_relu ? relu(v) : v;
+    }
+};

@@ -21,17 +21,6 @@ struct Conv {
 
 constexpr int BK = 16, STAGES = 4;
 
-// Copies VEC floats, or writes zeros.
-template <int VEC>
-__device__ __forceinline__ void copy_async(u32 to, const float* from, bool valid) {
-    const int bytes = valid ? 4 * VEC : 0;
-    if constexpr (VEC == 4) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes));
-    }
-}
-
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -71,18 +60,6 @@ __device__ __forceinline__ void split(u32 x, u32& high, u32& low) {
     high = to_tf32(__uint_as_float(x));
     low = to_tf32(__uint_as_float(x) - __uint_as_float(high));
 }
-
-// What follows a forward product: y = relu?(a·x + b + residual?), where (a, b) is (1, bias) or a frozen batch-norm's scale and shift.
-struct After {
-    Rows bias, norm, residual;
-
-    __device__ __forceinline__ float operator()(float v, int lane, int column, int columns, long long at, bool with_relu) const {
-        if (norm.at) v = v * of(norm, lane)[2 * columns + column] + of(norm, lane)[3 * columns + column];
-        if (bias.at) v += of(bias, lane)[column];
-        if (residual.at) v += of(residual, lane)[at];
-        return with_relu ? relu(v) : v;
-    }
-};
 
 // Where column `col` of a row of 16 floats lies: its quarters are swapped by the row's number, which leaves an exclusive or of
 // the address with 32 bytes as the way from one half of the row to the other.

@@ -1,0 +1,53 @@
+//! The faster products (tf32, bf16) against the CPU, on convolutions of the shapes that they have kernels of their own for.
+
+use super::Setting;
+use super::backends::{Samples, Start, cpu_pass, gpu_pass, random_weights};
+use super::compare::Group;
+use super::nets::{self, Net};
+use anyhow::Result;
+use fedproj_nn::cuda::{Gpu, Precision};
+use fedproj_nn::{Cpu, NormMode};
+
+/// What rounding of the factors leaves over two layers: 10 and 7 bits. A wrong place or a missing margin shows as 1e-1.
+const TOLERANCES: [(Precision, f64); 2] = [(Precision::Tf32, 5e-3), (Precision::Bf16, 3e-2)];
+const LANES: usize = 3;
+
+pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+    for (precision, tolerance) in TOLERANCES {
+        let gpu = Gpu::open(setting.ordinal, precision)?;
+        for net in nets::square_convolutions()? {
+            let what = format!("{} in {}", net.name, precision.name());
+            group.attempt(&what, |group| {
+                let samples = Samples::new(&net, LANES * net.batch);
+                let starts: Vec<Start> = (0..LANES).map(|lane| start(&net, lane)).collect();
+                let together = gpu_pass(&gpu, &net, &samples, &starts, NormMode::Update)?;
+                for (lane, (found, start)) in together.iter().zip(&starts).enumerate() {
+                    let expected = cpu_pass(Cpu::new(2), &net, &samples, start, NormMode::Update)?;
+                    let what = format!("{what}, lane {lane}:");
+                    group.compare(&format!("{what} logits"), &found.logits, &expected.logits, tolerance);
+                    let (place, params) = (format!("{what} gradient of"), net.graph.params());
+                    group.compare_tensors(&place, params, &found.gradient, &expected.gradient, tolerance);
+                    for (found, expected) in found.taps.iter().zip(&expected.taps) {
+                        group.compare(&format!("{what} gradient at the input"), found, expected, tolerance);
+                    }
+                }
+                // Which tiles compute a product depends on how many lanes there are; its bytes must not.
+                let alone = gpu_pass(&gpu, &net, &samples, &starts[1..2], NormMode::Update)?;
+                let same = alone[0].logits == together[1].logits && alone[0].gradient == together[1].gradient;
+                group.require(same, &format!("{what}: a lane alone has the bytes that it has among others;"));
+                Ok(())
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Lane l lacks l samples of its batch.
+fn start(net: &Net, lane: usize) -> Start {
+    Start {
+        params: random_weights(&net.graph, lane as u32),
+        buffers: net.graph.init_buffers(),
+        samples: (0..net.batch - lane).map(|i| (i * LANES + lane) as u32).collect(),
+        key: 77 + lane as u64,
+    }
+}

@@ -1,0 +1,153 @@
+//! Convolutions by Hopper's products of warp groups: where they serve, and how they are launched. The kernels are in `hopper.cu`.
+
+use super::conv::{Div, PARTS_LEN};
+use super::gpu::parameters;
+use crate::graph::{Graph, Op};
+use crate::kernels::conv::Conv;
+
+pub(super) const KERNELS: &[&str] =
+    &["shifted_1x64", "shifted_2x64", "shifted_1x128", "shifted_weight", "turn_weights"];
+
+/// Bytes of shared memory that a kernel asks for.
+pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
+    let image = |rows: u32| 2 * 128 * (rows + 2 * MARGIN_MAX + 1);
+    let weights = |columns: u32| 4 * 128 * (columns + 1);
+    match kernel {
+        "shifted_1x64" => Some(image(128) + weights(64)),
+        "shifted_2x64" => Some(image(256) + weights(64)),
+        "shifted_1x128" => Some(image(128) + weights(128)),
+        "shifted_weight" => Some(3 * 4 * ((CHUNK as u32 + 2 * MARGIN_MAX) * 72 + CHUNK as u32 * 64)),
+        _ => None,
+    }
+}
+
+/// Those of `hopper.cu`: zeros on either side of a tile, and positions of a sum at a time.
+const MARGIN_MAX: u32 = 18;
+const CHUNK: usize = 96;
+/// Blocks of a lane that sums over positions are cut for, and the least chunks of a part.
+const BLOCKS_WANTED: usize = 32;
+const CHUNKS_MIN: usize = 6;
+/// Blocks from which on large tiles are faster than small ones.
+const LARGE_FROM: usize = 400;
+
+/// Images laid end to end, as `hopper.cu` takes them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strip {
+    h: i32,
+    w: i32,
+    ci: i32,
+    co: i32,
+    batch: i32,
+    by_image: Div,
+    by_pitch: Div,
+}
+parameters!(Strip);
+
+impl Strip {
+    /// The convolution, where these kernels serve: 3×3 of stride 1, many channels, images neither wider than the margin
+    /// nor so small that most of what is computed were zeros. It depends on the shape alone.
+    pub fn new(c: &Conv, batch: usize, aligned: bool) -> Option<Self> {
+        let is_plain = (c.kernel, c.stride, c.padding) == (3, 1, 1);
+        let channels = c.ci.is_multiple_of(64) && c.co.is_multiple_of(64);
+        let dense = 5 * (c.h + 1) * (c.w + 1) <= 8 * c.h * c.w && c.w + 2 <= MARGIN_MAX as usize;
+        let int = |v: usize| v as i32;
+        (is_plain && channels && dense && aligned).then(|| Self {
+            h: int(c.h),
+            w: int(c.w),
+            ci: int(c.ci),
+            co: int(c.co),
+            batch: int(batch),
+            by_image: Div::by((c.h + 1) * (c.w + 1)),
+            by_pitch: Div::by(c.w + 1),
+        })
+    }
+
+    /// With input and output exchanged, as the gradient of the input is computed.
+    pub fn turned(self) -> Self {
+        Self { ci: self.co, co: self.ci, ..self }
+    }
+
+    /// Of the input and the output.
+    pub fn channels(&self) -> (usize, usize) {
+        (self.ci as usize, self.co as usize)
+    }
+
+    fn positions(&self) -> usize {
+        (self.batch * (self.h + 1) * (self.w + 1)) as usize
+    }
+
+    /// The kernel of a product and its tiles. Every one of them computes the same bytes.
+    pub fn product(&self, lanes: usize) -> (&'static str, usize) {
+        let columns = self.co as usize;
+        let tiles = |rows: usize, width: usize| self.positions().div_ceil(rows) * (columns / width);
+        let (large, n) = if columns.is_multiple_of(128) {
+            ("shifted_1x128", tiles(128, 128))
+        } else {
+            ("shifted_2x64", tiles(256, 64))
+        };
+        if n * lanes >= LARGE_FROM { (large, n) } else { ("shifted_1x64", tiles(128, 64)) }
+    }
+
+    /// Tiles of the gradient of the weights, and the parts that its sum is cut into.
+    pub fn weight(&self) -> (usize, usize) {
+        let (ci, co) = self.channels();
+        let tiles = ci / 64 * (co / 64);
+        let most = (self.positions().div_ceil(CHUNK) / CHUNKS_MIN).min(PARTS_LEN / (9 * ci * co));
+        (tiles, (BLOCKS_WANTED / tiles).min(most).max(1))
+    }
+}
+
+/// Floats of the largest weights whose gradient of the input these kernels compute.
+pub(super) fn turned_len(graph: &Graph) -> usize {
+    let len = |op: &Op| match op {
+        Op::Conv { geometry: c, .. } if Strip::new(c, 1, true).is_some() => 9 * c.ci * c.co,
+        _ => 0,
+    };
+    graph.nodes.iter().map(|node| len(&node.op)).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conv(side: usize, ci: usize, co: usize) -> Conv {
+        Conv { h: side, w: side, ci, ho: side, wo: side, co, kernel: 3, stride: 1, padding: 1 }
+    }
+
+    #[test]
+    fn shapes_that_the_kernels_cannot_compute_are_left_to_the_others() {
+        assert!(Strip::new(&conv(16, 64, 128), 64, true).is_some());
+        assert!(Strip::new(&conv(4, 256, 256), 64, true).is_some());
+        assert!(Strip::new(&conv(16, 64, 64), 64, false).is_none(), "copies of 16 bytes");
+        assert!(Strip::new(&conv(32, 64, 64), 64, true).is_none(), "the margin");
+        assert!(Strip::new(&conv(2, 64, 64), 64, true).is_none(), "mostly zeros");
+        assert!(Strip::new(&conv(16, 3, 64), 64, true).is_none());
+        assert!(Strip::new(&Conv { stride: 2, ho: 8, wo: 8, ..conv(16, 64, 64) }, 64, true).is_none());
+    }
+
+    #[test]
+    fn tiles_cover_every_position_and_parts_fit_their_memory() {
+        for (side, ci, co) in [(16, 64, 64), (8, 128, 128), (4, 256, 256), (8, 64, 192), (4, 512, 512)] {
+            for batch in [1, 64, 256] {
+                let Some(strip) = Strip::new(&conv(side, ci, co), batch, true) else { panic!("{side} {ci} {co}") };
+                let outputs = batch * (side + 1) * (side + 1) * co;
+                for lanes in [1, 10] {
+                    let (kernel, tiles) = strip.product(lanes);
+                    let area = if kernel == "shifted_1x64" { 128 * 64 } else { 128 * 128 };
+                    assert!(tiles * area >= outputs && (tiles - co / 64) * area < outputs, "{kernel} {tiles}");
+                }
+                let (_, splits) = strip.weight();
+                assert!(splits == 1 || splits * 9 * ci * co <= PARTS_LEN);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_fit_a_processor() {
+        const PROCESSOR: u32 = 227 * 1024;
+        assert!(shared_bytes("shifted_2x64").is_some_and(|b| 2 * (b + 1024) <= PROCESSOR + 1024));
+        assert!(shared_bytes("shifted_1x128").is_some_and(|b| 2 * (b + 1024) <= PROCESSOR + 1024));
+        assert!(shared_bytes("shifted_weight").is_some_and(|b| b <= PROCESSOR));
+    }
+}

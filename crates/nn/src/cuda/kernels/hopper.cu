@@ -1,0 +1,298 @@
+// Convolutions of 3×3 and stride 1 by Hopper's matrix products of a whole warp group (wgmma), in tf32, for all lanes in one launch.
+//
+// A lane's images are counted as one row of positions, with a column of zeros after each row of pixels and a row of zeros
+// after each image; the zeros are never in global memory. A tap is then the same shift for every position, (kh − 1)(w + 1) +
+// kw − 1, and the zeros between rows serve as margins on both sides. So a tile is brought to shared memory once and
+// multiplied nine times, each time from another row on (`conv.cu` brings it nine times). What is computed at the zeros is thrown away:
+// 1.13 of the products at 16×16, 1.27 at 8×8, 1.56 at 4×4.
+//   PRODUCT  Y[q, o]       = Σ_(tap, i)  X[q + shift(tap), i] · W[o, tap, i]
+//            and dX, from dY, with the weights transposed and the taps in reverse (`turn_weights`)
+//   WEIGHT   dW[o, tap, i] = Σ_q         X[q + shift(tap), i] · dY[q, o]
+
+struct Strip {
+    int h, w, ci, co, batch;
+    Div by_image, by_pitch;  // (h + 1)(w + 1), w + 1
+
+    __device__ int positions() const { return batch * (h + 1) * (w + 1); }
+
+    // The pixel at a position, or -1 for a zero.
+    __device__ int pixel(int q) const {
+        if (q < 0 || q >= positions()) return -1;
+        const int n = q / by_image, r = q - n * ((h + 1) * (w + 1)), row = r / by_pitch, col = r - row * (w + 1);
+        return row < h && col < w ? (n * h + row) * w + col : -1;
+    }
+};
+
+constexpr int MARGIN_MAX = 18;  // of images 16 wide
+
+template <int N>
+__device__ __forceinline__ void products_pending() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// A matrix in shared memory: blocks of 8 rows × 16 bytes, neighbours along the rows 128 bytes apart, `step` · 16 bytes along the sum.
+__device__ __forceinline__ u64 matrix(u32 at, u32 step) { return u64(at >> 4) | u64(step) << 16 | u64(8) << 32; }
+
+#define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SIXTEEN(d, i) FOUR(d, i), FOUR(d, i + 4), FOUR(d, i + 8), FOUR(d, i + 12)
+#define REGISTERS_32                                                                                                  \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"   \
+    "%30,%31}"
+#define REGISTERS_64                                                                                                  \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"   \
+    "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,"  \
+    "%58,%59,%60,%61,%62,%63}"
+
+// d += a · b over eight numbers of the sum; a has 64 rows, b 64 or 128 columns.
+__device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 " REGISTERS_32 ", %32, %33, p, 1, 1; }"
+                 : SIXTEEN(d, 0), SIXTEEN(d, 16)
+                 : "l"(a), "l"(b));
+}
+
+__device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 " REGISTERS_64 ", %64, %65, p, 1, 1; }"
+                 : SIXTEEN(d, 0), SIXTEEN(d, 16), SIXTEEN(d, 32), SIXTEEN(d, 48)
+                 : "l"(a), "l"(b));
+}
+
+__device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 b) {
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 " REGISTERS_32 ", {%32,%33,%34,%35}, %36, p, 1, 1; }"
+                 : SIXTEEN(d, 0), SIXTEEN(d, 16)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// What was copied is there for the tensor cores, of all threads; at most N copies are still under way.
+template <int N>
+__device__ __forceinline__ void copies_pending() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Two warp groups compute 128·MT positions × BN channels. The sum goes over blocks of 32 channels and, inside, over taps:
+// weights stream through four places, two steps ahead; the next block's image comes while the present one's taps run.
+template <int MT, int BN>
+__device__ __forceinline__ void shifted_product(const Strip& s, const int* lanes, const Rows& x_rows, const Rows& w_rows,
+                                                const Rows& y_rows, const After& after, int flags) {
+    constexpr int BM = 128 * MT;
+    constexpr int A_ROWS = BM + 2 * MARGIN_MAX + 1, B_ROWS = BN + 1;  // odd: eight parts of a row go to different banks
+    constexpr int A_BYTES = 8 * 16 * A_ROWS, B_BYTES = 8 * 16 * B_ROWS;
+    constexpr int A_PASSES = (BM + 2 * MARGIN_MAX + 31) / 32, B_PASSES = BN / 32;
+    extern __shared__ float4 shared_memory[];
+    const u32 a_shared = u32(__cvta_generic_to_shared(shared_memory)), b_shared = a_shared + 2 * A_BYTES;
+    const int tid = threadIdx.x, part = tid % 8, line = tid / 8;
+    const int lane = lanes[blockIdx.z];
+    const int n_tiles_n = s.co / BN, m0 = blockIdx.x / n_tiles_n * BM, n0 = blockIdx.x % n_tiles_n * BN;
+    const int pitch = s.w + 1, margin = pitch + 1;
+    const float* x = of(x_rows, lane);
+    const float* w = of(w_rows, lane) + (n0 + line) * 9 * s.ci + 4 * part;
+
+    int pixels[A_PASSES];
+#pragma unroll
+    for (int i = 0; i < A_PASSES; i++) {
+        const int row = line + 32 * i;
+        const int pixel = row < BM + 2 * margin ? s.pixel(m0 - margin + row) : -1;
+        pixels[i] = pixel < 0 ? -1 : pixel * s.ci + 4 * part;
+    }
+    auto fetch_image = [&](int i, int block) {
+        if (line + 32 * i >= A_ROWS) return;
+        const bool in = pixels[i] >= 0;
+        const u32 to = a_shared + (block & 1) * A_BYTES + 16 * (part * A_ROWS + line + 32 * i);
+        copy_async<4>(to, x + (in ? pixels[i] + 32 * block : 0), in);
+    };
+    auto fetch_weights = [&](int place, int block, int tap) {
+#pragma unroll
+        for (int i = 0; i < B_PASSES; i++) {
+            const u32 to = b_shared + place * B_BYTES + 16 * (part * B_ROWS + line + 32 * i);
+            copy_async<4>(to, w + (32 * i * 9 + tap) * s.ci + 32 * block, true);
+        }
+    };
+
+    float acc[MT][BN / 2] = {};
+    const int group = tid / 128;
+    const u32 a_from = a_shared + 16 * (group * 64 * MT + margin);
+    const int n_blocks = s.ci / 32, n_steps = 9 * n_blocks;
+#pragma unroll
+    for (int i = 0; i < A_PASSES; i++) fetch_image(i, 0);
+    fetch_weights(0, 0, 0), copies_commit();
+    fetch_weights(1, 0, 1), copies_commit();
+    int block = 0, tap = 0, block_ahead = 0, tap_ahead = 2;
+    for (int step = 0; step < n_steps; step++) {
+        // The copies of this step are there, and the products of the step before the last are done, whose place is next.
+        products_pending<1>();
+        copies_pending<1>();
+        const int down = tap / 3, shift = (down - 1) * pitch + tap - 3 * down - 1;
+        const u32 a = a_from + (block & 1) * A_BYTES + 16 * shift, b = b_shared + (step & 3) * B_BYTES;
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) {
+                multiply(acc[mt], matrix(a + 16 * (2 * k * A_ROWS + 64 * mt), A_ROWS), matrix(b + 16 * 2 * k * B_ROWS, B_ROWS));
+            }
+        }
+        products_commit();
+        if (step + 2 < n_steps) fetch_weights(step + 2 & 3, block_ahead, tap_ahead);
+        if (block + 1 < n_blocks) {
+            // From the second tap on, the products of the block before are done. Six taps bring twelve passes.
+#pragma unroll
+            for (int i = 0; i < A_PASSES; i++) {
+                if (tap == 1 + i / 2) fetch_image(i, block + 1);
+            }
+        }
+        copies_commit();
+        if (++tap == 9) tap = 0, block++;
+        if (++tap_ahead == 9) tap_ahead = 0, block_ahead++;
+    }
+    products_pending<0>();
+
+    const bool fresh = flags & 1, with_relu = flags & 2;
+    const bool plain = !after.norm.at && !after.bias.at && !after.residual.at;
+    const int g = tid % 32 / 4, t = tid % 4;
+    float* const y = of(y_rows, lane);
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int pixel = s.pixel(m0 + (group * MT + mt) * 64 + tid / 32 % 4 * 16 + g + 8 * half);
+            if (pixel < 0) continue;
+            const long long row = (long long)pixel * s.co;
+#pragma unroll
+            for (int j = 0; j < BN / 8; j++) {
+                const int n = n0 + 8 * j + 2 * t;
+                float2* const at = reinterpret_cast<float2*>(y + row + n);
+                float v0 = acc[mt][4 * j + 2 * half], v1 = acc[mt][4 * j + 2 * half + 1];
+                if (!plain) {
+                    v0 = after(v0, lane, n, s.co, row + n, with_relu), v1 = after(v1, lane, n + 1, s.co, row + n + 1, with_relu);
+                } else if (with_relu) {
+                    v0 = relu(v0), v1 = relu(v1);
+                }
+                if (!fresh) v0 += at->x, v1 += at->y;
+                *at = make_float2(v0, v1);
+            }
+        }
+    }
+}
+
+#define SHIFTED(mt, bn)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                              \
+        shifted_##mt##x##bn(Strip s, const int* lanes, Rows x, Rows w, Rows y, After after, int flags) {                \
+        shifted_product<mt, bn>(s, lanes, x, w, y, after, flags);                                                       \
+    }
+SHIFTED(1, 64)
+SHIFTED(2, 64)
+SHIFTED(1, 128)
+
+// W[o, tap, i] → W'[i, 8 − tap, o], 32 × 32 at a time: what the gradient of the image is a product with.
+extern "C" __global__ void turn_weights(const int* lanes, int ci, int co, Rows w_rows, Rows turned_rows) {
+    __shared__ float tile[32][33];
+    const int lane = lanes[blockIdx.z], tap = blockIdx.y;
+    const int i0 = blockIdx.x % (ci / 32) * 32, o0 = blockIdx.x / (ci / 32) * 32;
+    const float* w = of(w_rows, lane);
+    float* turned = of(turned_rows, lane);
+    for (int r = threadIdx.y; r < 32; r += 8) tile[r][threadIdx.x] = w[((o0 + r) * 9 + tap) * ci + i0 + threadIdx.x];
+    __syncthreads();
+    for (int r = threadIdx.y; r < 32; r += 8) turned[((i0 + r) * 9 + 8 - tap) * co + o0 + threadIdx.x] = tile[threadIdx.x][r];
+}
+
+// Three warp groups compute 64 × 64 channels for the three taps of a row each. The sum goes over positions, 96 at a time. The tensor
+// cores want both factors by positions: dY is turned on its way to shared memory, X on its way to registers.
+extern "C" __global__ void __launch_bounds__(384, 1)
+    shifted_weight(Strip s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows, int flags, int splits, float* partial) {
+    constexpr int BK = 96, X_ROWS = BK + 2 * MARGIN_MAX, X_PITCH = 72;
+    constexpr int X_BYTES = 4 * X_ROWS * X_PITCH, Y_BYTES = 4 * BK * 64, PLACE_BYTES = X_BYTES + Y_BYTES;
+    constexpr int X_PASSES = (X_ROWS + 23) / 24;
+    extern __shared__ float4 shared_memory[];
+    const u32 shared = u32(__cvta_generic_to_shared(shared_memory));
+    const int tid = threadIdx.x, warp = tid / 32, thread = tid % 32;
+    const int lane = lanes[blockIdx.z];
+    const int n_tiles_i = s.ci / 64, i0 = blockIdx.x % n_tiles_i * 64, o0 = blockIdx.x / n_tiles_i * 64;
+    const int pitch = s.w + 1, margin = pitch + 1;
+    const int all = (s.positions() + BK - 1) / BK;
+    const int begin = all * blockIdx.y / splits, end = all * (blockIdx.y + 1) / splits;
+    const float* x = of(x_rows, lane) + i0 + tid % 16 * 4;
+    const float* y = of(y_rows, lane) + o0 + thread % 8;
+
+    auto fetch = [&](int chunk, u32 place) {
+        const u32 x_to = shared + place * PLACE_BYTES + 4 * (tid / 16 * X_PITCH + tid % 16 * 4);
+        for (int i = 0; i < X_PASSES; i++) {
+            const int row = tid / 16 + 24 * i;
+            if (row >= BK + 2 * margin) break;
+            const int pixel = s.pixel(chunk * BK - margin + row);
+            copy_async<4>(x_to + 4 * 24 * i * X_PITCH, x + (pixel < 0 ? 0 : pixel * s.ci), pixel >= 0);
+        }
+        // Eight channels × four positions of a warp are 128 bytes in shared memory.
+        const u32 y_to = shared + place * PLACE_BYTES + X_BYTES + 16 * (thread % 8) + 4 * (thread / 8);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int four = warp + 12 * i;
+            const int pixel = s.pixel(chunk * BK + 4 * four + thread / 8);
+#pragma unroll
+            for (int o = 0; o < 64; o += 8) {
+                copy_async<1>(y_to + 16 * (64 * four + o), y + (pixel < 0 ? 0 : pixel * s.co + o), pixel >= 0);
+            }
+        }
+    };
+
+    float acc[3][32] = {};
+    u32 factors[2][3][4];
+    const int down = warp / 4, g = thread / 4, t = thread % 4;
+    const u32 x_from = shared + 4 * ((margin + (down - 1) * pitch - 1 + t) * X_PITCH + warp % 4 * 16 + g);
+    auto load = [&](u32 (&a)[3][4], u32 place, int k) {
+#pragma unroll
+        for (int right = 0; right < 3; right++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {  // rows g and g + 8 at t, then at t + 4
+                const u32 at = x_from + place * PLACE_BYTES + 4 * ((8 * k + right + i / 2 * 4) * X_PITCH + i % 2 * 8);
+                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a[right][i]) : "r"(at));
+            }
+        }
+    };
+
+    if (begin < end) fetch(begin, 0);
+    copies_commit();
+    if (begin + 1 < end) fetch(begin + 1, 1);
+    copies_commit();
+    u32 place = 0;
+    for (int chunk = begin; chunk < end; chunk++) {
+        copies_pending<1>();
+        if (chunk + 2 < end) fetch(chunk + 2, place == 0 ? 2 : place - 1);
+        copies_commit();
+        const u32 b = shared + place * PLACE_BYTES + X_BYTES;
+        load(factors[0], place, 0);
+#pragma unroll
+        for (int k = 0; k < BK / 8; k++) {
+            products_begin();
+#pragma unroll
+            for (int right = 0; right < 3; right++) multiply(acc[right], factors[k % 2][right], matrix(b + 2 * k * 1024, 64));
+            products_commit();
+            if (k + 1 < BK / 8) {
+                products_pending<1>();
+                load(factors[(k + 1) % 2], place, k + 1);
+            }
+        }
+        products_pending<0>();
+        place = place == 2 ? 0 : place + 1;
+    }
+    asm volatile("cp.async.wait_all;");
+
+    const bool is_part = splits > 1, fresh = is_part || flags & 1;
+    const long long len = 9ll * s.ci * s.co;
+    float* const to = is_part ? partial + (blockIdx.z * splits + blockIdx.y) * len : of(w_rows, lane);
+#pragma unroll
+    for (int right = 0; right < 3; right++) {
+#pragma unroll
+        for (int v = 0; v < 32; v++) {
+            const int i = i0 + warp % 4 * 16 + g + v / 2 % 2 * 8, o = o0 + v / 4 * 8 + 2 * t + v % 2;
+            float* const at = to + (o * 9 + down * 3 + right) * s.ci + i;
+            *at = fresh ? acc[right][v] : *at + acc[right][v];
+        }
+    }
+}
