@@ -96,6 +96,16 @@ pub(super) const SHARED_MAX: u32 = (4 * STAGES * 2 * DEPTH * (128 + 8)) as u32;
 /// Floats of memory that the parts of any pass need.
 pub(super) const PARTS_LEN: usize = 72 * 128 * 128;
 
+/// Most bytes of two images with their margins.
+pub(super) const STEM_SHARED_MAX: u32 = 2 * 16 * 34 * 34;
+
+/// Bytes of shared memory that `stem.cu` needs, where it serves.
+pub(super) fn stem_shared(c: &Conv, pitch: usize) -> Option<u32> {
+    let bytes = 2 * 16 * ((c.h + 2) * (c.w + 2)) as u32;
+    let is_plain = (c.kernel, c.stride, c.padding) == (3, 1, 1);
+    (is_plain && pitch == 4 && c.co.is_multiple_of(64) && bytes <= STEM_SHARED_MAX).then_some(bytes)
+}
+
 impl Launch {
     /// `aligned`: whether the weights start at a multiple of four floats. The number of lanes chooses between kernels that
     /// compute the same bytes; how a sum is cut depends on the shape alone.

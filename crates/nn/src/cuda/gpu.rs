@@ -20,7 +20,7 @@ pub enum Precision {
     /// Factors rounded to 10 bits, sums in single precision.
     #[default]
     Tf32,
-    /// Factors rounded to 7 bits, sums in single precision.
+    /// Factors rounded to 7 bits (of a first layer of few channels to 10), sums in single precision.
     Bf16,
 }
 
@@ -45,6 +45,7 @@ pub(super) enum Pass {
 const PASSES: [(Pass, &str); 3] = [(Pass::Forward, "FORWARD"), (Pass::Input, "INPUT"), (Pass::Weight, "WEIGHT")];
 const COMMON: &str = include_str!("kernels/common.cu");
 const CONV: &str = include_str!("kernels/conv.cu");
+const STEM: &str = include_str!("kernels/stem.cu");
 const HOPPER: &str = include_str!("kernels/hopper.cu");
 const REST: [&str; 5] = [
     include_str!("kernels/norm.cu"),
@@ -75,6 +76,10 @@ pub(super) fn programs(precision: Precision, capability: (i32, i32)) -> Vec<Prog
     let mut all: Vec<_> = PASSES.into_iter().map(conv).collect();
     let rest = format!("{COMMON}\n{}", REST.join("\n"));
     all.push(Program { name: "REST", source: rest, options: vec![architecture("")], kernels: REST_KERNELS });
+    if precision != Precision::Fp32 {
+        let source = format!("{COMMON}\n{CONV}\n{STEM}");
+        all.push(Program { name: "STEM", source, options: vec![architecture("")], kernels: &["stem"] });
+    }
     if capability == HOPPER_CAPABILITY && precision == Precision::Tf32 {
         let source = format!("{COMMON}\n{HOPPER}");
         let kernels = super::hopper::KERNELS;
@@ -201,6 +206,7 @@ pub struct Gpu {
     kernels: HashMap<String, CudaFunction>,
     precision: Precision,
     name: String,
+    processors: usize,
 }
 
 impl std::fmt::Debug for Gpu {
@@ -253,6 +259,7 @@ impl Gpu {
                 let function = module.load_function(name).map_err(failed(name))?;
                 let shared = match name {
                     _ if name.starts_with("conv_") => Some(super::conv::SHARED_MAX),
+                    "stem" => Some(super::conv::STEM_SHARED_MAX),
                     _ => super::hopper::shared_bytes(name),
                 };
                 if let Some(bytes) = shared {
@@ -263,7 +270,10 @@ impl Gpu {
             }
         }
         let name = context.name().map_err(failed("asking the GPU's name"))?;
-        Ok(Arc::new(Self { context, stream, kernels, precision, name }))
+        let processors = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let processors =
+            context.attribute(processors).map_err(failed("counting the GPU's processors"))?.max(1) as usize;
+        Ok(Arc::new(Self { context, stream, kernels, precision, name, processors }))
     }
 
     /// The GPU's name.
@@ -274,6 +284,11 @@ impl Gpu {
     /// How products are computed.
     pub fn precision(&self) -> Precision {
         self.precision
+    }
+
+    /// Multiprocessors there are.
+    pub(super) fn processors(&self) -> usize {
+        self.processors
     }
 
     /// Whether it has the kernels of `hopper.cu`.

@@ -10,8 +10,8 @@ pub(super) const KERNELS: &[&str] =
 
 /// Bytes of shared memory that a kernel asks for.
 pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
-    let image = |rows: u32| 2 * 128 * (rows + 2 * MARGIN_MAX + 1);
-    let weights = |columns: u32| 4 * 128 * (columns + 1);
+    let image = |rows: u32| 2 * 128 * (rows + 40);
+    let weights = |columns: u32| 4 * 128 * columns;
     match kernel {
         "shifted_1x64" => Some(image(128) + weights(64)),
         "shifted_2x64" => Some(image(256) + weights(64)),
@@ -24,11 +24,12 @@ pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
 /// Those of `hopper.cu`: zeros on either side of a tile, and positions of a sum at a time.
 const MARGIN_MAX: u32 = 18;
 const CHUNK: usize = 96;
-/// Blocks of a lane that sums over positions are cut for, and the least chunks of a part.
-const BLOCKS_WANTED: usize = 32;
+/// Blocks of a lane that sums over positions are cut for (ten lanes then are two on every processor of an H200), and the least
+/// chunks of a part.
+const BLOCKS_WANTED: usize = 26;
 const CHUNKS_MIN: usize = 6;
 /// Blocks from which on large tiles are faster than small ones.
-const LARGE_FROM: usize = 400;
+const LARGE_FROM: usize = 260;
 
 /// Images laid end to end, as `hopper.cu` takes them.
 #[repr(C)]
@@ -77,16 +78,14 @@ impl Strip {
         (self.batch * (self.h + 1) * (self.w + 1)) as usize
     }
 
-    /// The kernel of a product and its tiles. Every one of them computes the same bytes.
-    pub fn product(&self, lanes: usize) -> (&'static str, usize) {
+    /// The kernel of a product, its tiles a lane and how many of its blocks a processor runs at once. Every kernel computes
+    /// the same bytes.
+    pub fn product(&self, lanes: usize) -> (&'static str, usize, usize) {
         let columns = self.co as usize;
         let tiles = |rows: usize, width: usize| self.positions().div_ceil(rows) * (columns / width);
-        let (large, n) = if columns.is_multiple_of(128) {
-            ("shifted_1x128", tiles(128, 128))
-        } else {
-            ("shifted_2x64", tiles(256, 64))
-        };
-        if n * lanes >= LARGE_FROM { (large, n) } else { ("shifted_1x64", tiles(128, 64)) }
+        let is_wide = columns.is_multiple_of(128);
+        let (large, n) = if is_wide { ("shifted_1x128", tiles(128, 128)) } else { ("shifted_2x64", tiles(256, 64)) };
+        if n * lanes >= LARGE_FROM { (large, n, 2) } else { ("shifted_1x64", tiles(128, 64), 3) }
     }
 
     /// Tiles of the gradient of the weights, and the parts that its sum is cut into.
@@ -94,7 +93,7 @@ impl Strip {
         let (ci, co) = self.channels();
         let tiles = ci / 64 * (co / 64);
         let most = (self.positions().div_ceil(CHUNK) / CHUNKS_MIN).min(PARTS_LEN / (9 * ci * co));
-        (tiles, (BLOCKS_WANTED / tiles).min(most).max(1))
+        (tiles, (BLOCKS_WANTED / tiles).max(2).min(most).max(1))
     }
 }
 
@@ -133,7 +132,7 @@ mod tests {
                 let Some(strip) = Strip::new(&conv(side, ci, co), batch, true) else { panic!("{side} {ci} {co}") };
                 let outputs = batch * (side + 1) * (side + 1) * co;
                 for lanes in [1, 10] {
-                    let (kernel, tiles) = strip.product(lanes);
+                    let (kernel, tiles, _) = strip.product(lanes);
                     let area = if kernel == "shifted_1x64" { 128 * 64 } else { 128 * 128 };
                     assert!(tiles * area >= outputs && (tiles - co / 64) * area < outputs, "{kernel} {tiles}");
                 }
@@ -146,8 +145,9 @@ mod tests {
     #[test]
     fn blocks_fit_a_processor() {
         const PROCESSOR: u32 = 227 * 1024;
-        assert!(shared_bytes("shifted_2x64").is_some_and(|b| 2 * (b + 1024) <= PROCESSOR + 1024));
-        assert!(shared_bytes("shifted_1x128").is_some_and(|b| 2 * (b + 1024) <= PROCESSOR + 1024));
+        for (kernel, blocks) in [("shifted_1x64", 3), ("shifted_2x64", 2), ("shifted_1x128", 2)] {
+            assert!(shared_bytes(kernel).is_some_and(|b| blocks * (b + 1024) <= PROCESSOR + 1024), "{kernel}");
+        }
         assert!(shared_bytes("shifted_weight").is_some_and(|b| b <= PROCESSOR));
     }
 }

@@ -1,7 +1,7 @@
 //! The forward and backward passes of a cohort: the steps of the plan, launched one after another for all lanes.
 
 use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass, Rows};
-use super::conv::{Div, Geometry, Launch};
+use super::conv::{Div, Geometry, Launch, stem_shared};
 use super::gpu::{self, Parameter, parameters};
 use super::hopper::{Strip, shared_bytes};
 use crate::error::{Error, Result};
@@ -152,12 +152,24 @@ impl Cohort {
         relu: bool,
     ) -> Result<()> {
         let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
+        let is_exact = self.gpu.precision() == gpu::Precision::Fp32;
         if self.gpu.has_hopper()
             && let Some(strip) = Strip::new(&c, self.batch, aligned)
         {
             return self.shifted_product(pass, strip, x, w, y, after, fresh, relu);
         }
-        let is_exact = self.gpu.precision() == gpu::Precision::Fp32;
+        let flags = i32::from(fresh) | (2 * i32::from(relu));
+        if pass == gpu::Pass::Forward
+            && !is_exact
+            && let Some(shared) = stem_shared(&c, pitch)
+        {
+            // Blocks go from image to image; there are as many as run at once.
+            let strips = c.co / 64;
+            let blocks = (2 * self.gpu.processors()).div_ceil(strips * self.n_active()).min(self.batch);
+            let p: [&dyn Parameter; 7] =
+                [&Geometry::new(&c, pitch, self.batch), &self.lanes.at(), &x, &w, &y, &after, &flags];
+            return self.launch("STEM.stem", [blocks, strips], [256, 1], shared, &p);
+        }
         let launch = Launch::new(pass, &c, pitch, self.batch, aligned, self.n_active(), is_exact);
         let geometry = Geometry::new(&c, pitch, self.batch);
         let (program, out, len, columns) = match pass {
@@ -165,7 +177,6 @@ impl Cohort {
             gpu::Pass::Input => ("INPUT", x, self.batch * c.h * c.w * c.ci, c.ci),
             gpu::Pass::Weight => ("WEIGHT", w, c.kernel * c.kernel * c.ci * c.co, c.co),
         };
-        let flags = i32::from(fresh) | (2 * i32::from(relu));
         let splits = launch.splits as i32;
         let p: [&dyn Parameter; 9] =
             [&geometry, &self.lanes.at(), &x, &w, &y, &after, &flags, &splits, &self.parts.at()];
@@ -216,10 +227,12 @@ impl Cohort {
         let flags = i32::from(fresh) | (2 * i32::from(relu));
         let lanes = self.lanes.at();
         let product = |strip: Strip, from: Rows, w: Rows, to: Rows| {
-            let (kernel, tiles) = strip.product(self.n_active());
-            let p: [&dyn Parameter; 7] = [&strip, &lanes, &from, &w, &to, &after, &flags];
+            // Blocks go from tile to tile; there are as many as run at once.
+            let (kernel, tiles, at_once) = strip.product(self.n_active());
+            let blocks = (tiles * self.n_active()).min(at_once * self.gpu.processors());
+            let p: [&dyn Parameter; 8] = [&strip, &(self.n_active() as i32), &lanes, &from, &w, &to, &after, &flags];
             let shared = shared_bytes(kernel).unwrap_or(0);
-            self.launch(&format!("HOPPER.{kernel}"), [tiles, 1], [256, 1], shared, &p)
+            self.gpu.launch(&format!("HOPPER.{kernel}"), [blocks, 1, 1], [256, 1], shared, &p)
         };
         match (pass, &self.turned) {
             (gpu::Pass::Forward, _) => product(strip, x, w, y),

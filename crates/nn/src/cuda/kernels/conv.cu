@@ -486,6 +486,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
 }
 
 // The program is compiled for each pass (CONV_MODE) and precision.
+#ifdef CONV_MODE
 #define CONV_KERNEL(vec_a, vec_b, wm, wn, ni)                                                                         \
     extern "C" __global__ void __launch_bounds__(32 * wm * wn, (ni == 4 ? 3 : 2) - (PRECISION == FP32))               \
         conv_##vec_a##vec_b##_##wm##x##wn##x##ni(Conv s, const int* lanes, Rows x, Rows w, Rows y, After after,         \
@@ -496,6 +497,7 @@ CONV_KERNEL(1, 1, 2, 2, 4)
 CONV_KERNEL(4, 1, 2, 2, 4)
 CONV_KERNEL(4, 4, 2, 2, 4)
 CONV_KERNEL(4, 4, 2, 2, 8)
+#endif
 
 // Puts the splits of a product together, in order: out ← (out +) Σ partial, and what follows.
 extern "C" __global__ void sum_splits(const int* lanes, Rows out_rows, After after, int len, int columns, int splits, int flags,

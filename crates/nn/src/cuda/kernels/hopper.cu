@@ -25,6 +25,8 @@ struct Strip {
 
 constexpr int MARGIN_MAX = 18;  // of images 16 wide
 
+extern __shared__ __align__(1024) float4 shared_memory[];
+
 template <int N>
 __device__ __forceinline__ void products_pending() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -32,8 +34,12 @@ __device__ __forceinline__ void products_pending() {
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// A matrix in shared memory: blocks of 8 rows × 16 bytes, neighbours along the rows 128 bytes apart, `step` · 16 bytes along the sum.
-__device__ __forceinline__ u64 matrix(u32 at, u32 step) { return u64(at >> 4) | u64(step) << 16 | u64(8) << 32; }
+// A matrix in shared memory, 32 numbers of the sum a row; the sixteenths of a row are swapped by its number (`swapped_to`), so
+// that eight rows, from any row on, are read in one go.
+__device__ __forceinline__ u64 matrix_of_rows(u32 at) { return u64(at >> 4) | u64(1) << 16 | u64(64) << 32 | u64(1) << 62; }
+__device__ __forceinline__ u32 swapped_to(int row, int part) { return 128 * row + 16 * (part ^ row & 7); }
+// Another: blocks of 8 columns × 16 bytes, neighbours 128 bytes apart along the columns, 1024 along the sum.
+__device__ __forceinline__ u64 matrix_of_columns(u32 at) { return u64(at >> 4) | u64(64) << 16 | u64(8) << 32; }
 
 #define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SIXTEEN(d, i) FOUR(d, i), FOUR(d, i + 4), FOUR(d, i + 8), FOUR(d, i + 12)
@@ -76,119 +82,145 @@ __device__ __forceinline__ void copies_pending() {
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Two warp groups compute 128·MT positions × BN channels. The sum goes over blocks of 32 channels and, inside, over taps:
-// weights stream through four places, two steps ahead; the next block's image comes while the present one's taps run.
+// Two warp groups compute tiles of 128·MT positions × BN channels, one after another: the copies for a tile begin while the one
+// before is computed. The sum goes over blocks of 32 channels and, inside, over taps: weights stream through four places, two
+// steps ahead; the next block's image comes while the present one's taps run.
 template <int MT, int BN>
-__device__ __forceinline__ void shifted_product(const Strip& s, const int* lanes, const Rows& x_rows, const Rows& w_rows,
+__device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, const int* lanes, const Rows& x_rows, const Rows& w_rows,
                                                 const Rows& y_rows, const After& after, int flags) {
     constexpr int BM = 128 * MT;
-    constexpr int A_ROWS = BM + 2 * MARGIN_MAX + 1, B_ROWS = BN + 1;  // odd: eight parts of a row go to different banks
-    constexpr int A_BYTES = 8 * 16 * A_ROWS, B_BYTES = 8 * 16 * B_ROWS;
+    constexpr int A_ROWS = BM + 40, A_BYTES = 128 * A_ROWS, B_BYTES = 128 * BN;  // swapping goes by eight rows
+    static_assert(A_ROWS >= BM + 2 * MARGIN_MAX && A_ROWS % 8 == 0, "");
     constexpr int A_PASSES = (BM + 2 * MARGIN_MAX + 31) / 32, B_PASSES = BN / 32;
-    extern __shared__ float4 shared_memory[];
     const u32 a_shared = u32(__cvta_generic_to_shared(shared_memory)), b_shared = a_shared + 2 * A_BYTES;
     const int tid = threadIdx.x, part = tid % 8, line = tid / 8;
-    const int lane = lanes[blockIdx.z];
-    const int n_tiles_n = s.co / BN, m0 = blockIdx.x / n_tiles_n * BM, n0 = blockIdx.x % n_tiles_n * BN;
     const int pitch = s.w + 1, margin = pitch + 1;
-    const float* x = of(x_rows, lane);
-    const float* w = of(w_rows, lane) + (n0 + line) * 9 * s.ci + 4 * part;
+    const int n_tiles_n = s.co / BN, n_tiles = (s.positions() + BM - 1) / BM * n_tiles_n, n_tiles_all = n_tiles * n_lanes;
+    const int n_blocks = s.ci / 32;
 
+    // ---- copies: the image a block ahead, weights two steps ahead, both of them in the next tile at times ----
+    const float* x;
     int pixels[A_PASSES];
+    auto turn_to_image = [&](int tile) {
+        x = of(x_rows, lanes[tile / n_tiles]) + 4 * part;
+        const int from = tile % n_tiles / n_tiles_n * BM - margin;
 #pragma unroll
-    for (int i = 0; i < A_PASSES; i++) {
-        const int row = line + 32 * i;
-        const int pixel = row < BM + 2 * margin ? s.pixel(m0 - margin + row) : -1;
-        pixels[i] = pixel < 0 ? -1 : pixel * s.ci + 4 * part;
-    }
-    auto fetch_image = [&](int i, int block) {
+        for (int i = 0; i < A_PASSES; i++) {
+            const int row = line + 32 * i;
+            pixels[i] = row < BM + 2 * margin ? s.pixel(from + row) : -1;
+        }
+    };
+    auto fetch_image = [&](int i, int block, int buffer) {
         if (line + 32 * i >= A_ROWS) return;
         const bool in = pixels[i] >= 0;
-        const u32 to = a_shared + (block & 1) * A_BYTES + 16 * (part * A_ROWS + line + 32 * i);
-        copy_async<4>(to, x + (in ? pixels[i] + 32 * block : 0), in);
+        const u32 to = a_shared + buffer * A_BYTES + 128 * 32 * i + swapped_to(line, part);
+        copy_async<4>(to, x + (in ? pixels[i] * s.ci + 32 * block : 0), in);
     };
-    auto fetch_weights = [&](int place, int block, int tap) {
+    int tile_ahead = blockIdx.x, block_ahead = 0, tap_ahead = 0, place_ahead = 0;
+    const float* w;
+    auto turn_to_weights = [&](int tile) {
+        w = of(w_rows, lanes[tile / n_tiles]) + (tile % n_tiles_n * BN + line) * 9 * s.ci + 4 * part;
+    };
+    auto fetch_weights = [&] {
+        if (tile_ahead >= n_tiles_all) return;
 #pragma unroll
         for (int i = 0; i < B_PASSES; i++) {
-            const u32 to = b_shared + place * B_BYTES + 16 * (part * B_ROWS + line + 32 * i);
-            copy_async<4>(to, w + (32 * i * 9 + tap) * s.ci + 32 * block, true);
+            const u32 to = b_shared + place_ahead * B_BYTES + 128 * 32 * i + swapped_to(line, part);
+            copy_async<4>(to, w + (32 * i * 9 + tap_ahead) * s.ci + 32 * block_ahead, true);
         }
+        place_ahead = place_ahead + 1 & 3;
+        if (++tap_ahead < 9) return;
+        tap_ahead = 0;
+        if (++block_ahead < n_blocks) return;
+        block_ahead = 0;
+        tile_ahead += gridDim.x;
+        if (tile_ahead < n_tiles_all) turn_to_weights(tile_ahead);
     };
 
-    float acc[MT][BN / 2] = {};
-    const int group = tid / 128;
-    const u32 a_from = a_shared + 16 * (group * 64 * MT + margin);
-    const int n_blocks = s.ci / 32, n_steps = 9 * n_blocks;
+    turn_to_image(blockIdx.x), turn_to_weights(blockIdx.x);
 #pragma unroll
-    for (int i = 0; i < A_PASSES; i++) fetch_image(i, 0);
-    fetch_weights(0, 0, 0), copies_commit();
-    fetch_weights(1, 0, 1), copies_commit();
-    int block = 0, tap = 0, block_ahead = 0, tap_ahead = 2;
-    for (int step = 0; step < n_steps; step++) {
-        // The copies of this step are there, and the products of the step before the last are done, whose place is next.
-        products_pending<1>();
-        copies_pending<1>();
-        const int down = tap / 3, shift = (down - 1) * pitch + tap - 3 * down - 1;
-        const u32 a = a_from + (block & 1) * A_BYTES + 16 * shift, b = b_shared + (step & 3) * B_BYTES;
-        products_begin();
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-#pragma unroll
-            for (int mt = 0; mt < MT; mt++) {
-                multiply(acc[mt], matrix(a + 16 * (2 * k * A_ROWS + 64 * mt), A_ROWS), matrix(b + 16 * 2 * k * B_ROWS, B_ROWS));
-            }
-        }
-        products_commit();
-        if (step + 2 < n_steps) fetch_weights(step + 2 & 3, block_ahead, tap_ahead);
-        if (block + 1 < n_blocks) {
-            // From the second tap on, the products of the block before are done. Six taps bring twelve passes.
-#pragma unroll
-            for (int i = 0; i < A_PASSES; i++) {
-                if (tap == 1 + i / 2) fetch_image(i, block + 1);
-            }
-        }
-        copies_commit();
-        if (++tap == 9) tap = 0, block++;
-        if (++tap_ahead == 9) tap_ahead = 0, block_ahead++;
-    }
-    products_pending<0>();
+    for (int i = 0; i < A_PASSES; i++) fetch_image(i, 0, 0);
+    fetch_weights(), copies_commit();
+    fetch_weights(), copies_commit();
 
+    const int group = tid / 128, g = tid % 32 / 4, t = tid % 4;
     const bool fresh = flags & 1, with_relu = flags & 2;
     const bool plain = !after.norm.at && !after.bias.at && !after.residual.at;
-    const int g = tid % 32 / 4, t = tid % 4;
-    float* const y = of(y_rows, lane);
+    const u32 a_from = a_shared + 128 * (group * 64 * MT + margin);
+    int buffer = 0, place = 0;
+    for (int tile = blockIdx.x; tile < n_tiles_all; tile += gridDim.x) {
+        const int next_tile = tile + gridDim.x;
+        float acc[MT][BN / 2] = {};
+        for (int block = 0; block < n_blocks; block++) {
+            const bool is_last = block + 1 == n_blocks;
+            if (is_last && next_tile < n_tiles_all) turn_to_image(next_tile);
+            for (int tap = 0; tap < 9; tap++) {
+                // This step's copies are there, and the products of the step before the last are done, whose place is next.
+                products_pending<1>();
+                copies_pending<1>();
+                const int down = tap / 3, shift = (down - 1) * pitch + tap - 3 * down - 1;
+                const u32 a = a_from + buffer * A_BYTES + 128 * shift, b = b_shared + place * B_BYTES;
+                products_begin();
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++) {
+                for (int k = 0; k < 4; k++) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int pixel = s.pixel(m0 + (group * MT + mt) * 64 + tid / 32 % 4 * 16 + g + 8 * half);
-            if (pixel < 0) continue;
-            const long long row = (long long)pixel * s.co;
-#pragma unroll
-            for (int j = 0; j < BN / 8; j++) {
-                const int n = n0 + 8 * j + 2 * t;
-                float2* const at = reinterpret_cast<float2*>(y + row + n);
-                float v0 = acc[mt][4 * j + 2 * half], v1 = acc[mt][4 * j + 2 * half + 1];
-                if (!plain) {
-                    v0 = after(v0, lane, n, s.co, row + n, with_relu), v1 = after(v1, lane, n + 1, s.co, row + n + 1, with_relu);
-                } else if (with_relu) {
-                    v0 = relu(v0), v1 = relu(v1);
+                    for (int mt = 0; mt < MT; mt++) {
+                        multiply(acc[mt], matrix_of_rows(a + 128 * 64 * mt + 32 * k), matrix_of_rows(b + 32 * k));
+                    }
                 }
-                if (!fresh) v0 += at->x, v1 += at->y;
-                *at = make_float2(v0, v1);
+                products_commit();
+                fetch_weights();
+                // From the second tap on, the products of the block before are done. Five taps bring ten passes.
+                if (!is_last || next_tile < n_tiles_all) {
+#pragma unroll
+                    for (int i = 0; i < A_PASSES; i++) {
+                        if (tap == 1 + i / 2) fetch_image(i, is_last ? 0 : block + 1, buffer ^ 1);
+                    }
+                }
+                copies_commit();
+                place = place + 1 & 3;
+            }
+            buffer ^= 1;
+        }
+        products_pending<0>();
+
+        const int lane = lanes[tile / n_tiles], m0 = tile % n_tiles / n_tiles_n * BM, n0 = tile % n_tiles_n * BN;
+        float* const y = of(y_rows, lane);
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int pixel = s.pixel(m0 + (group * MT + mt) * 64 + tid / 32 % 4 * 16 + g + 8 * half);
+                if (pixel < 0) continue;
+                const long long row = (long long)pixel * s.co;
+#pragma unroll
+                for (int j = 0; j < BN / 8; j++) {
+                    const int n = n0 + 8 * j + 2 * t;
+                    float2* const at = reinterpret_cast<float2*>(y + row + n);
+                    float v0 = acc[mt][4 * j + 2 * half], v1 = acc[mt][4 * j + 2 * half + 1];
+                    if (!plain) {
+                        v0 = after(v0, lane, n, s.co, row + n, with_relu);
+                        v1 = after(v1, lane, n + 1, s.co, row + n + 1, with_relu);
+                    } else if (with_relu) {
+                        v0 = relu(v0), v1 = relu(v1);
+                    }
+                    if (!fresh) v0 += at->x, v1 += at->y;
+                    *at = make_float2(v0, v1);
+                }
             }
         }
     }
+    asm volatile("cp.async.wait_all;");
 }
 
-#define SHIFTED(mt, bn)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(256, 2)                                                              \
-        shifted_##mt##x##bn(Strip s, const int* lanes, Rows x, Rows w, Rows y, After after, int flags) {                \
-        shifted_product<mt, bn>(s, lanes, x, w, y, after, flags);                                                       \
+#define SHIFTED(mt, bn, blocks)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256, blocks)                                                         \
+        shifted_##mt##x##bn(Strip s, int n_lanes, const int* lanes, Rows x, Rows w, Rows y, After after, int flags) {   \
+        shifted_product<mt, bn>(s, n_lanes, lanes, x, w, y, after, flags);                                              \
     }
-SHIFTED(1, 64)
-SHIFTED(2, 64)
-SHIFTED(1, 128)
+SHIFTED(1, 64, 3)
+SHIFTED(2, 64, 2)
+SHIFTED(1, 128, 2)
 
 // W[o, tap, i] → W'[i, 8 − tap, o], 32 × 32 at a time: what the gradient of the image is a product with.
 extern "C" __global__ void turn_weights(const int* lanes, int ci, int co, Rows w_rows, Rows turned_rows) {
@@ -209,7 +241,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     constexpr int BK = 96, X_ROWS = BK + 2 * MARGIN_MAX, X_PITCH = 72;
     constexpr int X_BYTES = 4 * X_ROWS * X_PITCH, Y_BYTES = 4 * BK * 64, PLACE_BYTES = X_BYTES + Y_BYTES;
     constexpr int X_PASSES = (X_ROWS + 23) / 24;
-    extern __shared__ float4 shared_memory[];
     const u32 shared = u32(__cvta_generic_to_shared(shared_memory));
     const int tid = threadIdx.x, warp = tid / 32, thread = tid % 32;
     const int lane = lanes[blockIdx.z];
@@ -271,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         for (int k = 0; k < BK / 8; k++) {
             products_begin();
 #pragma unroll
-            for (int right = 0; right < 3; right++) multiply(acc[right], factors[k % 2][right], matrix(b + 2 * k * 1024, 64));
+            for (int right = 0; right < 3; right++) multiply(acc[right], factors[k % 2][right], matrix_of_columns(b + 2 * k * 1024));
             products_commit();
             if (k + 1 < BK / 8) {
                 products_pending<1>();
