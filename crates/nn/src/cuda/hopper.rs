@@ -5,20 +5,31 @@ use super::gpu::parameters;
 use crate::graph::{Graph, Op};
 use crate::kernels::conv::Conv;
 
-pub(super) const KERNELS: &[&str] =
-    &["shifted_1x64", "shifted_2x64", "shifted_1x128", "shifted_weight", "turn_weights"];
+pub(super) const KERNELS: &[&str] = &["shifted_1", "shifted_2", "shifted_weight", "turn_weights"];
+
+/// A kernel of products: its name, positions and channels of a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Product {
+    pub kernel: &'static str,
+    positions: usize,
+    channels: usize,
+}
+
+/// Both compute the same bytes; the second reads the weights from far away more often, but has smaller tiles.
+const PRODUCTS: [Product; 2] = [
+    Product { kernel: "shifted_1", positions: 256, channels: 64 },
+    Product { kernel: "shifted_2", positions: 128, channels: 128 },
+];
+
+/// Blocks of a product that a processor runs at once.
+pub(super) const AT_ONCE: usize = 2;
 
 /// Bytes of shared memory that a kernel asks for.
 pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
-    let image = |rows: u32| 2 * 128 * (rows + 40);
-    let weights = |columns: u32| 4 * 128 * columns;
-    match kernel {
-        "shifted_1x64" => Some(image(128) + weights(64)),
-        "shifted_2x64" => Some(image(256) + weights(64)),
-        "shifted_1x128" => Some(image(128) + weights(128)),
-        "shifted_weight" => Some(3 * 4 * ((CHUNK as u32 + 2 * MARGIN_MAX) * 72 + CHUNK as u32 * 64)),
-        _ => None,
-    }
+    let product = |p: &Product| 128 * (2 * (p.positions + 40) + 4 * p.channels) as u32;
+    let weight = 3 * 4 * ((CHUNK as u32 + 2 * MARGIN_MAX) * 72 + CHUNK as u32 * 64);
+    let found = PRODUCTS.iter().find(|p| p.kernel == kernel).map(product);
+    found.or((kernel == "shifted_weight").then_some(weight))
 }
 
 /// Those of `hopper.cu`: zeros on either side of a tile, and positions of a sum at a time.
@@ -28,9 +39,6 @@ const CHUNK: usize = 96;
 /// chunks of a part.
 const BLOCKS_WANTED: usize = 26;
 const CHUNKS_MIN: usize = 6;
-/// Blocks from which on large tiles are faster than small ones.
-const LARGE_FROM: usize = 260;
-
 /// Images laid end to end, as `hopper.cu` takes them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -78,14 +86,14 @@ impl Strip {
         (self.batch * (self.h + 1) * (self.w + 1)) as usize
     }
 
-    /// The kernel of a product, its tiles a lane and how many of its blocks a processor runs at once. Every kernel computes
-    /// the same bytes.
-    pub fn product(&self, lanes: usize) -> (&'static str, usize, usize) {
+    /// The kernel of a product that keeps `processors` busiest, and its tiles a lane.
+    pub fn product(&self, lanes: usize, processors: usize) -> (Product, usize) {
         let columns = self.co as usize;
-        let tiles = |rows: usize, width: usize| self.positions().div_ceil(rows) * (columns / width);
-        let is_wide = columns.is_multiple_of(128);
-        let (large, n) = if is_wide { ("shifted_1x128", tiles(128, 128)) } else { ("shifted_2x64", tiles(256, 64)) };
-        if n * lanes >= LARGE_FROM { (large, n, 2) } else { ("shifted_1x64", tiles(128, 64), 3) }
+        let tiles = |p: &Product| self.positions().div_ceil(p.positions) * (columns / p.channels);
+        let waves = |p: &&Product| (tiles(p) * lanes).div_ceil(AT_ONCE * processors);
+        let serves = |p: &&Product| columns.is_multiple_of(p.channels);
+        let best = PRODUCTS.iter().filter(serves).min_by_key(waves).unwrap_or(&PRODUCTS[0]);
+        (*best, tiles(best))
     }
 
     /// Tiles of the gradient of the weights, and the parts that its sum is cut into.
@@ -132,9 +140,9 @@ mod tests {
                 let Some(strip) = Strip::new(&conv(side, ci, co), batch, true) else { panic!("{side} {ci} {co}") };
                 let outputs = batch * (side + 1) * (side + 1) * co;
                 for lanes in [1, 10] {
-                    let (kernel, tiles, _) = strip.product(lanes);
-                    let area = if kernel == "shifted_1x64" { 128 * 64 } else { 128 * 128 };
-                    assert!(tiles * area >= outputs && (tiles - co / 64) * area < outputs, "{kernel} {tiles}");
+                    let (p, tiles) = strip.product(lanes, 132);
+                    let area = p.positions * p.channels;
+                    assert!(tiles * area >= outputs && (tiles - co / p.channels) * area < outputs, "{p:?} {tiles}");
                 }
                 let (_, splits) = strip.weight();
                 assert!(splits == 1 || splits * 9 * ci * co <= PARTS_LEN);
@@ -145,8 +153,10 @@ mod tests {
     #[test]
     fn blocks_fit_a_processor() {
         const PROCESSOR: u32 = 227 * 1024;
-        for (kernel, blocks) in [("shifted_1x64", 3), ("shifted_2x64", 2), ("shifted_1x128", 2)] {
-            assert!(shared_bytes(kernel).is_some_and(|b| blocks * (b + 1024) <= PROCESSOR + 1024), "{kernel}");
+        for p in PRODUCTS {
+            let outputs = 4 * p.positions; // the kernel's own table
+            let bytes = shared_bytes(p.kernel).unwrap_or(u32::MAX) as usize + outputs;
+            assert!(AT_ONCE * (bytes + 1024) <= PROCESSOR as usize + 1024, "{p:?}: {bytes}");
         }
         assert!(shared_bytes("shifted_weight").is_some_and(|b| b <= PROCESSOR));
     }

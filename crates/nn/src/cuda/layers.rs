@@ -3,7 +3,7 @@
 use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass, Rows};
 use super::conv::{Div, Geometry, Launch, stem_shared};
 use super::gpu::{self, Parameter, parameters};
-use super::hopper::{Strip, shared_bytes};
+use super::hopper::{AT_ONCE, Product, Strip, shared_bytes};
 use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
 use crate::kernels::conv::Conv;
@@ -228,8 +228,8 @@ impl Cohort {
         let lanes = self.lanes.at();
         let product = |strip: Strip, from: Rows, w: Rows, to: Rows| {
             // Blocks go from tile to tile; there are as many as run at once.
-            let (kernel, tiles, at_once) = strip.product(self.n_active());
-            let blocks = (tiles * self.n_active()).min(at_once * self.gpu.processors());
+            let (Product { kernel, .. }, tiles) = strip.product(self.n_active(), self.gpu.processors());
+            let blocks = (tiles * self.n_active()).min(AT_ONCE * self.gpu.processors());
             let p: [&dyn Parameter; 8] = [&strip, &(self.n_active() as i32), &lanes, &from, &w, &to, &after, &flags];
             let shared = shared_bytes(kernel).unwrap_or(0);
             self.gpu.launch(&format!("HOPPER.{kernel}"), [blocks, 1, 1], [256, 1], shared, &p)

@@ -44,31 +44,23 @@ __device__ __forceinline__ u64 matrix_of_columns(u32 at) { return u64(at >> 4) |
 #define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SIXTEEN(d, i) FOUR(d, i), FOUR(d, i + 4), FOUR(d, i + 8), FOUR(d, i + 12)
 #define REGISTERS_32                                                                                                  \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"   \
-    "%30,%31}"
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"    \
+    "%30,%31"
 #define REGISTERS_64                                                                                                  \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"   \
-    "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,"  \
-    "%58,%59,%60,%61,%62,%63}"
+    REGISTERS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,"  \
+                 "%57,%58,%59,%60,%61,%62,%63"
 
-// d += a · b over eight numbers of the sum; a has 64 rows, b 64 or 128 columns.
-__device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b) {
-    asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 " REGISTERS_32 ", %32, %33, p, 1, 1; }"
-                 : SIXTEEN(d, 0), SIXTEEN(d, 16)
-                 : "l"(a), "l"(b));
-}
-
+// d += a · b over eight numbers of the sum; a has 64 rows, b 128 or 64 columns.
 __device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 " REGISTERS_64 ", %64, %65, p, 1, 1; }"
+                 "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" REGISTERS_64 "}, %64, %65, p, 1, 1; }"
                  : SIXTEEN(d, 0), SIXTEEN(d, 16), SIXTEEN(d, 32), SIXTEEN(d, 48)
                  : "l"(a), "l"(b));
 }
 
 __device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 b) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 " REGISTERS_32 ", {%32,%33,%34,%35}, %36, p, 1, 1; }"
+                 "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" REGISTERS_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1; }"
                  : SIXTEEN(d, 0), SIXTEEN(d, 16)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
@@ -82,16 +74,19 @@ __device__ __forceinline__ void copies_pending() {
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Two warp groups compute tiles of 128·MT positions × BN channels, one after another: the copies for a tile begin while the one
-// before is computed. The sum goes over blocks of 32 channels and, inside, over taps: weights stream through four places, two
-// steps ahead; the next block's image comes while the present one's taps run.
-template <int MT, int BN>
+// Two warp groups compute tiles, one after another: 64 channels × 128 positions each, of different channels (GROUPS = 2) or
+// different positions (1). The copies for a tile begin while the one before is computed. The sum goes over blocks of 32
+// channels and, inside, over taps: weights stream through four places, two steps ahead; the next block's image comes while the
+// present one's taps run. What bounds it is the reading of shared memory, hence the products' shape: 64 positions × 64
+// channels would read a third more. (256 positions would read less, but leave room for one block a processor: slower.)
+template <int GROUPS>
 __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, const int* lanes, const Rows& x_rows, const Rows& w_rows,
                                                 const Rows& y_rows, const After& after, int flags) {
-    constexpr int BM = 128 * MT;
+    constexpr int N = 128, BM = 2 / GROUPS * N, BN = 64 * GROUPS;
     constexpr int A_ROWS = BM + 40, A_BYTES = 128 * A_ROWS, B_BYTES = 128 * BN;  // swapping goes by eight rows
     static_assert(A_ROWS >= BM + 2 * MARGIN_MAX && A_ROWS % 8 == 0, "");
     constexpr int A_PASSES = (BM + 2 * MARGIN_MAX + 31) / 32, B_PASSES = BN / 32;
+    __shared__ int outputs[BM];
     const u32 a_shared = u32(__cvta_generic_to_shared(shared_memory)), b_shared = a_shared + 2 * A_BYTES;
     const int tid = threadIdx.x, part = tid % 8, line = tid / 8;
     const int pitch = s.w + 1, margin = pitch + 1;
@@ -119,7 +114,9 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
     int tile_ahead = blockIdx.x, block_ahead = 0, tap_ahead = 0, place_ahead = 0;
     const float* w;
     auto turn_to_weights = [&](int tile) {
-        w = of(w_rows, lanes[tile / n_tiles]) + (tile % n_tiles_n * BN + line) * 9 * s.ci + 4 * part;
+        // A thread's two rows of a product, eight apart, are to be neighbouring channels.
+        const int channel = line / 16 * 16 + line % 8 * 2 + line / 8 % 2;
+        w = of(w_rows, lanes[tile / n_tiles]) + (tile % n_tiles_n * BN + channel) * 9 * s.ci + 4 * part;
     };
     auto fetch_weights = [&] {
         if (tile_ahead >= n_tiles_all) return;
@@ -146,11 +143,12 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
     const int group = tid / 128, g = tid % 32 / 4, t = tid % 4;
     const bool fresh = flags & 1, with_relu = flags & 2;
     const bool plain = !after.norm.at && !after.bias.at && !after.residual.at;
-    const u32 a_from = a_shared + 128 * (group * 64 * MT + margin);
+    const int first = GROUPS == 2 ? 0 : group * N;  // of this group's positions in a tile
+    const u32 a_from = a_shared + 128 * (first + margin), b_from = b_shared + (GROUPS == 2 ? group * 128 * 64 : 0);
     int buffer = 0, place = 0;
     for (int tile = blockIdx.x; tile < n_tiles_all; tile += gridDim.x) {
         const int next_tile = tile + gridDim.x;
-        float acc[MT][BN / 2] = {};
+        float acc[N / 2] = {};
         for (int block = 0; block < n_blocks; block++) {
             const bool is_last = block + 1 == n_blocks;
             if (is_last && next_tile < n_tiles_all) turn_to_image(next_tile);
@@ -159,22 +157,17 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
                 products_pending<1>();
                 copies_pending<1>();
                 const int down = tap / 3, shift = (down - 1) * pitch + tap - 3 * down - 1;
-                const u32 a = a_from + buffer * A_BYTES + 128 * shift, b = b_shared + place * B_BYTES;
+                const u32 a = a_from + buffer * A_BYTES + 128 * shift, b = b_from + place * B_BYTES;
                 products_begin();
 #pragma unroll
-                for (int k = 0; k < 4; k++) {
-#pragma unroll
-                    for (int mt = 0; mt < MT; mt++) {
-                        multiply(acc[mt], matrix_of_rows(a + 128 * 64 * mt + 32 * k), matrix_of_rows(b + 32 * k));
-                    }
-                }
+                for (int k = 0; k < 4; k++) multiply(acc, matrix_of_rows(b + 32 * k), matrix_of_rows(a + 32 * k));
                 products_commit();
                 fetch_weights();
-                // From the second tap on, the products of the block before are done. Five taps bring ten passes.
+                // From the second tap on, the products of the block before are done.
                 if (!is_last || next_tile < n_tiles_all) {
 #pragma unroll
                     for (int i = 0; i < A_PASSES; i++) {
-                        if (tap == 1 + i / 2) fetch_image(i, is_last ? 0 : block + 1, buffer ^ 1);
+                        if (tap == 1 + i / 3) fetch_image(i, is_last ? 0 : block + 1, buffer ^ 1);
                     }
                 }
                 copies_commit();
@@ -182,45 +175,41 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
             }
             buffer ^= 1;
         }
+        const int lane = lanes[tile / n_tiles], m0 = tile % n_tiles / n_tiles_n * BM;
+        for (int i = tid; i < BM; i += 256) outputs[i] = s.pixel(m0 + i);
         products_pending<0>();
+        __syncthreads();
 
-        const int lane = lanes[tile / n_tiles], m0 = tile % n_tiles / n_tiles_n * BM, n0 = tile % n_tiles_n * BN;
-        float* const y = of(y_rows, lane);
+        // Number 4j + 2h + i of a thread: channel 2g + h of its warp's sixteen, position 8j + 2t + i.
+        const int n = tile % n_tiles_n * BN + (GROUPS == 2 ? group * 64 : 0) + tid / 32 % 4 * 16 + 2 * g;
+        float* const y = of(y_rows, lane) + n;
 #pragma unroll
-        for (int mt = 0; mt < MT; mt++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int pixel = s.pixel(m0 + (group * MT + mt) * 64 + tid / 32 % 4 * 16 + g + 8 * half);
-                if (pixel < 0) continue;
-                const long long row = (long long)pixel * s.co;
-#pragma unroll
-                for (int j = 0; j < BN / 8; j++) {
-                    const int n = n0 + 8 * j + 2 * t;
-                    float2* const at = reinterpret_cast<float2*>(y + row + n);
-                    float v0 = acc[mt][4 * j + 2 * half], v1 = acc[mt][4 * j + 2 * half + 1];
-                    if (!plain) {
-                        v0 = after(v0, lane, n, s.co, row + n, with_relu);
-                        v1 = after(v1, lane, n + 1, s.co, row + n + 1, with_relu);
-                    } else if (with_relu) {
-                        v0 = relu(v0), v1 = relu(v1);
-                    }
-                    if (!fresh) v0 += at->x, v1 += at->y;
-                    *at = make_float2(v0, v1);
-                }
+        for (int v = 0; v < N / 4; v++) {
+            const int pixel = outputs[first + v / 2 * 8 + 2 * t + v % 2];
+            if (pixel < 0) continue;
+            const long long row = (long long)pixel * s.co;
+            float v0 = acc[v / 2 * 4 + v % 2], v1 = acc[v / 2 * 4 + 2 + v % 2];
+            if (!plain) {
+                v0 = after(v0, lane, n, s.co, row + n, with_relu);
+                v1 = after(v1, lane, n + 1, s.co, row + n + 1, with_relu);
+            } else if (with_relu) {
+                v0 = relu(v0), v1 = relu(v1);
             }
+            float2* const at = reinterpret_cast<float2*>(y + row);
+            if (!fresh) v0 += at->x, v1 += at->y;
+            *at = make_float2(v0, v1);
         }
     }
     asm volatile("cp.async.wait_all;");
 }
 
-#define SHIFTED(mt, bn, blocks)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(256, blocks)                                                         \
-        shifted_##mt##x##bn(Strip s, int n_lanes, const int* lanes, Rows x, Rows w, Rows y, After after, int flags) {   \
-        shifted_product<mt, bn>(s, n_lanes, lanes, x, w, y, after, flags);                                              \
+#define SHIFTED(groups)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                              \
+        shifted_##groups(Strip s, int n_lanes, const int* lanes, Rows x, Rows w, Rows y, After after, int flags) {      \
+        shifted_product<groups>(s, n_lanes, lanes, x, w, y, after, flags);                                              \
     }
-SHIFTED(1, 64, 3)
-SHIFTED(2, 64, 2)
-SHIFTED(1, 128, 2)
+SHIFTED(1)
+SHIFTED(2)
 
 // W[o, tap, i] → W'[i, 8 − tap, o], 32 × 32 at a time: what the gradient of the image is a product with.
 extern "C" __global__ void turn_weights(const int* lanes, int ci, int co, Rows w_rows, Rows turned_rows) {
