@@ -1,7 +1,5 @@
-//! The layers of text encoders.
-//!
-//! A sample is a row of slots. A slot holds `1 + 2·id + type` of a token as a whole number, or 0 where there is none; tokens
-//! come first. From the embedding on, the tokens of a batch lie one after the other and empty slots are not computed.
+//! The layers of text encoders. From the embedding on, the tokens of a batch lie one after the other; empty slots are not
+//! computed.
 
 use super::{Graph, NodeId, Op, Shape};
 use crate::error::{Error, Result};
@@ -24,7 +22,8 @@ pub struct Tables {
 }
 
 impl Graph {
-    /// The sum of a token's word, position and type vectors. Parameters `name.word_embeddings.weight`,
+    /// The sum of a token's word, position and type vectors. The input is a row of slots, each of which holds
+    /// `1 + 2·id + type` of a token as a whole number, or 0 where there is none; tokens come first. Parameters `name.word_embeddings.weight`,
     /// `name.position_embeddings.weight` and `name.token_type_embeddings.weight`.
     ///
     /// # Errors
