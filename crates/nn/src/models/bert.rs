@@ -178,6 +178,9 @@ impl BertConfig {
 /// # Errors
 /// If sizes do not fit each other, or texts may be longer than there are positions.
 pub fn bert(config: &BertConfig, max_len: usize, classes: usize, variant: Variant) -> Result<Graph> {
+    if config.layers == 0 {
+        return Err(Error::Shape { node: "encoder".into(), problem: "needs at least one layer".into() });
+    }
     let mut g = Graph::new(Shape::tokens(max_len));
     let tables = Tables {
         vocabulary: config.vocabulary,
@@ -189,13 +192,13 @@ pub fn bert(config: &BertConfig, max_len: usize, classes: usize, variant: Varian
     let x = g.layer_norm("embeddings.LayerNorm", x, config.norm_eps)?;
     let mut x = dropped(&mut g, "embeddings", x, config.dropout)?;
     for i in 0..config.layers {
-        x = layer(&mut g, &format!("encoder.layer.{i}"), x, config)?;
+        let is_last = i + 1 == config.layers;
+        x = layer(&mut g, &format!("encoder.layer.{i}"), x, config, is_last && config.pooling == Pooling::Pooler)?;
     }
     let x = match config.pooling {
         Pooling::Mean => g.mean_of_tokens("pooler.mean", x)?,
         Pooling::Pooler => {
-            let first = g.first_token("pooler.first", x)?;
-            let dense = g.linear("pooler.dense", first, config.hidden, true)?;
+            let dense = g.linear("pooler.dense", x, config.hidden, true)?;
             g.activation("pooler.activation", dense, Tanh)?
         }
     };
@@ -207,9 +210,15 @@ pub fn bert(config: &BertConfig, max_len: usize, classes: usize, variant: Varian
     Ok(g)
 }
 
-/// Attention, then the feed-forward part, each with its residual and normalisation.
-fn layer(g: &mut Graph, name: &str, x: NodeId, config: &BertConfig) -> Result<NodeId> {
-    let y = g.self_attention(&format!("{name}.attention.self"), x, config.heads, config.attention_dropout)?;
+/// Attention, then the feed-forward part, each with its residual and normalisation. A pooler reads nothing but the first
+/// token, so in the layer before it the others are left behind once they have been attended to.
+fn layer(g: &mut Graph, name: &str, x: NodeId, config: &BertConfig, only_first: bool) -> Result<NodeId> {
+    let mut y = g.self_attention(&format!("{name}.attention.self"), x, config.heads, config.attention_dropout)?;
+    let mut x = x;
+    if only_first {
+        y = g.first_token(&format!("{name}.attention.first"), y)?;
+        x = g.first_token(&format!("{name}.first"), x)?;
+    }
     let x = output(g, &format!("{name}.attention.output"), y, x, config)?;
     let y = g.linear(&format!("{name}.intermediate.dense"), x, config.intermediate, true)?;
     let y = g.activation(&format!("{name}.intermediate.gelu"), y, Gelu)?;
@@ -274,6 +283,7 @@ mod tests {
         let problem =
             |config: BertConfig, max_len| bert(&config, max_len, 2, Variant::default()).unwrap_err().to_string();
         assert!(problem(tiny.clone(), 513).contains("512 positions, but texts of up to 513"));
+        assert!(problem(BertConfig { layers: 0, ..tiny.clone() }, 8).contains("at least one layer"));
         assert!(problem(BertConfig { heads: 3, ..tiny.clone() }, 8).contains("3 equal heads"));
         assert!(problem(BertConfig { types: 3, ..tiny.clone() }, 8).contains("types are 1 or 2"));
         assert!(problem(BertConfig { dropout: 1.0, ..tiny.clone() }, 8).contains("must lie in [0, 1)"));
