@@ -628,3 +628,19 @@ impl Cohort {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::{self, Variant};
+    use crate::{Graph, Shape};
+
+    #[test]
+    fn encoders_are_refused_by_name_and_other_networks_are_not() {
+        let refused = |graph: &Graph| graph.nodes.iter().find(|node| !has_kernels(&node.op)).map(not_on_gpu);
+        let graph = |name, shape| models::build(name, shape, 2, Variant::default()).unwrap();
+        let error = refused(&graph("bert-tiny", Shape::tokens(8))).unwrap().to_string();
+        assert!(error.contains("`embeddings`") && error.contains("choose the device `cpu`"), "{error}");
+        assert!(refused(&graph("resnet8", Shape::image(32, 32, 3))).is_none());
+    }
+}

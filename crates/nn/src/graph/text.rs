@@ -23,8 +23,10 @@ pub struct Tables {
 
 impl Graph {
     /// The sum of a token's word, position and type vectors. The input is a row of slots, each of which holds
-    /// `1 + 2·id + type` of a token as a whole number, or 0 where there is none; tokens come first. Parameters `name.word_embeddings.weight`,
-    /// `name.position_embeddings.weight` and `name.token_type_embeddings.weight`.
+    /// `1 + 2·id + type` of a token as a whole number, or 0 where there is none; tokens come first.
+    ///
+    /// Parameters `name.word_embeddings.weight`, `name.position_embeddings.weight` and
+    /// `name.token_type_embeddings.weight`.
     ///
     /// # Errors
     /// If the input is not a row of slots, a table is empty or has too few positions, or the name is taken.
