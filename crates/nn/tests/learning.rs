@@ -1,10 +1,10 @@
-//! Networks that learn: digits by a perceptron, one batch by heart by a residual network.
+//! Networks that learn: digits by a perceptron, one batch by heart by a residual network, the order of words by an encoder.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 mod reference;
 
-use fedproj_nn::models::{self, Norm, Variant};
+use fedproj_nn::models::{self, BertConfig, Norm, Variant};
 use fedproj_nn::{Cpu, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use reference::{normals, stream};
@@ -103,4 +103,45 @@ fn resnet8_thin_learns_one_batch_by_heart() {
 #[test]
 fn resnet8_thin_with_group_norm_learns_one_batch_by_heart() {
     check_overfits(Norm::Group(4));
+}
+
+/// Whether word 1 comes before word 2 is nothing that words alone tell: attention and positions have to.
+#[test]
+fn an_encoder_learns_which_of_two_words_comes_first() {
+    const SLOTS: usize = 9;
+    let config = BertConfig { vocabulary: 12, positions: SLOTS, ..BertConfig::sized(1, 16, 2, 32) };
+    let graph = models::bert(&config, SLOTS, 2, Variant::default()).unwrap();
+    let mut params = graph.init_params(3, Init::Torch);
+    let mut adam = Optimizer::new(Rule::adam(3e-3), params.len()).unwrap();
+    let mut grad = vec![0.0; params.len()];
+    let mut ws = Workspace::new(&graph, &Options::training(64), Cpu::new(1)).unwrap();
+    let mut stream = Stream::new(5, Purpose::Synthetic, [0; 3]);
+    let mut batch = || {
+        let (mut x, mut labels) = (vec![0.0; 64 * SLOTS], Vec::new());
+        for text in x.chunks_exact_mut(SLOTS) {
+            let len = 3 + stream.below(SLOTS as u32 - 2) as usize;
+            text[0] = 1.0;
+            for slot in &mut text[1..len] {
+                *slot = 1.0 + 2.0 * (3 + stream.below(9)) as f32;
+            }
+            let places = stream.choose(len as u32 - 1, 2);
+            let swap = stream.below(2);
+            for (place, word) in places.iter().zip([1 + swap, 2 - swap]) {
+                text[1 + *place as usize] = 1.0 + 2.0 * word as f32;
+            }
+            let first = |word: u32| text.iter().position(|&slot| slot as u32 == 1 + 2 * word);
+            labels.push(u32::from(first(1) < first(2)));
+        }
+        (x, labels)
+    };
+    for step in 0..600 {
+        let (x, labels) = batch();
+        let loss = Loss::CrossEntropy { labels: &labels };
+        ws.loss_gradient(&params, &mut [], &x, &loss, Mode::train(step), &mut grad).unwrap();
+        adam.step(ws.cpu(), &mut params, &grad, 1.0);
+    }
+    let (x, labels) = batch();
+    ws.forward(&params, &mut [], &x, Mode::EVAL).unwrap();
+    let right = ws.output().chunks_exact(2).zip(&labels).filter(|(z, l)| u32::from(z[1] > z[0]) == **l).count();
+    assert!(right >= 60, "{right} of 64");
 }

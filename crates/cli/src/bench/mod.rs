@@ -1,6 +1,7 @@
 //! `fedproj bench`: how fast the engine is on this machine.
 
 mod gpu;
+mod text;
 
 use crate::device::DeviceArgs;
 use crate::say;
@@ -18,7 +19,7 @@ use std::time::Instant;
 /// The kinds of measurement.
 #[derive(Subcommand)]
 pub enum Bench {
-    /// One training step: forward, backward and Adam on synthetic 32×32 images
+    /// One training step: forward, backward and Adam on synthetic 32×32 images or texts
     Step(Step),
     /// One federated round on synthetic 32×32 images: local training of all clients, then fusion
     Round(Round),
@@ -55,6 +56,15 @@ pub struct Step {
     /// All threads share one step, as in the server's distillation
     #[arg(long)]
     shared: bool,
+    /// Tokens of a text, for networks that read texts
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=512))]
+    length: u32,
+    /// Texts all of --length, or as long as SST-2's sentences
+    #[arg(long, default_value = "full", value_parser = ["full", "sst2"])]
+    lengths: String,
+    /// Drop nothing while training
+    #[arg(long)]
+    no_dropout: bool,
     /// cpu, or cuda or cuda:1 for --clients networks side by side on a GPU
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     device: String,
@@ -87,7 +97,7 @@ struct StepResult {
 
 impl Step {
     fn run(self) -> Result<()> {
-        let shape = Shape::image(32, 32, 3);
+        let shape = if self.reads_text() { Shape::tokens(self.length as usize) } else { Shape::image(32, 32, 3) };
         let graph = models::build(&self.model, shape, 10, Variant::default())?;
         if self.device != "cpu" {
             return self.run_on_gpu(&graph);
@@ -107,7 +117,7 @@ impl Step {
         let seconds = times.into_iter().fold(0.0, f64::max);
         let cpu = Cpu::new(1);
         let samples_per_second = f64::from(self.batch * clients) / seconds;
-        let gflops = samples_per_second * graph.flops_training() as f64 / 1e9;
+        let gflops = samples_per_second * self.flops(&graph)? / 1e9;
         let peak_gflops = cpu.measure_peak_flops() * f64::from(self.threads) / 1e9;
         let result = StepResult {
             model: self.model,
@@ -138,6 +148,23 @@ impl Step {
             }
         }
         Ok(())
+    }
+
+    fn reads_text(&self) -> bool {
+        models::CATALOGUE.iter().any(|entry| entry.name == self.model && entry.reads_text)
+    }
+
+    /// Operations of a step for one sample, on average: a text counts with its own length.
+    fn flops(&self, graph: &fedproj_nn::Graph) -> Result<f64> {
+        if !self.reads_text() {
+            return Ok(graph.flops_training() as f64);
+        }
+        let mut total = 0;
+        for text in 0..self.batch as usize {
+            let shape = Shape::tokens(text::len(text, self.length as usize, &self.lengths));
+            total += models::build(&self.model, shape, 10, Variant::default())?.flops_training();
+        }
+        Ok(total as f64 / f64::from(self.batch))
     }
 
     fn run_on_gpu(&self, graph: &fedproj_nn::Graph) -> Result<()> {
@@ -173,7 +200,12 @@ impl Step {
     fn train(&self, graph: &fedproj_nn::Graph, id: u32, team: usize, barrier: &Barrier) -> Result<f64> {
         let mut stream = Stream::new(0, Purpose::Synthetic, [id, 0, 0]);
         let n = self.batch as usize;
-        let x: Vec<f32> = (0..n * graph.shape(graph.input()).len()).map(|_| stream.normal() as f32).collect();
+        let input = graph.shape(graph.input());
+        let x: Vec<f32> = if self.reads_text() {
+            text::batch(&mut stream, n, input.w, &self.lengths)
+        } else {
+            (0..n * input.len()).map(|_| stream.normal() as f32).collect()
+        };
         let labels: Vec<u32> = (0..n).map(|_| stream.below(10)).collect();
         let mut params = graph.init_params(0, Init::Torch);
         let mut buffers = graph.init_buffers();
@@ -185,7 +217,9 @@ impl Step {
             barrier.wait();
             let start = Instant::now();
             let loss = Loss::CrossEntropy { labels: &labels };
-            ws.loss_gradient(&params, &mut buffers, &x, &loss, Mode::train(u64::from(step)), &mut grad)?;
+            let dropout = (!self.no_dropout).then_some(u64::from(step));
+            let mode = Mode { dropout, ..Mode::train(0) };
+            ws.loss_gradient(&params, &mut buffers, &x, &loss, mode, &mut grad)?;
             adam.step(ws.cpu(), &mut params, &grad, 1.0);
             times.push(start.elapsed().as_secs_f64());
         }

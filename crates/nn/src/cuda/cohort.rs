@@ -1,6 +1,7 @@
 //! The memory of a cohort: values and gradients of every lane, batches, tables, and recorded steps.
 
 use super::gpu::{Captured, Gpu, Memory, Parameter, failed_lane, parameters};
+use super::layers::{has_kernels, not_on_gpu};
 use super::{conv, hopper};
 use crate::cpu::check_len;
 use crate::error::{Error, Result};
@@ -255,8 +256,11 @@ impl Cohort {
     /// Memory for a cohort.
     ///
     /// # Errors
-    /// If the GPU's memory is too small.
+    /// If the GPU's memory is too small, or a layer runs on the CPU only.
     pub fn new(gpu: &Arc<Gpu>, graph: &Graph, options: &CohortOptions<'_>) -> Result<Self> {
+        if let Some(node) = graph.nodes.iter().find(|node| !has_kernels(&node.op)) {
+            return Err(not_on_gpu(node));
+        }
         let (k, n) = (options.lanes.max(1), options.batch.max(1));
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
         let plan = Plan::new(graph, &observed, options.training, true);

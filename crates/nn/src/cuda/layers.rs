@@ -5,11 +5,27 @@ use super::conv::{Div, Geometry, Launch, stem_shared};
 use super::gpu::{self, Parameter, parameters};
 use super::hopper::{AT_ONCE, Product, Strip, shared_bytes};
 use crate::error::{Error, Result};
-use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
+use crate::graph::{NORM_EPS, NORM_MOMENTUM, Node, NodeId, Op};
 use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
 use crate::kernels::{Activation, NormMode};
 use fedproj_rng::Purpose;
+
+/// The layers that have no kernels here yet. Their twin will run texts padded to one of a few lengths, with the lengths in
+/// memory beside the batch: the graph has the padded shapes already.
+pub(super) fn has_kernels(op: &Op) -> bool {
+    !matches!(
+        op,
+        Op::Embedding { .. } | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens
+    )
+}
+
+pub(super) fn not_on_gpu(node: &Node) -> Error {
+    Error::Gpu {
+        what: format!("cannot run node `{}`", node.name),
+        problem: "layers of text encoders run on the CPU only; choose the device `cpu`".into(),
+    }
+}
 
 /// The geometry of a max-pool as `pool.cu` takes it, with how many floats are handled at a time.
 #[repr(C)]
@@ -333,6 +349,10 @@ impl Cohort {
             }
             Op::Dropout { .. } => self.each("accumulate", len, &[&lanes, &len_i, &x, &y, &1i32]),
             Op::Input | Op::Flatten => Ok(()),
+            // `Cohort::new` has refused the graph.
+            Op::Embedding { .. } | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens => {
+                Err(not_on_gpu(node))
+            }
         }
     }
 
@@ -665,6 +685,10 @@ impl Cohort {
             }
             (Op::Dropout { .. } | Op::Add, Some(dx)) => self.accumulate(len, dy, dx),
             (_, None) | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. }, Some(_)) => Ok(()),
+            (
+                Op::Embedding { .. } | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens,
+                Some(_),
+            ) => Err(not_on_gpu(node)),
         }
     }
 
@@ -680,5 +704,21 @@ impl Cohort {
             }
             _ => Ok(vec![0.0; samples * self.graph.shape(node).len()]),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::{self, Variant};
+    use crate::{Graph, Shape};
+
+    #[test]
+    fn encoders_are_refused_by_name_and_other_networks_are_not() {
+        let refused = |graph: &Graph| graph.nodes.iter().find(|node| !has_kernels(&node.op)).map(not_on_gpu);
+        let graph = |name, shape| models::build(name, shape, 2, Variant::default()).unwrap();
+        let error = refused(&graph("bert-tiny", Shape::tokens(8))).unwrap().to_string();
+        assert!(error.contains("`embeddings`") && error.contains("choose the device `cpu`"), "{error}");
+        assert!(refused(&graph("resnet8", Shape::image(32, 32, 3))).is_none());
     }
 }
