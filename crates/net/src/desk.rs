@@ -12,73 +12,15 @@ use crate::message::{
     Blob, Contribution, Done, Missing, Named, Receipt, Received, Refusal, Train, Verdict, Wait, Work,
 };
 use crate::message::{verdict, work};
+use crate::nodes::{Arrival, Nodes, Offer};
+use crate::presence::Presence;
 use crate::spool::{Spool, Spooled};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
-
-/// What carries tasks to nodes and contributions back.
-pub trait Nodes: Sync {
-    /// Makes bytes available to nodes.
-    ///
-    /// # Errors
-    /// If they cannot be stored.
-    fn put(&self, bytes: &[u8]) -> Result<Blob>;
-
-    /// Offers a round's task.
-    fn offer(&self, offer: Offer);
-
-    /// The next contribution that counts, or the next node that drops out; `None` when `patience` is over.
-    fn take(&self, patience: Duration) -> Option<Arrival>;
-
-    /// The vectors of contributions that were taken, to be read in blocks.
-    ///
-    /// # Errors
-    /// If they cannot be found.
-    fn get(&self, accepted: Vec<Accepted>) -> Result<Spooled>;
-
-    /// Takes no more contributions for the round; what was accepted before can still be taken.
-    fn withdraw(&self);
-
-    /// How long a client has not been heard of; nothing while it waits for work.
-    fn silence(&self, client: u32) -> Duration;
-
-    /// The clients that have been heard of within this time.
-    fn present(&self, within: Duration) -> Vec<u32>;
-}
-
-/// A round as it is offered.
-#[derive(Clone, Debug)]
-pub struct Offer {
-    /// The task, for any client.
-    pub task: Train,
-    /// The clients that are asked.
-    pub asked: Vec<u32>,
-    /// The vectors that a contribution must hold, in order, with their numbers of values.
-    pub parts: Vec<(String, usize)>,
-    /// What the clients start from.
-    pub base: Vec<f32>,
-    /// Places of variances among the buffers: they cannot be negative.
-    pub variances: Vec<std::ops::Range<usize>>,
-    /// Local epochs and samples of a step, which bound a client's steps.
-    pub epochs: u32,
-    /// See above.
-    pub batch: usize,
-    /// Contributions that were accepted before a restart.
-    pub accepted: Vec<Accepted>,
-}
-
-/// What comes back.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Arrival {
-    /// A contribution that counts.
-    Contribution(Box<Accepted>),
-    /// A client that will not contribute to this round.
-    DroppedOut(u32),
-}
 
 /// See the module's description.
 #[derive(Debug)]
@@ -93,7 +35,8 @@ pub struct Desk {
     changed: watch::Sender<u64>,
     /// One piece of a client's upload at a time.
     uploading: Vec<Mutex<()>>,
-    started: Instant,
+    /// Who is there.
+    pub presence: Presence,
     /// Bytes received from and sent to nodes.
     pub bytes_up: AtomicU64,
     /// See `bytes_up`.
@@ -109,7 +52,6 @@ struct Inner {
     /// The last contribution of each client that counted: round and id.
     last: BTreeMap<u32, (u32, String)>,
     arrivals: VecDeque<Arrival>,
-    seen: BTreeMap<u32, Seen>,
 }
 
 #[derive(Debug)]
@@ -118,34 +60,6 @@ struct Open {
     waiting: BTreeSet<u32>,
     /// What each client has announced and may upload.
     announced: BTreeMap<u32, Contribution>,
-}
-
-/// A client's last sign of life.
-#[derive(Clone, Debug)]
-pub struct Seen {
-    /// When.
-    pub at: Instant,
-    /// The round that it is at work on.
-    pub round: Option<u32>,
-    /// Whether it has been told that the run is over.
-    pub told_done: bool,
-    /// Requests for work that are held at present.
-    pub n_polls: u32,
-}
-
-/// A request for work that is held; its end, however it comes, is noted.
-#[derive(Debug)]
-pub struct Poll<'a> {
-    desk: &'a Desk,
-    client: u32,
-}
-
-impl Drop for Poll<'_> {
-    fn drop(&mut self) {
-        if let Some(seen) = self.desk.inner().seen.get_mut(&self.client) {
-            (seen.at, seen.n_polls) = (Instant::now(), seen.n_polls.saturating_sub(1));
-        }
-    }
 }
 
 impl Desk {
@@ -163,7 +77,7 @@ impl Desk {
             arrived: Condvar::new(),
             changed: watch::Sender::new(0),
             uploading: (0..64).map(|_| Mutex::new(())).collect(),
-            started: Instant::now(),
+            presence: Presence::new(),
             bytes_up: AtomicU64::new(0),
             bytes_down: AtomicU64::new(0),
             n_refused: AtomicU64::new(0),
@@ -201,31 +115,9 @@ impl Desk {
         self.store.retain(blobs)
     }
 
-    /// All clients heard of since the start.
-    pub fn seen(&self) -> BTreeMap<u32, Seen> {
-        self.inner().seen.clone()
-    }
-
-    /// A sign of life.
-    pub fn heard(&self, client: u32, round: Option<u32>) {
-        let mut inner = self.inner();
-        let new = Seen { at: Instant::now(), round, told_done: false, n_polls: 0 };
-        let seen = inner.seen.entry(client).or_insert(new);
-        (seen.at, seen.round) = (Instant::now(), round);
-    }
-
-    /// A client waits for work, as long as the answer is held.
-    pub fn poll(&self, client: u32) -> Poll<'_> {
-        self.heard(client, None);
-        if let Some(seen) = self.inner().seen.get_mut(&client) {
-            seen.n_polls += 1;
-        }
-        Poll { desk: self, client }
-    }
-
     /// What there is to do for a client.
     pub fn work(&self, client: u32) -> Work {
-        let mut inner = self.inner();
+        let inner = self.inner();
         let kind = match (&inner.done, &inner.open) {
             (Some(done), _) => work::Kind::Done(done.clone()),
             (None, Some(open)) if open.waiting.contains(&client) => {
@@ -233,8 +125,8 @@ impl Desk {
             }
             _ => work::Kind::Wait(Wait {}),
         };
-        if let (work::Kind::Done(_), Some(seen)) = (&kind, inner.seen.get_mut(&client)) {
-            seen.told_done = true;
+        if matches!(kind, work::Kind::Done(_)) {
+            self.presence.told_done(client);
         }
         Work { kind: Some(kind) }
     }
@@ -443,16 +335,11 @@ impl Nodes for Desk {
     }
 
     fn silence(&self, client: u32) -> Duration {
-        let inner = self.inner();
-        match inner.seen.get(&client) {
-            Some(seen) if seen.n_polls > 0 => Duration::ZERO,
-            seen => seen.map_or(self.started, |s| s.at).elapsed(),
-        }
+        self.presence.silence(client)
     }
 
     fn present(&self, within: Duration) -> Vec<u32> {
-        let known: Vec<u32> = self.inner().seen.keys().copied().collect();
-        known.into_iter().filter(|client| self.silence(*client) <= within).collect()
+        self.presence.within(within)
     }
 }
 

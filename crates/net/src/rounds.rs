@@ -1,10 +1,11 @@
 //! The round loop of a server: ask, wait, close, fuse, record; and how it goes on where a killed server stopped.
 
 use crate::config::{Ensemble, ServerConfig};
-use crate::desk::{Arrival, Desk, Nodes, Offer};
+use crate::desk::Desk;
 use crate::error::{Error, Result};
 use crate::journal::{Accepted, Entry, Event};
 use crate::message::{Blob, Done, Memory, Named, Train, part_name};
+use crate::nodes::{Arrival, Nodes, Offer};
 use crate::numbers::{encode_f32, encode_public, encode_u32};
 use crate::spool::Spool;
 use crate::status::Status;

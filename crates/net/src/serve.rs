@@ -1,7 +1,7 @@
 //! A server from its folder: identities, journal, run directory and doors put together.
 
 use crate::config::ServerConfig;
-use crate::desk::{Desk, Nodes};
+use crate::desk::Desk;
 use crate::error::{Error, Result};
 use crate::http::{Addresses, Server};
 use crate::identity::Authority;
@@ -104,8 +104,8 @@ impl Drop for StopOnDrop {
 async fn farewell(desk: &Desk) {
     let start = Instant::now();
     let unaware = || {
-        let seen = desk.seen();
-        let alive = seen.iter().filter(|(client, _)| desk.silence(**client) < FAREWELL);
+        let seen = desk.presence.seen();
+        let alive = seen.iter().filter(|(client, _)| desk.presence.silence(**client) < FAREWELL);
         alive.filter(|(_, seen)| !seen.told_done).count()
     };
     while start.elapsed() < FAREWELL && (unaware() > 0 || start.elapsed() < Duration::from_millis(300)) {

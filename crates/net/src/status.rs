@@ -1,6 +1,6 @@
 //! What people and monitoring see of a server: a page without scripts, JSON, and Prometheus' text.
 
-use crate::desk::{Desk, Nodes};
+use crate::desk::Desk;
 use axum::Router;
 use axum::extract::State;
 use axum::http::header;
@@ -128,7 +128,7 @@ impl Status {
     /// Prometheus' text format.
     pub fn metrics(&self, desk: &Desk) -> String {
         let view = self.lock();
-        let alive = desk.present(ALIVE).len();
+        let alive = desk.presence.within(ALIVE).len();
         let mut out = String::new();
         let mut metric = |name: &str, kind: &str, help: &str, value: f64| {
             let _ = write!(out, "# HELP fedproj_{name} {help}\n# TYPE fedproj_{name} {kind}\nfedproj_{name} {value}\n");
@@ -166,6 +166,7 @@ impl Status {
             )
         };
         let nodes: Vec<String> = desk
+            .presence
             .seen()
             .iter()
             .map(|(client, seen)| {
@@ -174,7 +175,7 @@ impl Status {
                     (Some(round), _) => format!("at work on round {}", round.saturating_add(1)),
                     (None, _) => "waiting".to_owned(),
                 };
-                format!("<tr><td>{client}<td>{doing}<td>{} s ago</tr>", desk.silence(*client).as_secs())
+                format!("<tr><td>{client}<td>{doing}<td>{} s ago</tr>", desk.presence.silence(*client).as_secs())
             })
             .collect();
         let rounds: Vec<String> = view
