@@ -326,6 +326,13 @@ impl Nodes for Desk {
         inner.arrivals.pop_front()
     }
 
+    fn ask_again(&self, clients: &[u32]) {
+        if let Some(open) = &mut self.inner().open {
+            open.waiting.extend(clients);
+        }
+        self.changed.send_modify(|n| *n += 1);
+    }
+
     fn get(&self, accepted: Vec<Accepted>) -> Result<Spooled> {
         Spooled::open(&self.dir, accepted)
     }

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backoff;
 pub mod blob;
 mod check;
 mod config;

@@ -26,6 +26,9 @@ pub trait Nodes: Sync {
     /// If they cannot be found.
     fn get(&self, accepted: Vec<Accepted>) -> Result<Spooled>;
 
+    /// Offers the round's task once more to clients that have dropped out.
+    fn ask_again(&self, clients: &[u32]);
+
     /// Takes no more contributions for the round; what was accepted before can still be taken.
     fn withdraw(&self);
 

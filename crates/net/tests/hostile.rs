@@ -239,6 +239,30 @@ async fn repeated_and_replayed_contributions_count_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_round_that_cannot_do_without_those_who_dropped_out_asks_them_again() {
+    // Both clients are needed. One declines, then sends what cannot count, then does as it should.
+    let scene = Scene::new(2, &["federation.rounds=1"], |_| ()).await;
+    let honest = scene.honest(1);
+    let link = scene.attacker(0);
+    let task = task_of(&link).await;
+    link.decline(&Decline { run: task.run.clone(), round: 0, reason: "busy".into() }).await.unwrap();
+    let task = task_of(&link).await;
+    let n = (task.weights.len / 4) as usize;
+    let (spoilt, store) = scene.contribution("a", &task, &vec![f32::NAN; n]);
+    assert!(reason(hand_in(&link, &spoilt, &store).await).contains("NaN"));
+    let task = task_of(&link).await;
+    let (whole, store) = scene.contribution("b", &task, &vec![0.01; n]);
+    assert!(matches!(hand_in(&link, &whole, &store).await, verdict::Kind::Accepted(_)));
+    honest.await.unwrap().unwrap();
+    let closed = scene.journal().into_iter().find_map(|e| match e {
+        Event::RoundClosed { counted, .. } => Some(counted),
+        _ => None,
+    });
+    assert_eq!(closed, Some(vec![0, 1]));
+    scene.serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn strangers_do_not_get_past_the_door() {
     let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
     let authority = Authority::open(&scene.server_dir()).unwrap();
