@@ -3,9 +3,9 @@
 //! What a client keeps (control variates and the like) moves on only when the server has taken the contribution that goes
 //! with it, so that it stays in step with the model whatever crashes in between.
 
-use crate::blob::{Store, sync_dir, write_synced};
+use crate::blob::Store;
 use crate::error::{Error, Result};
-use crate::identity::write_private;
+use crate::files::{create_dir, sync_dir, write_private, write_synced};
 use crate::message::{Contribution, EnrolReply};
 use crate::numbers::{decode_f32, encode_f32};
 use fedproj_core::ClientState;
@@ -78,7 +78,7 @@ impl Home {
     /// # Errors
     /// If they cannot be made or kept.
     pub fn request(&self) -> Result<Vec<u8>> {
-        std::fs::create_dir_all(&self.dir).map_err(Error::io("create", &self.dir))?;
+        create_dir(&self.dir)?;
         let path = self.dir.join("request.der");
         if self.dir.join("node.toml").exists() {
             return Err(Error::config(format!("`{}` is the folder of a node that is enrolled", self.dir.display())));
@@ -206,6 +206,7 @@ impl Home {
                 _ => (),
             }
         }
+        sync_dir(&self.dir)?;
         self.outbox()?.retain(&[])
     }
 }

@@ -1,7 +1,8 @@
 //! Who is who: the server's certificate authority, node certificates, enrolment tokens, and TLS 1.3 in both directions.
 
-use crate::blob::{hex, write_synced};
+use crate::blob::hex;
 use crate::error::{Error, Result};
+use crate::files::{create_dir, lock, write_private, write_synced};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -36,7 +37,9 @@ impl Authority {
     /// If its files cannot be read or written.
     pub fn open(dir: &Path) -> Result<Self> {
         let (certificate_path, key_path) = (dir.join("ca.pem"), dir.join("ca.key"));
-        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        create_dir(dir)?;
+        // Two first starts at the same time would each make one.
+        let _lock = lock(&dir.join("registry.lock"))?;
         if !certificate_path.exists() {
             let key = KeyPair::generate().map_err(Error::identity)?;
             let mut params = named("fedproj federation", AUTHORITY_DAYS);
@@ -284,30 +287,6 @@ pub fn certificate_from(pem: &str) -> Result<CertificateDer<'static>> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(Error::identity)
 }
 
-/// Writes a secret that only the owner may read.
-///
-/// # Errors
-/// If it cannot be written.
-pub fn write_private(path: &Path, text: &str) -> Result<()> {
-    #[cfg(unix)]
-    {
-        use std::io::Write;
-        use std::os::unix::fs::OpenOptionsExt;
-        let temporary = path.with_extension("tmp");
-        let mut options = std::fs::OpenOptions::new();
-        let options = options.write(true).create(true).truncate(true).mode(0o600);
-        let write = || -> std::io::Result<()> {
-            let mut file = options.open(&temporary)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            std::fs::rename(&temporary, path)
-        };
-        write().map_err(Error::io("write", path))
-    }
-    #[cfg(not(unix))]
-    write_synced(path, text.as_bytes())
-}
-
 fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(Error::io("read", path))
 }
@@ -354,6 +333,25 @@ mod tests {
             assert!(authority.sign(&damaged, "site-a", 10).is_err(), "byte {at}");
         }
         assert_eq!(Authority::open(dir.path()).unwrap().certificate(), authority.certificate());
+    }
+
+    #[test]
+    fn first_starts_at_the_same_time_agree_on_one_authority() {
+        for _ in 0..20 {
+            let dir = tempfile::tempdir().unwrap();
+            let (dir, start) = (dir.path().join("federation"), std::sync::Barrier::new(4));
+            let certificates: Vec<String> = std::thread::scope(|scope| {
+                let open = || {
+                    start.wait();
+                    Authority::open(&dir).unwrap().certificate().to_owned()
+                };
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(open)).collect();
+                all.into_iter().map(|a| a.join().unwrap()).collect()
+            });
+            assert!(certificates.iter().all(|c| *c == certificates[0]));
+            // And its key is the certificate's.
+            Authority::open(&dir).unwrap().server_tls(&["localhost".into()], true).unwrap();
+        }
     }
 
     #[cfg(unix)]

@@ -18,6 +18,7 @@ pub mod decoders;
 pub mod desk;
 mod door;
 mod error;
+mod files;
 pub mod home;
 pub mod http;
 pub mod identity;

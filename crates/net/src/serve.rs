@@ -3,6 +3,7 @@
 use crate::config::ServerConfig;
 use crate::desk::Desk;
 use crate::error::{Error, Result};
+use crate::files::create_dir;
 use crate::http::{Addresses, Server};
 use crate::identity::Authority;
 use crate::journal::Journal;
@@ -51,7 +52,7 @@ pub struct Served {
 /// If the folder is in use, an address is taken, or the disk fails.
 pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status>)) -> Result<Served> {
     let ServeSetup { dir, config, server: settings, data_dir, n_threads } = setup;
-    std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+    create_dir(&dir)?;
     let _lock = lock(&dir)?;
     let authority = Authority::open(&dir)?;
     let run = run_name(&authority, &config)?;
@@ -62,6 +63,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let finished = RunDir::finished(&run_dir, &config)?;
     let method = config.method.build()?;
     let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir.as_deref())?;
+    create_dir(&run_dir.join("checkpoints"))?;
     let (directory, state) = RunDir::open(&run_dir, &experiment, n_threads, true)?;
     let status = Status::new(&run, &config.method.name, config.federation.rounds, directory.rounds());
     let status = Arc::new(status);

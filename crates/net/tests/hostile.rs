@@ -11,7 +11,7 @@ use fedproj_net::identity::{Authority, enrol_tls, node_request, node_tls};
 use fedproj_net::journal::{Event, Journal};
 use fedproj_net::message::{Contribution, Decline, Named, Receipt, Stats, Train, verdict, work};
 use fedproj_net::numbers::encode_f32;
-use fedproj_net::registry::Registry;
+use fedproj_net::registry::{INVITATION_LASTS, Registry};
 use fedproj_net::{Error, Link, Node, NodeData, Policy, ServeSetup, ServerConfig, Setup, serve};
 use std::path::{Path, PathBuf};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -61,7 +61,7 @@ impl Scene {
     async fn enrol(&self, client: u32) {
         let dir = self.server_dir();
         let (authority, registry) = (Authority::open(&dir).unwrap(), Registry::open(&dir).unwrap());
-        let (token, _) = registry.invite(&authority, &format!("n{client}"), Some(client)).unwrap();
+        let (token, _) = registry.invite(&authority, &format!("n{client}"), Some(client), INVITATION_LASTS).unwrap();
         let home = self.home(client);
         let enrol = format!("https://{}", self.addresses.enrol.unwrap());
         fedproj_net::enrol(&home, &enrol, &token.to_string()).await.unwrap();
