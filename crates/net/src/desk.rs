@@ -60,6 +60,14 @@ struct Open {
     waiting: BTreeSet<u32>,
     /// What each client has announced and may upload.
     announced: BTreeMap<u32, Contribution>,
+    /// Contributions that are on their way to the disk.
+    n_accepting: usize,
+}
+
+impl Open {
+    fn is_of(&self, run: &str, round: u32) -> bool {
+        self.offer.task.run == run && self.offer.task.round == round
+    }
 }
 
 impl Desk {
@@ -155,7 +163,7 @@ impl Desk {
     /// Whether a client was waited for in this round, and no longer is.
     fn drop_out(&self, client: u32, run: &str, round: u32) -> bool {
         let mut inner = self.inner();
-        let Some(open) = inner.open.as_mut().filter(|o| o.offer.task.run == run && o.offer.task.round == round) else {
+        let Some(open) = inner.open.as_mut().filter(|o| o.is_of(run, round)) else {
             return false;
         };
         if !open.waiting.remove(&client) {
@@ -212,9 +220,9 @@ impl Desk {
             return Ok(Err(Verdict { kind: Some(verdict::Kind::Accepted(Receipt { id: c.id() })) }));
         }
         match &inner.open {
-            Some(Open { offer, .. }) if offer.task.run != c.run || offer.task.round != c.round => refused(format!(
+            Some(open) if !open.is_of(&c.run, c.round) => refused(format!(
                 "round {} is not open; it is round {} of run {}",
-                c.round, offer.task.round, offer.task.run
+                c.round, open.offer.task.round, open.offer.task.run
             )),
             Some(open) if !open.waiting.contains(&client) => refused(format!(
                 "client {client} is not waited for in round {}: it was not asked, has contributed, or dropped out",
@@ -249,36 +257,43 @@ impl Desk {
         if self.drop_out(client, &c.run, c.round) {
             let event = Event::Refused { run: c.run.clone(), round: c.round, client, reason: reason.clone() };
             self.log(event)?;
-            spool.clear(client)?;
+            spool.clear(client);
         }
         Ok(reason)
     }
 
+    /// On disk first, then counted, then acknowledged. The disk is waited for without the lock, so that nobody else's
+    /// requests wait too; meanwhile the round does not close.
     fn accept(&self, client: u32, contribution: &Contribution) -> Result<Verdict> {
         let accepted = Accepted::of(contribution);
         let id = accepted.id.clone();
-        let mut inner = self.inner();
         // The round may have been closed while the vectors were checked.
-        let is_open = inner.open.as_ref().is_some_and(|o| {
-            o.offer.task.run == contribution.run
-                && o.offer.task.round == contribution.round
-                && o.waiting.contains(&client)
+        let is_waited_for = self.inner().open.as_mut().is_some_and(|open| {
+            let waits = open.is_of(&contribution.run, contribution.round) && open.waiting.remove(&client);
+            open.n_accepting += usize::from(waits);
+            waits
         });
-        if !is_open {
+        if !is_waited_for {
             let reason = format!("round {} was closed while the contribution was checked", contribution.round);
             return Ok(Verdict { kind: Some(verdict::Kind::Refused(Refusal { reason })) });
         }
-        // On disk first, then counted, then acknowledged; the lock keeps the round open meanwhile.
-        self.log(Event::Accepted(accepted.clone()))?;
+        let logged = self.log(Event::Accepted(accepted.clone()));
+        let mut inner = self.inner();
         if let Some(open) = &mut inner.open {
-            open.waiting.remove(&client);
-            open.announced.remove(&client);
+            open.n_accepting -= 1;
+            if logged.is_ok() {
+                open.announced.remove(&client);
+            } else {
+                open.waiting.insert(client);
+            }
         }
-        inner.last.insert(client, (contribution.round, id.clone()));
-        tracing::debug!(client, round = contribution.round, id, "contribution accepted");
-        inner.arrivals.push_back(Arrival::Contribution(Box::new(accepted)));
+        if logged.is_ok() {
+            inner.last.insert(client, (contribution.round, id.clone()));
+            inner.arrivals.push_back(Arrival::Contribution(Box::new(accepted)));
+            tracing::debug!(client, round = contribution.round, id, "contribution accepted");
+        }
         self.arrived.notify_all();
-        Ok(Verdict { kind: Some(verdict::Kind::Accepted(Receipt { id })) })
+        logged.map(|()| Verdict { kind: Some(verdict::Kind::Accepted(Receipt { id })) })
     }
 
     /// A piece of a blob that the client has announced.
@@ -315,7 +330,7 @@ impl Nodes for Desk {
             waiting.remove(&accepted.client);
             inner.arrivals.push_back(Arrival::Contribution(Box::new(accepted.clone())));
         }
-        inner.open = Some(Open { offer: Arc::new(offer), waiting, announced: BTreeMap::new() });
+        inner.open = Some(Open { offer: Arc::new(offer), waiting, announced: BTreeMap::new(), n_accepting: 0 });
         self.changed.send_modify(|n| *n += 1);
     }
 
@@ -338,7 +353,9 @@ impl Nodes for Desk {
     }
 
     fn withdraw(&self) {
-        self.inner().open = None;
+        let is_accepting = |inner: &mut Inner| inner.open.as_ref().is_some_and(|open| open.n_accepting > 0);
+        let waited = self.arrived.wait_while(self.inner(), is_accepting);
+        waited.unwrap_or_else(PoisonError::into_inner).open = None;
     }
 
     fn silence(&self, client: u32) -> Duration {

@@ -104,7 +104,7 @@ impl Rounds {
         let round = opening.download.round;
         let (up, down) = (self.desk.bytes_up.load(Ordering::Relaxed), self.desk.bytes_down.load(Ordering::Relaxed));
         let spool = Spool::new(&self.dir, &self.run, round);
-        spool.remove_others()?;
+        spool.remove_others();
         let start = Instant::now();
         let needed = experiment.config.federation.cohort(experiment.partition.n_clients());
         let recovered = std::mem::take(&mut self.recovered);
@@ -158,7 +158,8 @@ impl Rounds {
         let every_round = FederationConfig { checkpoint_every: 1, ..experiment.config.federation.clone() };
         self.directory.record(record, self.coordinator.state(), &every_round)?;
         self.desk.log(Event::RoundDone { run: self.run.clone(), round, model_hash })?;
-        spool.remove()
+        spool.remove();
+        Ok(())
     }
 
     /// The clients to draw from: all of them, as the simulator does; or, when some have not been heard of for so long
