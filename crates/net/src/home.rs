@@ -6,8 +6,10 @@
 use crate::blob::Store;
 use crate::error::{Error, Result};
 use crate::files::{create_dir, sync_dir, write_private, write_synced};
+use crate::identity::{certificate_from, end_of};
 use crate::message::{Contribution, EnrolReply};
 use crate::numbers::{decode_f32, encode_f32};
+use crate::registry::has_passed;
 use fedproj_core::ClientState;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -120,6 +122,12 @@ impl Home {
     pub fn tls(&self) -> Result<rustls::ClientConfig> {
         let (authority, certificate) = (self.text("authority.pem")?, self.text("certificate.pem")?);
         crate::identity::node_tls(&authority, &certificate, &self.text("key.pem")?)
+    }
+
+    /// Whether this machine's clock says that the certificate has ended.
+    pub fn is_expired(&self) -> bool {
+        let end = self.text("certificate.pem").and_then(|pem| end_of(&certificate_from(&pem)?));
+        end.is_ok_and(has_passed)
     }
 
     /// Blobs from the server.
@@ -257,6 +265,21 @@ mod tests {
         home.commit("r").unwrap();
         assert_eq!((home.kept("r").unwrap(), home.pending().unwrap()), (state(3.0), None));
         assert_eq!(home.kept("other").unwrap(), ClientState::new());
+    }
+
+    #[test]
+    fn a_node_knows_that_its_certificate_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = crate::identity::Authority::open(&dir.path().join("server")).unwrap();
+        let home = Home::new(&dir.path().join("node"));
+        let request = home.request().unwrap();
+        assert!(!home.is_expired());
+        for (days, is_expired) in [(10, false), (-1, true)] {
+            let certificate = authority.sign(&request, "n", days).unwrap();
+            let authority = authority.certificate().to_owned();
+            home.enrolled(&EnrolReply { name: "n".into(), client: 0, certificate, authority }).unwrap();
+            assert_eq!(home.is_expired(), is_expired);
+        }
     }
 
     #[test]

@@ -5,20 +5,29 @@
 
 use crate::config::ServerConfig;
 use crate::desk::Desk;
-use crate::door::accept;
+use crate::door::{Door, VISIT_TIME_MAX, Visitors};
 use crate::error::{Error, Result};
 use crate::identity::Authority;
+use crate::limit::{Bucket, Warnings};
 use crate::registry::Registry;
 use crate::routes::{enrol_routes, node_routes};
 use crate::status::{self, Status};
+use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
+
+/// Connections at a time of those who are not nodes.
+const VISITORS_MAX: usize = 16;
+
+/// Enrolments that are looked at in a second, and at once: each costs a signature and several syncs.
+const ENROLMENTS_PER_S: f64 = 10.0;
+const ENROLMENTS_AT_ONCE: f64 = 100.0;
 
 /// What all requests need.
 #[derive(Debug)]
@@ -33,8 +42,14 @@ pub struct Server {
     pub config: ServerConfig,
     /// What the status page shows.
     pub status: Arc<Status>,
+    /// Certificates whose enrolment is in the journal.
+    pub(crate) enrolled: Mutex<BTreeSet<String>>,
+    /// Enrolments that may still be tried.
+    pub(crate) enrolments: Mutex<Bucket>,
     /// Requests that each client may still make.
-    buckets: Mutex<BTreeMap<u32, (f64, Instant)>>,
+    buckets: Mutex<BTreeMap<u32, Bucket>>,
+    /// What strangers may write into the log.
+    pub(crate) warnings: Arc<Warnings>,
 }
 
 /// Where a server can be reached.
@@ -49,15 +64,26 @@ pub struct Addresses {
 }
 
 impl Server {
-    /// A server that does not listen yet.
+    /// A server that does not listen yet. `enrolled` are the certificates whose enrolment is in the journal.
     pub fn new(
         desk: Arc<Desk>,
         registry: Registry,
         authority: Authority,
         config: ServerConfig,
         status: Arc<Status>,
+        enrolled: BTreeSet<String>,
     ) -> Self {
-        Self { desk, registry, authority, config, status, buckets: Mutex::new(BTreeMap::new()) }
+        Self {
+            desk,
+            registry,
+            authority,
+            config,
+            status,
+            enrolled: Mutex::new(enrolled),
+            enrolments: Mutex::new(Bucket::new(ENROLMENTS_PER_S, ENROLMENTS_AT_ONCE)),
+            buckets: Mutex::default(),
+            warnings: Arc::new(Warnings::new()),
+        }
     }
 
     /// Opens the doors and serves in the background until the runtime ends.
@@ -71,49 +97,57 @@ impl Server {
         };
         let (listen, nodes) = bind(self.config.listen).await?;
         let tls = TlsAcceptor::from(self.authority.server_tls(&self.config.names, true)?);
-        tokio::spawn(accept(nodes, self.config.connections_max, Some(tls), node_routes(self)));
+        self.open(nodes, Visitors::Nodes(tls, self.registry.clone()), self.config.connections_max, node_routes(self));
         let mut addresses = Addresses { listen, enrol: None, status: None };
         if let Some(address) = self.config.enrol {
             let (address, listener) = bind(address).await?;
             let tls = TlsAcceptor::from(self.authority.server_tls(&self.config.names, false)?);
-            tokio::spawn(accept(listener, 16, Some(tls), enrol_routes(self)));
+            self.open(listener, Visitors::Strangers(tls), VISITORS_MAX, enrol_routes(self));
             addresses.enrol = Some(address);
         }
         if let Some(address) = self.config.status {
             let (address, listener) = bind(address).await?;
-            tokio::spawn(accept(listener, 16, None, status::routes(&self.status, &self.desk)));
+            self.open(listener, Visitors::Browsers, VISITORS_MAX, status::routes(&self.status, &self.desk));
             addresses.status = Some(address);
         }
         Ok(addresses)
     }
 
-    /// Whether a client may make another request now: a bucket that holds two seconds' worth.
+    fn open(&self, listener: TcpListener, visitors: Visitors, connections_max: usize, routes: Router) {
+        let warnings = Arc::clone(&self.warnings);
+        let door = Door { visitors, connections_max, visit_time_max: VISIT_TIME_MAX, warnings, routes };
+        tokio::spawn(door.open(listener));
+    }
+
+    /// Whether a client may make another request now: two seconds' worth at once.
     pub(crate) fn has_time(&self, client: u32) -> bool {
-        let (rate, now) = (self.config.requests_per_s, Instant::now());
+        let per_s = self.config.requests_per_s;
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        let (left, at) = buckets.entry(client).or_insert((2.0 * rate, now));
-        *left = (*left + rate * now.duration_since(*at).as_secs_f64()).min((2.0 * rate).max(1.0));
-        *at = now;
-        let may = *left >= 1.0;
-        if may {
-            *left -= 1.0;
-        }
-        may
+        buckets.entry(client).or_insert_with(|| Bucket::new(per_s, 2.0 * per_s)).take(Instant::now())
+    }
+}
+
+impl Error {
+    /// What the other side is told.
+    pub(crate) fn response(&self) -> Response {
+        let status = match self {
+            Self::Protocol(_) => StatusCode::BAD_REQUEST,
+            Self::NotAMember(_) => StatusCode::FORBIDDEN,
+            Self::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::NotNow(_) => StatusCode::SERVICE_UNAVAILABLE,
+            // A full disk, for one: the node keeps what it has and tries again.
+            _ => {
+                tracing::error!(error = %self, "request failed");
+                let told = "the server cannot do this now; its log says why";
+                return (StatusCode::SERVICE_UNAVAILABLE, told).into_response();
+            }
+        };
+        (status, self.to_string()).into_response()
     }
 }
 
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
-        let status = match &self {
-            Self::Protocol(_) => StatusCode::BAD_REQUEST,
-            Self::NotNow(reason) => return (StatusCode::SERVICE_UNAVAILABLE, reason.clone()).into_response(),
-            // A full disk, for one: the node keeps what it has and tries again.
-            _ => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            tracing::error!(error = %self, "request failed");
-            return (status, "the server cannot do this now; its log says why").into_response();
-        }
-        (status, self.to_string()).into_response()
+        self.response()
     }
 }

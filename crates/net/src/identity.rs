@@ -102,7 +102,7 @@ impl Authority {
             builder.with_no_client_auth()
         };
         let mut config = builder.with_single_cert(chain, key).map_err(Error::identity)?;
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config.alpn_protocols = alpn();
         // A resumed session would not look at the certificate's dates again.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
@@ -207,7 +207,10 @@ pub fn node_tls(authority: &str, certificate: &str, key: &str) -> Result<ClientC
     roots.add(certificate_from(authority)?).map_err(Error::identity)?;
     let chain = vec![certificate_from(certificate)?];
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(Error::identity)?;
-    client_builder()?.with_root_certificates(roots).with_client_auth_cert(chain, key).map_err(Error::identity)
+    let config = client_builder()?.with_root_certificates(roots).with_client_auth_cert(chain, key);
+    let mut config = config.map_err(Error::identity)?;
+    config.alpn_protocols = alpn();
+    Ok(config)
 }
 
 /// TLS for enrolment: the server must show a chain that ends at the authority whose fingerprint the token carries.
@@ -216,7 +219,14 @@ pub fn node_tls(authority: &str, certificate: &str, key: &str) -> Result<ClientC
 /// Never with the provider built in.
 pub fn enrol_tls(authority: [u8; 32]) -> Result<ClientConfig> {
     let verifier = Arc::new(Pinned { authority });
-    Ok(client_builder()?.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+    let mut config = client_builder()?.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+    config.alpn_protocols = alpn();
+    Ok(config)
+}
+
+/// HTTP/2 where the path allows, else HTTP/1.1.
+fn alpn() -> Vec<Vec<u8>> {
+    vec![b"h2".to_vec(), b"http/1.1".to_vec()]
 }
 
 fn client_builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>> {
@@ -277,6 +287,15 @@ impl ServerCertVerifier for Pinned {
 /// BLAKE3 of a certificate, as text: how the registry knows a node.
 pub fn fingerprint(certificate: &[u8]) -> String {
     blake3::hash(certificate).to_hex().to_string()
+}
+
+/// When a certificate ends, in seconds since 1970.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn end_of(certificate: &[u8]) -> Result<u64> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(certificate).map_err(Error::identity)?;
+    Ok(u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0))
 }
 
 /// A PEM certificate as bytes.

@@ -23,6 +23,7 @@ pub mod home;
 pub mod http;
 pub mod identity;
 pub mod journal;
+mod limit;
 mod link;
 mod local;
 pub mod message;

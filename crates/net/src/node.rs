@@ -15,6 +15,9 @@ use std::time::Duration;
 /// Seconds between signs of life. They do not wait for uploads or training.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
+/// Characters of a reason that the server is told.
+const REASON_MAX: usize = 500;
+
 /// The waits after failures begin with this and end with that, each a little different for each node.
 const WAIT_FIRST: Duration = Duration::from_millis(250);
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -75,6 +78,12 @@ impl Node {
                 Err(error) => {
                     let wait = back_off.next();
                     tracing::warn!(%error, wait_ms = wait.as_millis() as u64, "will try again");
+                    // The server hangs up on such a node without a word over HTTP/2.
+                    if matches!(error, Error::Unreachable(_)) && self.home.is_expired() {
+                        tracing::error!(
+                            "this node's certificate has ended; ask the server's owner for a token and enrol in a new folder"
+                        );
+                    }
                     tokio::time::sleep(wait).await;
                 }
             }
@@ -111,7 +120,8 @@ impl Node {
             Err(error @ (Error::Unreachable(_) | Error::Refused { .. })) => Err(error),
             Err(error) => {
                 tracing::error!(round, %error, "declined");
-                self.link.decline(&Decline { run, round, reason: error.to_string() }).await
+                let reason = error.to_string().chars().take(REASON_MAX).collect();
+                self.link.decline(&Decline { run, round, reason }).await
             }
         }
     }
@@ -133,6 +143,7 @@ impl Node {
                 Some(session) => session,
                 None => Session::open(&task, &cache, &setup)?,
             };
+            setup.policy.check_bytes(&task, session.upload_bytes(&task))?;
             let kept = home.kept(&task.run)?;
             let (contribution, kept) = session.train(&task, kept, &cache, &home.outbox()?)?;
             home.set_pending(&contribution, &kept)?;

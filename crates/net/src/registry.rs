@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::{self, create_dir, sync_dir, write_synced};
-use crate::identity::{Authority, Token, certificate_from, fingerprint};
+use crate::identity::{Authority, Token, certificate_from, end_of, fingerprint};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ impl NodeEntry {
         has_passed(self.expires)
     }
 
-    /// Why it is out, if it is.
+    /// Why it does not belong here any longer, if it does not.
     pub fn is_out(&self) -> Option<&'static str> {
         match (self.revoked, self.is_expired()) {
             (true, _) => Some("this node's certificate has been revoked"),
@@ -48,7 +48,7 @@ impl NodeEntry {
 }
 
 /// Whether a moment, in seconds since 1970, is over; 0 never is.
-fn has_passed(moment: u64) -> bool {
+pub(crate) fn has_passed(moment: u64) -> bool {
     moment > 0 && seconds_since_1970() > moment
 }
 
@@ -137,6 +137,15 @@ impl Registry {
         read_entry(&self.nodes.join(format!("{fingerprint}.toml")))
     }
 
+    /// The node with this certificate, if it is in.
+    ///
+    /// # Errors
+    /// [`Error::NotAMember`] if it is not; or if its file cannot be read.
+    pub fn admit(&self, fingerprint: &str) -> Result<NodeEntry> {
+        let node = self.find(fingerprint)?.ok_or(Error::NotAMember("this certificate is not known here"))?;
+        node.is_out().map_or(Ok(node), |reason| Err(Error::NotAMember(reason)))
+    }
+
     /// Invites a node: a token that works once, and for a while. Without a number the node stands for the first client that
     /// nobody else stands for.
     ///
@@ -206,8 +215,8 @@ impl Registry {
         let certificate = authority.sign(request, &invitation.name, days)?;
         std::fs::rename(&path, &spent_path).map_err(|_| unknown())?;
         sync_dir(&self.tokens)?;
-        let fingerprint = fingerprint(&certificate_from(&certificate)?);
-        let expires = seconds_since_1970().saturating_add(u64::try_from(days).unwrap_or(0) * 86_400);
+        let der = certificate_from(&certificate)?;
+        let (fingerprint, expires) = (fingerprint(&der), end_of(&der)?);
         let Invitation { name, client, .. } = invitation;
         let node = NodeEntry { name, client, fingerprint, revoked: false, expires };
         self.write(&node)?;

@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::http::Server;
 use crate::journal::Event;
 use crate::message::{
-    BLOCK_BYTES, BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, VERSION,
-    Wait, Work, WorkRequest, decode, work,
+    BLOCK_BYTES, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, VERSION, Wait, Work,
+    WorkRequest, decode, work,
 };
 use crate::registry::NodeEntry;
 use axum::Router;
@@ -18,9 +18,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use futures_util::StreamExt;
 use prost::Message;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 /// How long a request for work is held where there is none.
 const LONG_POLL: Duration = Duration::from_secs(25);
@@ -28,57 +28,51 @@ const LONG_POLL: Duration = Duration::from_secs(25);
 /// How long a request may take, long polls included.
 pub(crate) const REQUEST_TIME_MAX: Duration = Duration::from_mins(2);
 
+/// Bodies of small messages, and of a contribution: a few names and hashes.
+const SMALL: usize = 1 << 12;
+const CONTRIBUTION: usize = 1 << 16;
+
 pub(crate) fn node_routes(server: &Arc<Server>) -> Router {
+    let at_most = DefaultBodyLimit::max;
     Router::new()
-        .route("/v1/work", post(work_for))
-        .route("/v1/heartbeat", post(heartbeat))
-        .route("/v1/contribute", post(contribute))
-        .route("/v1/decline", post(decline))
+        .route("/v1/work", post(work_for).layer(at_most(SMALL)))
+        .route("/v1/heartbeat", post(heartbeat).layer(at_most(SMALL)))
+        .route("/v1/contribute", post(contribute).layer(at_most(CONTRIBUTION)))
+        .route("/v1/decline", post(decline).layer(at_most(SMALL)))
         .route("/v1/blob/{hash}/{from}", get(fetch))
+        // Taken in blocks, up to a piece.
         .route("/v1/blob/{hash}/{from}", put(receive))
         .layer(middleware::from_fn_with_state(Arc::clone(server), only_nodes))
-        .layer(DefaultBodyLimit::max(BYTES_MAX))
         .with_state(Arc::clone(server))
 }
 
-/// Lets nodes in that belong here and are not too busy, and counts what goes through.
+/// Lets nodes in that belong here and are not too busy, and counts what goes through. A node that was let in may have been
+/// shut out since: each request is looked at.
 async fn only_nodes(
     State(server): State<Arc<Server>>,
     Extension(peer): Extension<Peer>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let refuse = |status: StatusCode, reason: &str| (status, reason.to_owned()).into_response();
-    let known = peer.0.as_deref().map(|fingerprint| server.registry.find(fingerprint));
-    let node = match known {
-        Some(Ok(Some(node))) => node,
-        Some(Err(error)) => {
-            tracing::error!(%error, "the registry cannot be read");
-            return refuse(StatusCode::SERVICE_UNAVAILABLE, "the registry cannot be read");
-        }
-        _ => {
-            tracing::warn!(fingerprint = peer.0, "refused: not in the registry");
-            return refuse(StatusCode::FORBIDDEN, "this certificate is not known here");
+    let admitted = server.registry.admit(&peer.0).and_then(|node| {
+        let has_time = server.has_time(node.client);
+        if has_time { Ok(node) } else { Err(Error::TooMany("too many requests; wait a second")) }
+    });
+    let node = match admitted {
+        Ok(node) => node,
+        Err(error) => {
+            if let Some(left_out) = server.warnings.next() {
+                tracing::warn!(fingerprint = peer.0, %error, left_out, "request refused");
+            }
+            return error.into_response();
         }
     };
-    if node.revoked {
-        tracing::warn!(node = node.name, "refused: revoked");
-        return refuse(StatusCode::FORBIDDEN, "this node's certificate has been revoked");
-    }
-    if node.is_expired() {
-        tracing::warn!(node = node.name, "refused: expired");
-        return refuse(StatusCode::FORBIDDEN, "this node's certificate has expired");
-    }
-    if !server.has_time(node.client) {
-        tracing::warn!(node = node.name, "refused: too many requests");
-        return refuse(StatusCode::TOO_MANY_REQUESTS, "too many requests; wait a second");
-    }
     let up = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     server.desk.bytes_up.fetch_add(up.unwrap_or(0).min(PIECE_BYTES as u64), Ordering::Relaxed);
     request.extensions_mut().insert(node);
     match tokio::time::timeout(REQUEST_TIME_MAX, next.run(request)).await {
         Ok(response) => response,
-        Err(_) => refuse(StatusCode::REQUEST_TIMEOUT, "the request took too long"),
+        Err(_) => (StatusCode::REQUEST_TIMEOUT, "the request took too long").into_response(),
     }
 }
 
@@ -148,12 +142,14 @@ async fn fetch(State(server): State<Arc<Server>>, Path((hash, from)): Path<(Stri
     let block = async move |server: Arc<Server>, hash: Vec<u8>, at: u64| {
         let n_max = BLOCK_BYTES.min(end.saturating_sub(at) as usize);
         let desk = Arc::clone(&server.desk);
-        let read = blocking(move || desk.fetch(&hash, at, n_max)).await?.map(|(bytes, _)| bytes);
-        server.desk.bytes_down.fetch_add(read.as_ref().map_or(0, Vec::len) as u64, Ordering::Relaxed);
+        let read = blocking(move || desk.fetch(&hash, at, n_max)).await?;
+        server.desk.bytes_down.fetch_add(read.as_ref().map_or(0, |(bytes, _)| bytes.len()) as u64, Ordering::Relaxed);
         Ok::<_, Error>(read)
     };
-    let Some(first) = block(Arc::clone(&server), hash.clone(), from).await? else {
-        return Ok((StatusCode::NOT_FOUND, "there is no such blob (any more)").into_response());
+    let first = match block(Arc::clone(&server), hash.clone(), from).await? {
+        Some((first, len)) if from <= len => first,
+        Some(_) => return Ok((StatusCode::RANGE_NOT_SATISFIABLE, "the blob is shorter than that").into_response()),
+        None => return Ok((StatusCode::NOT_FOUND, "there is no such blob (any more)").into_response()),
     };
     let blocks = futures_util::stream::try_unfold((first, from), move |(bytes, at)| {
         let (server, hash, next) = (Arc::clone(&server), hash.clone(), at + bytes.len() as u64);
@@ -161,7 +157,7 @@ async fn fetch(State(server): State<Arc<Server>>, Path((hash, from)): Path<(Stri
             if bytes.is_empty() {
                 return Ok(None);
             }
-            let following = block(server, hash, next).await?.unwrap_or_default();
+            let following = block(server, hash, next).await?.map(|(bytes, _)| bytes).unwrap_or_default();
             Ok::<_, Error>(Some((bytes, (following, next))))
         }
     });
@@ -208,24 +204,45 @@ pub(crate) fn enrol_routes(server: &Arc<Server>) -> Router {
 
 async fn enrol(State(server): State<Arc<Server>>, body: Bytes) -> Result<Response> {
     let EnrolRequest { secret, request } = decode(&body)?;
+    let may = server.enrolments.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now());
+    if !may {
+        return Err(Error::TooMany("too many enrolments at present; try again in a minute"));
+    }
     let for_reply = Arc::clone(&server);
     let enrolled = blocking(move || {
         let days = server.config.certificate_days;
         let (node, certificate) = server.registry.enrol(&server.authority, &secret, &request, days)?;
-        let NodeEntry { name, client, fingerprint, .. } = node;
-        server.desk.log(Event::Enrolled { node: name.clone(), client, fingerprint })?;
-        tracing::info!(node = name, client, "enrolled");
-        Ok(EnrolReply { name, client, certificate, authority: server.authority.certificate().to_owned() })
+        let is_new = enter(&server, &node)?;
+        let NodeEntry { name, client, .. } = node;
+        Ok((EnrolReply { name, client, certificate, authority: server.authority.certificate().to_owned() }, is_new))
     });
     match enrolled.await {
-        Ok(enrolled) => Ok(reply(&for_reply, &enrolled)),
-        Err(error) => {
-            tracing::warn!(%error, "enrolment refused");
-            // Guessing takes time, even though a secret has 256 bits.
+        Ok((enrolled, true)) => Ok(reply(&for_reply, &enrolled)),
+        repeated_or_refused => {
+            // Guessing takes time, even though a secret has 256 bits; and so does asking for the same again.
             tokio::time::sleep(Duration::from_millis(500)).await;
-            Err(error)
+            let refused = |error: Error| {
+                if let Some(left_out) = for_reply.warnings.next() {
+                    tracing::warn!(%error, left_out, "enrolment refused");
+                }
+                error
+            };
+            repeated_or_refused.map(|(enrolled, _)| reply(&for_reply, &enrolled)).map_err(refused)
         }
     }
+}
+
+/// Enters an enrolment in the journal, if it is not there: a node that repeats its request, because the answer was lost on
+/// its way, is enrolled once. Whether it was new.
+fn enter(server: &Server, node: &NodeEntry) -> Result<bool> {
+    let mut enrolled = server.enrolled.lock().unwrap_or_else(PoisonError::into_inner);
+    if enrolled.contains(&node.fingerprint) {
+        return Ok(false);
+    }
+    let NodeEntry { name, client, fingerprint, .. } = node.clone();
+    tracing::info!(node = name, client, "enrolled");
+    server.desk.log(Event::Enrolled { node: name, client, fingerprint: fingerprint.clone() })?;
+    Ok(enrolled.insert(fingerprint))
 }
 
 fn reply(server: &Server, message: &impl Message) -> Response {

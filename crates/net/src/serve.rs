@@ -6,12 +6,13 @@ use crate::error::{Error, Result};
 use crate::files::create_dir;
 use crate::http::{Addresses, Server};
 use crate::identity::Authority;
-use crate::journal::Journal;
+use crate::journal::{Event, Journal};
 use crate::message::Done;
 use crate::registry::Registry;
 use crate::rounds::{Recovered, Rounds};
 use crate::status::Status;
 use fedproj_core::{Config, Coordinator, Experiment, RunDir, Summary};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,7 +59,13 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let run = run_name(&authority, &config)?;
     let run_dir = dir.join("runs").join(&run);
     let mut recovered = Recovered::default();
-    let journal = Journal::open(&dir, &mut |entry| recovered.follow(&run, entry))?;
+    let mut enrolled = BTreeSet::new();
+    let journal = Journal::open(&dir, &mut |entry| {
+        if let Event::Enrolled { fingerprint, .. } = &entry.event {
+            enrolled.insert(fingerprint.clone());
+        }
+        recovered.follow(&run, entry);
+    })?;
     let desk = Arc::new(Desk::new(&dir, settings.clone(), journal, recovered.last.clone())?);
     let finished = RunDir::finished(&run_dir, &config)?;
     let method = config.method.build()?;
@@ -68,7 +75,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let status = Status::new(&run, &config.method.name, config.federation.rounds, directory.rounds());
     let status = Arc::new(status);
     let registry = Registry::open(&dir)?;
-    let server = Server::new(Arc::clone(&desk), registry, authority, settings.clone(), Arc::clone(&status));
+    let server = Server::new(Arc::clone(&desk), registry, authority, settings.clone(), Arc::clone(&status), enrolled);
     let addresses = Arc::new(server).listen().await?;
     tracing::info!(run, listen = %addresses.listen, done = directory.rounds().len(), "serving");
     ready(&addresses, &status);
