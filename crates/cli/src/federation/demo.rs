@@ -59,7 +59,9 @@ impl Demo {
         self.settings.settings.splice(0..0, defaults);
         let (config, mut server) = self.settings.one_run()?;
         let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-        (server.listen, server.enrol, server.status) = (loopback, Some(loopback), Some(loopback));
+        // Nodes are told these addresses, so any free port will do; the page is for people, who may have one in mind.
+        (server.listen, server.enrol) = (loopback, Some(loopback));
+        server.status = server.status.or(Some(loopback));
         let temporary = std::env::temp_dir().join(format!("fedproj-demo-{}", std::process::id()));
         let dir = self.out.clone().unwrap_or_else(|| temporary.clone());
         let outcome = self.federate(&dir, config, server);
