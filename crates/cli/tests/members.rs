@@ -5,6 +5,8 @@ mod federate;
 
 use command::{failure, fedproj, json, stdout};
 use federate::Federation;
+use fedproj_net::Link;
+use fedproj_net::identity::{Authority, node_request, node_tls};
 use std::process::Stdio;
 
 #[test]
@@ -58,6 +60,28 @@ fn audit_finds_a_changed_journal() {
 }
 
 #[test]
+fn strangers_are_kept_out_and_the_log_says_why() {
+    let mut federation = Federation::new(&["federation.rounds=1"]);
+    federation.start_server();
+    let ours = Authority::open(&federation.server_dir()).unwrap();
+    let theirs = Authority::open(&federation.path().join("another")).unwrap();
+    let (key, request) = node_request().unwrap();
+    let server = format!("https://{}", federation.address("listen"));
+    let knock = |certificate: String| {
+        let link = Link::new(&server, node_tls(ours.certificate(), &certificate, &key).unwrap()).unwrap();
+        tokio::runtime::Runtime::new().unwrap().block_on(link.work()).unwrap_err();
+    };
+    knock(ours.sign(&request, "n", -1).unwrap());
+    federation.wait_for_log("certificate expired");
+    knock(theirs.sign(&request, "n", 10).unwrap());
+    // Authorities have the same name everywhere; it is the signature that differs.
+    federation.wait_for_log("BadSignature");
+    knock(ours.sign(&request, "n", 10).unwrap());
+    federation.wait_for_log("this certificate is not known here");
+    assert!(federation.journal().is_empty());
+}
+
+#[test]
 fn the_client_of_a_revoked_node_is_given_to_another_and_the_run_goes_on() {
     // Every client is needed: without the second node of client 1 the run could not end.
     let partition = "data.partition={kind='iid', clients=2}";
@@ -89,7 +113,8 @@ fn a_reader_of_the_audit_that_stops_keeps_nobody_from_the_journal() {
     // It has begun to print, and nobody reads on.
     let mut first = [0; 1];
     std::io::Read::read_exact(audit.stdout.as_mut().unwrap(), &mut first).unwrap();
-    let mut invite = fedproj(folder.path(), &["nodes", "invite", "b"]).stdout(Stdio::null()).spawn().unwrap();
+    let mut invite =
+        fedproj(folder.path(), &["nodes", "invite", "b"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let start = std::time::Instant::now();
     let invited = loop {
         if let Some(status) = invite.try_wait().unwrap() {

@@ -257,16 +257,11 @@ impl SimulatedNode {
             stats: Stats::default(),
             parts: vec![named("weights", &weights)?, named("buffers", &[])?],
         };
-        loop {
-            match self.link.contribute(&contribution).await?.kind {
-                Some(verdict::Kind::Missing(missing)) => {
-                    for part in &contribution.parts {
-                        if let Some(have) = missing.have.iter().find(|have| have.hash == part.blob.hash) {
-                            self.link.upload(&part.blob, have.len, &self.outbox).await?;
-                        }
-                    }
+        while let Some(verdict::Kind::Missing(missing)) = self.link.contribute(&contribution).await?.kind {
+            for part in &contribution.parts {
+                if let Some(have) = missing.have.iter().find(|have| have.hash == part.blob.hash) {
+                    self.link.upload(&part.blob, have.len, &self.outbox).await?;
                 }
-                _ => break,
             }
         }
         // A thousand nodes on one disk: each keeps its files no longer than it needs them.
