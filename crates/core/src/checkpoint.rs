@@ -1,4 +1,4 @@
-//! Checkpoints: a server's whole state in one file that is either complete or not there.
+//! Checkpoints: a server's whole state, either complete or not there; in one file, or in [`shards`] where that would be large.
 //!
 //! Layout, little-endian: magic `FEDPROJC`, version u32, header length u64, header (JSON: rounds done, hash of the
 //! configuration, sections with name and length), all sections as f32 one after the other, BLAKE3 of everything before.
@@ -6,6 +6,7 @@
 use crate::error::{Error, Result};
 use crate::fusion::ServerState;
 use crate::memory::Targets;
+use crate::shards;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::Write;
@@ -15,6 +16,9 @@ use std::sync::Arc;
 const MAGIC: &[u8; 8] = b"FEDPROJC";
 const VERSION: u32 = 1;
 const HASH_BYTES: usize = 32;
+
+/// No file of a checkpoint is larger, so that a run can be carried over where files have a limit.
+pub(crate) const SHARD_BYTES_MAX: usize = 15 << 20;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,8 +52,8 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     })
 }
 
-/// Writes the state.
-pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str) -> Result<()> {
+/// Writes the state, in files of at most `shard_bytes_max`.
+pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str, shard_bytes_max: usize) -> Result<()> {
     let mut sections: Vec<(String, &[f32])> =
         vec![("weights".into(), &state.weights), ("buffers".into(), &state.buffers)];
     sections.extend(state.vectors.iter().map(|(name, v)| (format!("vector:{name}"), &v[..])));
@@ -79,16 +83,15 @@ pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str) -> Resul
     }
     let hash = blake3::hash(&bytes);
     bytes.extend_from_slice(hash.as_bytes());
-    write_atomically(path, &bytes)
+    shards::write(path, &bytes, shard_bytes_max)
 }
 
 /// Reads a state that was saved under the same configuration.
 pub(crate) fn load(path: &Path, config_hash: &str) -> Result<ServerState> {
-    let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
-    let corrupt = |problem: &str| Error::Corrupt {
-        path: path.into(),
-        problem: format!("{problem}\nhint: remove this file to go on from the checkpoint before it"),
-    };
+    let name = path.file_name().unwrap_or_default().display();
+    let hint = format!("hint: remove `{name}` to go on from the checkpoint before it");
+    let bytes = shards::read(path, &hint)?;
+    let corrupt = |problem: &str| Error::Corrupt { path: path.into(), problem: format!("{problem}\n{hint}") };
     if bytes.len() < 20 + HASH_BYTES || &bytes[..8] != MAGIC {
         return Err(corrupt("not a checkpoint"));
     }
@@ -157,13 +160,16 @@ mod tests {
     fn a_state_comes_back_bit_for_bit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.ckpt");
-        save(&path, &state(), "h").unwrap();
+        save(&path, &state(), "h", 50).unwrap();
+        assert_eq!(load(&path, "h").unwrap(), state());
+        assert!(std::fs::read_dir(dir.path()).unwrap().count() > 5);
+        save(&path, &state(), "h", 1 << 20).unwrap();
         let back = load(&path, "h").unwrap();
         assert_eq!(back, state());
         assert!(back.weights[1].is_sign_negative());
         // Empty targets are not the same as none: with labels as the target there are no logits, but a memory.
         let empty = ServerState { targets: Some(Arc::default()), ..state() };
-        save(&path, &empty, "h").unwrap();
+        save(&path, &empty, "h", 1 << 20).unwrap();
         assert_eq!(load(&path, "h").unwrap(), empty);
         assert!(load(&path, "other").unwrap_err().to_string().contains("another configuration"));
     }
@@ -172,7 +178,7 @@ mod tests {
     fn every_damage_is_an_error_that_names_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.ckpt");
-        save(&path, &state(), "h").unwrap();
+        save(&path, &state(), "h", 1 << 20).unwrap();
         let whole = std::fs::read(&path).unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();

@@ -23,6 +23,7 @@ mod presets;
 mod record;
 mod robust;
 mod run;
+mod shards;
 mod simulate;
 mod step;
 mod sweep;

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::fusion::ServerState;
 use crate::record::{RoundRecord, Summary};
+use crate::shards;
 use crate::simulate::{Progress, Simulation};
 use fedproj_nn::Isa;
 use serde::{Deserialize, Serialize};
@@ -221,13 +222,11 @@ impl RunDir {
 
     /// Writes a checkpoint and removes all but the newest two.
     fn checkpoint(&self, state: &ServerState) -> Result<()> {
-        let path = self.dir.join("checkpoints").join(format!("round-{:06}.ckpt", state.n_rounds_done));
-        checkpoint::save(&path, state, &self.config_hash)?;
-        let all = checkpoints(&self.dir)?;
-        for (_, old) in &all[..all.len().saturating_sub(2)] {
-            std::fs::remove_file(old).map_err(Error::io("remove", old))?;
-        }
-        Ok(())
+        let folder = self.dir.join("checkpoints");
+        let path = folder.join(format!("round-{:06}.ckpt", state.n_rounds_done));
+        checkpoint::save(&path, state, &self.config_hash, checkpoint::SHARD_BYTES_MAX)?;
+        let all: Vec<PathBuf> = checkpoints(&self.dir)?.into_iter().map(|(_, path)| path).collect();
+        shards::retain(&folder, "round-", &all[all.len().saturating_sub(2)..])
     }
 
     /// Writes what a finished run leaves: `metrics.csv`, the final model and `summary.json`.

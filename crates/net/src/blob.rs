@@ -1,6 +1,7 @@
 //! Blobs: bytes named by their BLAKE3 hash, kept in a folder, written in pieces that can be taken up again after a crash.
 
 use crate::error::{Error, Result};
+use crate::files::{create_dir, sync_dir, write_synced};
 use crate::message::Blob;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -50,7 +51,7 @@ impl Store {
     /// # Errors
     /// If it cannot be made.
     pub fn open(dir: &Path) -> Result<Self> {
-        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        create_dir(dir)?;
         Ok(Self { dir: dir.into() })
     }
 
@@ -114,8 +115,11 @@ impl Store {
         let mut read = || -> std::io::Result<(Vec<u8>, u64)> {
             let len = file.metadata()?.len();
             let mut bytes = vec![0; len.saturating_sub(from).min(n_max as u64) as usize];
-            file.seek(SeekFrom::Start(from))?;
-            file.read_exact(&mut bytes)?;
+            // No system seeks as far as a peer can ask.
+            if !bytes.is_empty() {
+                file.seek(SeekFrom::Start(from))?;
+                file.read_exact(&mut bytes)?;
+            }
             Ok((bytes, len))
         };
         read().map(Some).map_err(Error::io("read", &path))
@@ -153,9 +157,7 @@ impl Store {
         let write = || -> std::io::Result<()> {
             let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
             file.seek(SeekFrom::Start(have))?;
-            file.write_all(&bytes[(have - from) as usize..])?;
-            // The end is what a restart believes in; half a piece must not count.
-            if end == blob.len { file.sync_all() } else { Ok(()) }
+            file.write_all(&bytes[(have - from) as usize..])
         };
         write().map_err(Error::io("write", &path))?;
         if end == blob.len {
@@ -166,11 +168,14 @@ impl Store {
 
     fn complete(&self, blob: &Blob, part: &Path) -> Result<()> {
         let mut hasher = blake3::Hasher::new();
-        File::open(part).and_then(|file| hasher.update_reader(file).map(drop)).map_err(Error::io("read", part))?;
+        let file = File::open(part).map_err(Error::io("open", part))?;
+        hasher.update_reader(&file).map_err(Error::io("read", part))?;
         if hasher.finalize().as_bytes()[..] != blob.hash[..] {
             std::fs::remove_file(part).map_err(Error::io("remove", part))?;
             return Err(Error::protocol("the bytes of a blob do not match its hash; send it again"));
         }
+        // Under its own name it is believed in after any crash, so it must be on disk before it gets it.
+        file.sync_all().map_err(Error::io("sync", part))?;
         let path = self.path(blob);
         std::fs::rename(part, &path).map_err(Error::io("rename", part))?;
         sync_dir(&self.dir)
@@ -198,19 +203,6 @@ impl Store {
 pub(crate) fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     bytes.iter().flat_map(|b| [b >> 4, b & 15]).map(|d| char::from(DIGITS[usize::from(d)])).collect()
-}
-
-/// Writes a file so that it appears complete or not at all, and stays.
-pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
-    fedproj_core::write_atomically(path, bytes).map_err(|error| match error {
-        fedproj_core::Error::Io { action, path, source } => Error::Io { action, path, source },
-        other => other.into(),
-    })
-}
-
-/// A rename is only durable once its folder is.
-pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(Error::io("sync", dir))
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use crate::blob::Store;
 use crate::config::ServerConfig;
-use crate::desk::Offer;
 use crate::error::{Error, Result};
 use crate::message::{Blob, Contribution};
+use crate::nodes::Offer;
 use crate::spool::read_values;
 
 /// Values that are checked at a time.

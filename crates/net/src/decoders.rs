@@ -85,4 +85,5 @@ pub fn disk(bytes: &[u8]) {
     let _ = Blob::parse_hex(&text);
     let _ = toml::from_str::<crate::Policy>(&text);
     let _ = crate::identity::key_of_request(bytes);
+    let _ = crate::identity::end_of(bytes);
 }

@@ -12,73 +12,15 @@ use crate::message::{
     Blob, Contribution, Done, Missing, Named, Receipt, Received, Refusal, Train, Verdict, Wait, Work,
 };
 use crate::message::{verdict, work};
+use crate::nodes::{Arrival, Nodes, Offer};
+use crate::presence::Presence;
 use crate::spool::{Spool, Spooled};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
-
-/// What carries tasks to nodes and contributions back.
-pub trait Nodes: Sync {
-    /// Makes bytes available to nodes.
-    ///
-    /// # Errors
-    /// If they cannot be stored.
-    fn put(&self, bytes: &[u8]) -> Result<Blob>;
-
-    /// Offers a round's task.
-    fn offer(&self, offer: Offer);
-
-    /// The next contribution that counts, or the next node that drops out; `None` when `patience` is over.
-    fn take(&self, patience: Duration) -> Option<Arrival>;
-
-    /// The vectors of contributions that were taken, to be read in blocks.
-    ///
-    /// # Errors
-    /// If they cannot be found.
-    fn get(&self, accepted: Vec<Accepted>) -> Result<Spooled>;
-
-    /// Takes no more contributions for the round; what was accepted before can still be taken.
-    fn withdraw(&self);
-
-    /// How long a client has not been heard of; nothing while it waits for work.
-    fn silence(&self, client: u32) -> Duration;
-
-    /// The clients that have been heard of within this time.
-    fn present(&self, within: Duration) -> Vec<u32>;
-}
-
-/// A round as it is offered.
-#[derive(Clone, Debug)]
-pub struct Offer {
-    /// The task, for any client.
-    pub task: Train,
-    /// The clients that are asked.
-    pub asked: Vec<u32>,
-    /// The vectors that a contribution must hold, in order, with their numbers of values.
-    pub parts: Vec<(String, usize)>,
-    /// What the clients start from.
-    pub base: Vec<f32>,
-    /// Places of variances among the buffers: they cannot be negative.
-    pub variances: Vec<std::ops::Range<usize>>,
-    /// Local epochs and samples of a step, which bound a client's steps.
-    pub epochs: u32,
-    /// See above.
-    pub batch: usize,
-    /// Contributions that were accepted before a restart.
-    pub accepted: Vec<Accepted>,
-}
-
-/// What comes back.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Arrival {
-    /// A contribution that counts.
-    Contribution(Box<Accepted>),
-    /// A client that will not contribute to this round.
-    DroppedOut(u32),
-}
 
 /// See the module's description.
 #[derive(Debug)]
@@ -93,7 +35,8 @@ pub struct Desk {
     changed: watch::Sender<u64>,
     /// One piece of a client's upload at a time.
     uploading: Vec<Mutex<()>>,
-    started: Instant,
+    /// Who is there.
+    pub presence: Presence,
     /// Bytes received from and sent to nodes.
     pub bytes_up: AtomicU64,
     /// See `bytes_up`.
@@ -109,7 +52,6 @@ struct Inner {
     /// The last contribution of each client that counted: round and id.
     last: BTreeMap<u32, (u32, String)>,
     arrivals: VecDeque<Arrival>,
-    seen: BTreeMap<u32, Seen>,
 }
 
 #[derive(Debug)]
@@ -118,33 +60,13 @@ struct Open {
     waiting: BTreeSet<u32>,
     /// What each client has announced and may upload.
     announced: BTreeMap<u32, Contribution>,
+    /// Contributions that are on their way to the disk.
+    n_accepting: usize,
 }
 
-/// A client's last sign of life.
-#[derive(Clone, Debug)]
-pub struct Seen {
-    /// When.
-    pub at: Instant,
-    /// The round that it is at work on.
-    pub round: Option<u32>,
-    /// Whether it has been told that the run is over.
-    pub told_done: bool,
-    /// Requests for work that are held at present.
-    pub n_polls: u32,
-}
-
-/// A request for work that is held; its end, however it comes, is noted.
-#[derive(Debug)]
-pub struct Poll<'a> {
-    desk: &'a Desk,
-    client: u32,
-}
-
-impl Drop for Poll<'_> {
-    fn drop(&mut self) {
-        if let Some(seen) = self.desk.inner().seen.get_mut(&self.client) {
-            (seen.at, seen.n_polls) = (Instant::now(), seen.n_polls.saturating_sub(1));
-        }
+impl Open {
+    fn is_of(&self, run: &str, round: u32) -> bool {
+        self.offer.task.run == run && self.offer.task.round == round
     }
 }
 
@@ -163,7 +85,7 @@ impl Desk {
             arrived: Condvar::new(),
             changed: watch::Sender::new(0),
             uploading: (0..64).map(|_| Mutex::new(())).collect(),
-            started: Instant::now(),
+            presence: Presence::new(),
             bytes_up: AtomicU64::new(0),
             bytes_down: AtomicU64::new(0),
             n_refused: AtomicU64::new(0),
@@ -201,31 +123,9 @@ impl Desk {
         self.store.retain(blobs)
     }
 
-    /// All clients heard of since the start.
-    pub fn seen(&self) -> BTreeMap<u32, Seen> {
-        self.inner().seen.clone()
-    }
-
-    /// A sign of life.
-    pub fn heard(&self, client: u32, round: Option<u32>) {
-        let mut inner = self.inner();
-        let new = Seen { at: Instant::now(), round, told_done: false, n_polls: 0 };
-        let seen = inner.seen.entry(client).or_insert(new);
-        (seen.at, seen.round) = (Instant::now(), round);
-    }
-
-    /// A client waits for work, as long as the answer is held.
-    pub fn poll(&self, client: u32) -> Poll<'_> {
-        self.heard(client, None);
-        if let Some(seen) = self.inner().seen.get_mut(&client) {
-            seen.n_polls += 1;
-        }
-        Poll { desk: self, client }
-    }
-
     /// What there is to do for a client.
     pub fn work(&self, client: u32) -> Work {
-        let mut inner = self.inner();
+        let inner = self.inner();
         let kind = match (&inner.done, &inner.open) {
             (Some(done), _) => work::Kind::Done(done.clone()),
             (None, Some(open)) if open.waiting.contains(&client) => {
@@ -233,8 +133,8 @@ impl Desk {
             }
             _ => work::Kind::Wait(Wait {}),
         };
-        if let (work::Kind::Done(_), Some(seen)) = (&kind, inner.seen.get_mut(&client)) {
-            seen.told_done = true;
+        if matches!(kind, work::Kind::Done(_)) {
+            self.presence.told_done(client);
         }
         Work { kind: Some(kind) }
     }
@@ -263,7 +163,7 @@ impl Desk {
     /// Whether a client was waited for in this round, and no longer is.
     fn drop_out(&self, client: u32, run: &str, round: u32) -> bool {
         let mut inner = self.inner();
-        let Some(open) = inner.open.as_mut().filter(|o| o.offer.task.run == run && o.offer.task.round == round) else {
+        let Some(open) = inner.open.as_mut().filter(|o| o.is_of(run, round)) else {
             return false;
         };
         if !open.waiting.remove(&client) {
@@ -320,9 +220,9 @@ impl Desk {
             return Ok(Err(Verdict { kind: Some(verdict::Kind::Accepted(Receipt { id: c.id() })) }));
         }
         match &inner.open {
-            Some(Open { offer, .. }) if offer.task.run != c.run || offer.task.round != c.round => refused(format!(
+            Some(open) if !open.is_of(&c.run, c.round) => refused(format!(
                 "round {} is not open; it is round {} of run {}",
-                c.round, offer.task.round, offer.task.run
+                c.round, open.offer.task.round, open.offer.task.run
             )),
             Some(open) if !open.waiting.contains(&client) => refused(format!(
                 "client {client} is not waited for in round {}: it was not asked, has contributed, or dropped out",
@@ -357,36 +257,43 @@ impl Desk {
         if self.drop_out(client, &c.run, c.round) {
             let event = Event::Refused { run: c.run.clone(), round: c.round, client, reason: reason.clone() };
             self.log(event)?;
-            spool.clear(client)?;
+            spool.clear(client);
         }
         Ok(reason)
     }
 
+    /// On disk first, then counted, then acknowledged. The disk is waited for without the lock, so that nobody else's
+    /// requests wait too; meanwhile the round does not close.
     fn accept(&self, client: u32, contribution: &Contribution) -> Result<Verdict> {
         let accepted = Accepted::of(contribution);
         let id = accepted.id.clone();
-        let mut inner = self.inner();
         // The round may have been closed while the vectors were checked.
-        let is_open = inner.open.as_ref().is_some_and(|o| {
-            o.offer.task.run == contribution.run
-                && o.offer.task.round == contribution.round
-                && o.waiting.contains(&client)
+        let is_waited_for = self.inner().open.as_mut().is_some_and(|open| {
+            let waits = open.is_of(&contribution.run, contribution.round) && open.waiting.remove(&client);
+            open.n_accepting += usize::from(waits);
+            waits
         });
-        if !is_open {
+        if !is_waited_for {
             let reason = format!("round {} was closed while the contribution was checked", contribution.round);
             return Ok(Verdict { kind: Some(verdict::Kind::Refused(Refusal { reason })) });
         }
-        // On disk first, then counted, then acknowledged; the lock keeps the round open meanwhile.
-        self.log(Event::Accepted(accepted.clone()))?;
+        let logged = self.log(Event::Accepted(accepted.clone()));
+        let mut inner = self.inner();
         if let Some(open) = &mut inner.open {
-            open.waiting.remove(&client);
-            open.announced.remove(&client);
+            open.n_accepting -= 1;
+            if logged.is_ok() {
+                open.announced.remove(&client);
+            } else {
+                open.waiting.insert(client);
+            }
         }
-        inner.last.insert(client, (contribution.round, id.clone()));
-        tracing::debug!(client, round = contribution.round, id, "contribution accepted");
-        inner.arrivals.push_back(Arrival::Contribution(Box::new(accepted)));
+        if logged.is_ok() {
+            inner.last.insert(client, (contribution.round, id.clone()));
+            inner.arrivals.push_back(Arrival::Contribution(Box::new(accepted)));
+            tracing::debug!(client, round = contribution.round, id, "contribution accepted");
+        }
         self.arrived.notify_all();
-        Ok(Verdict { kind: Some(verdict::Kind::Accepted(Receipt { id })) })
+        logged.map(|()| Verdict { kind: Some(verdict::Kind::Accepted(Receipt { id })) })
     }
 
     /// A piece of a blob that the client has announced.
@@ -423,7 +330,7 @@ impl Nodes for Desk {
             waiting.remove(&accepted.client);
             inner.arrivals.push_back(Arrival::Contribution(Box::new(accepted.clone())));
         }
-        inner.open = Some(Open { offer: Arc::new(offer), waiting, announced: BTreeMap::new() });
+        inner.open = Some(Open { offer: Arc::new(offer), waiting, announced: BTreeMap::new(), n_accepting: 0 });
         self.changed.send_modify(|n| *n += 1);
     }
 
@@ -434,25 +341,29 @@ impl Nodes for Desk {
         inner.arrivals.pop_front()
     }
 
+    fn ask_again(&self, clients: &[u32]) {
+        if let Some(open) = &mut self.inner().open {
+            open.waiting.extend(clients);
+        }
+        self.changed.send_modify(|n| *n += 1);
+    }
+
     fn get(&self, accepted: Vec<Accepted>) -> Result<Spooled> {
         Spooled::open(&self.dir, accepted)
     }
 
     fn withdraw(&self) {
-        self.inner().open = None;
+        let is_accepting = |inner: &mut Inner| inner.open.as_ref().is_some_and(|open| open.n_accepting > 0);
+        let waited = self.arrived.wait_while(self.inner(), is_accepting);
+        waited.unwrap_or_else(PoisonError::into_inner).open = None;
     }
 
     fn silence(&self, client: u32) -> Duration {
-        let inner = self.inner();
-        match inner.seen.get(&client) {
-            Some(seen) if seen.n_polls > 0 => Duration::ZERO,
-            seen => seen.map_or(self.started, |s| s.at).elapsed(),
-        }
+        self.presence.silence(client)
     }
 
     fn present(&self, within: Duration) -> Vec<u32> {
-        let known: Vec<u32> = self.inner().seen.keys().copied().collect();
-        known.into_iter().filter(|client| self.silence(*client) <= within).collect()
+        self.presence.within(within)
     }
 }
 

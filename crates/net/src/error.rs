@@ -48,6 +48,12 @@ pub enum Error {
     /// The server cannot say yet; ask again.
     #[error("{0}")]
     NotNow(String),
+    /// The other side has no certificate that counts here (any longer).
+    #[error("{0}")]
+    NotAMember(&'static str),
+    /// There are too many requests at present.
+    #[error("{0}")]
+    TooMany(&'static str),
     /// The server refused a request, and said why.
     #[error("the server refused ({status}): {reason}")]
     Refused {

@@ -3,11 +3,13 @@
 //! What a client keeps (control variates and the like) moves on only when the server has taken the contribution that goes
 //! with it, so that it stays in step with the model whatever crashes in between.
 
-use crate::blob::{Store, sync_dir, write_synced};
+use crate::blob::Store;
 use crate::error::{Error, Result};
-use crate::identity::write_private;
+use crate::files::{create_dir, sync_dir, write_private, write_synced};
+use crate::identity::{certificate_from, end_of};
 use crate::message::{Contribution, EnrolReply};
 use crate::numbers::{decode_f32, encode_f32};
+use crate::registry::has_passed;
 use fedproj_core::ClientState;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -78,7 +80,7 @@ impl Home {
     /// # Errors
     /// If they cannot be made or kept.
     pub fn request(&self) -> Result<Vec<u8>> {
-        std::fs::create_dir_all(&self.dir).map_err(Error::io("create", &self.dir))?;
+        create_dir(&self.dir)?;
         let path = self.dir.join("request.der");
         if self.dir.join("node.toml").exists() {
             return Err(Error::config(format!("`{}` is the folder of a node that is enrolled", self.dir.display())));
@@ -120,6 +122,12 @@ impl Home {
     pub fn tls(&self) -> Result<rustls::ClientConfig> {
         let (authority, certificate) = (self.text("authority.pem")?, self.text("certificate.pem")?);
         crate::identity::node_tls(&authority, &certificate, &self.text("key.pem")?)
+    }
+
+    /// Whether this machine's clock says that the certificate has ended.
+    pub fn is_expired(&self) -> bool {
+        let end = self.text("certificate.pem").and_then(|pem| end_of(&certificate_from(&pem)?));
+        end.is_ok_and(has_passed)
     }
 
     /// Blobs from the server.
@@ -206,6 +214,7 @@ impl Home {
                 _ => (),
             }
         }
+        sync_dir(&self.dir)?;
         self.outbox()?.retain(&[])
     }
 }
@@ -256,6 +265,21 @@ mod tests {
         home.commit("r").unwrap();
         assert_eq!((home.kept("r").unwrap(), home.pending().unwrap()), (state(3.0), None));
         assert_eq!(home.kept("other").unwrap(), ClientState::new());
+    }
+
+    #[test]
+    fn a_node_knows_that_its_certificate_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = crate::identity::Authority::open(&dir.path().join("server")).unwrap();
+        let home = Home::new(&dir.path().join("node"));
+        let request = home.request().unwrap();
+        assert!(!home.is_expired());
+        for (days, is_expired) in [(10, false), (-1, true)] {
+            let certificate = authority.sign(&request, "n", days).unwrap();
+            let authority = authority.certificate().to_owned();
+            home.enrolled(&EnrolReply { name: "n".into(), client: 0, certificate, authority }).unwrap();
+            assert_eq!(home.is_expired(), is_expired);
+        }
     }
 
     #[test]

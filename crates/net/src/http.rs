@@ -5,42 +5,29 @@
 
 use crate::config::ServerConfig;
 use crate::desk::Desk;
+use crate::door::{Door, VISIT_TIME_MAX, Visitors};
 use crate::error::{Error, Result};
-use crate::identity::{Authority, fingerprint};
-use crate::journal::Event;
-use crate::message::{
-    BLOCK_BYTES, BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, VERSION,
-    Wait, Work, WorkRequest, decode, work,
-};
-use crate::registry::{NodeEntry, Registry};
+use crate::identity::Authority;
+use crate::limit::{Bucket, Warnings};
+use crate::registry::Registry;
+use crate::routes::{enrol_routes, node_routes};
 use crate::status::{self, Status};
 use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Extension, Path, Request, State};
-use axum::http::{StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
-use futures_util::StreamExt;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
-use prost::Message;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use std::time::Instant;
+use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// How long a request for work is held where there is none.
-const LONG_POLL: Duration = Duration::from_secs(25);
+/// Connections at a time of those who are not nodes.
+const VISITORS_MAX: usize = 16;
 
-/// How long a request may take, long polls included; a handshake gets less.
-const REQUEST_TIME_MAX: Duration = Duration::from_mins(2);
-const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(20);
+/// Enrolments that are looked at in a second, and at once: each costs a signature and several syncs.
+const ENROLMENTS_PER_S: f64 = 10.0;
+const ENROLMENTS_AT_ONCE: f64 = 100.0;
 
 /// What all requests need.
 #[derive(Debug)]
@@ -55,8 +42,14 @@ pub struct Server {
     pub config: ServerConfig,
     /// What the status page shows.
     pub status: Arc<Status>,
+    /// Certificates whose enrolment is in the journal.
+    pub(crate) enrolled: Mutex<BTreeSet<String>>,
+    /// Enrolments that may still be tried.
+    pub(crate) enrolments: Mutex<Bucket>,
     /// Requests that each client may still make.
-    buckets: Mutex<BTreeMap<u32, (f64, Instant)>>,
+    buckets: Mutex<BTreeMap<u32, Bucket>>,
+    /// What strangers may write into the log.
+    pub(crate) warnings: Arc<Warnings>,
 }
 
 /// Where a server can be reached.
@@ -71,15 +64,26 @@ pub struct Addresses {
 }
 
 impl Server {
-    /// A server that does not listen yet.
+    /// A server that does not listen yet. `enrolled` are the certificates whose enrolment is in the journal.
     pub fn new(
         desk: Arc<Desk>,
         registry: Registry,
         authority: Authority,
         config: ServerConfig,
         status: Arc<Status>,
+        enrolled: BTreeSet<String>,
     ) -> Self {
-        Self { desk, registry, authority, config, status, buckets: Mutex::new(BTreeMap::new()) }
+        Self {
+            desk,
+            registry,
+            authority,
+            config,
+            status,
+            enrolled: Mutex::new(enrolled),
+            enrolments: Mutex::new(Bucket::new(ENROLMENTS_PER_S, ENROLMENTS_AT_ONCE)),
+            buckets: Mutex::default(),
+            warnings: Arc::new(Warnings::new()),
+        }
     }
 
     /// Opens the doors and serves in the background until the runtime ends.
@@ -93,317 +97,57 @@ impl Server {
         };
         let (listen, nodes) = bind(self.config.listen).await?;
         let tls = TlsAcceptor::from(self.authority.server_tls(&self.config.names, true)?);
-        tokio::spawn(accept(nodes, self.config.connections_max, Some(tls), node_routes(self)));
+        self.open(nodes, Visitors::Nodes(tls, self.registry.clone()), self.config.connections_max, node_routes(self));
         let mut addresses = Addresses { listen, enrol: None, status: None };
         if let Some(address) = self.config.enrol {
             let (address, listener) = bind(address).await?;
             let tls = TlsAcceptor::from(self.authority.server_tls(&self.config.names, false)?);
-            tokio::spawn(accept(listener, 16, Some(tls), enrol_routes(self)));
+            self.open(listener, Visitors::Strangers(tls), VISITORS_MAX, enrol_routes(self));
             addresses.enrol = Some(address);
         }
         if let Some(address) = self.config.status {
             let (address, listener) = bind(address).await?;
-            tokio::spawn(accept(listener, 16, None, status::routes(&self.status, &self.desk)));
+            self.open(listener, Visitors::Browsers, VISITORS_MAX, status::routes(&self.status, &self.desk));
             addresses.status = Some(address);
         }
         Ok(addresses)
     }
 
-    /// Whether a client may make another request now: a bucket that holds two seconds' worth.
-    fn has_time(&self, client: u32) -> bool {
-        let (rate, now) = (self.config.requests_per_s, Instant::now());
+    fn open(&self, listener: TcpListener, visitors: Visitors, connections_max: usize, routes: Router) {
+        let warnings = Arc::clone(&self.warnings);
+        let door = Door { visitors, connections_max, visit_time_max: VISIT_TIME_MAX, warnings, routes };
+        tokio::spawn(door.open(listener));
+    }
+
+    /// Whether a client may make another request now: two seconds' worth at once.
+    pub(crate) fn has_time(&self, client: u32) -> bool {
+        let per_s = self.config.requests_per_s;
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        let (left, at) = buckets.entry(client).or_insert((2.0 * rate, now));
-        *left = (*left + rate * now.duration_since(*at).as_secs_f64()).min((2.0 * rate).max(1.0));
-        *at = now;
-        let may = *left >= 1.0;
-        if may {
-            *left -= 1.0;
-        }
-        may
+        buckets.entry(client).or_insert_with(|| Bucket::new(per_s, 2.0 * per_s)).take(Instant::now())
     }
 }
 
-/// Accepts connections for ever. One too many waits in the system's queue.
-async fn accept(listener: TcpListener, n_max: usize, tls: Option<TlsAcceptor>, routes: Router) {
-    let places = Arc::new(Semaphore::new(n_max));
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                let (tls, routes) = (tls.clone(), routes.clone());
-                tokio::spawn(async move {
-                    serve_connection(stream, peer, tls, routes).await;
-                    drop(place);
-                });
+impl Error {
+    /// What the other side is told.
+    pub(crate) fn response(&self) -> Response {
+        let status = match self {
+            Self::Protocol(_) => StatusCode::BAD_REQUEST,
+            Self::NotAMember(_) => StatusCode::FORBIDDEN,
+            Self::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::NotNow(_) => StatusCode::SERVICE_UNAVAILABLE,
+            // A full disk, for one: the node keeps what it has and tries again.
+            _ => {
+                tracing::error!(error = %self, "request failed");
+                let told = "the server cannot do this now; its log says why";
+                return (StatusCode::SERVICE_UNAVAILABLE, told).into_response();
             }
-            Err(error) => {
-                // Out of file descriptors, most likely: some come back when connections end.
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
+        };
+        (status, self.to_string()).into_response()
     }
-}
-
-async fn serve_connection(stream: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>, routes: Router) {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(REQUEST_TIME_MAX);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(Duration::from_secs(30))
-        .keep_alive_timeout(Duration::from_mins(1))
-        .max_concurrent_streams(16)
-        // What the server holds of each node's transfers: enough for 5 MB/s over a line of 50 ms.
-        .initial_stream_window_size(1 << 18)
-        .initial_connection_window_size(1 << 19)
-        .max_send_buf_size(BLOCK_BYTES);
-    let served = match tls {
-        Some(tls) => {
-            let stream = match tokio::time::timeout(HANDSHAKE_TIME_MAX, tls.accept(stream)).await {
-                Ok(Ok(stream)) => stream,
-                Ok(Err(error)) => return tracing::warn!(%peer, %error, "handshake refused"),
-                Err(_) => return tracing::warn!(%peer, "handshake refused: it took too long"),
-            };
-            let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-            let routes = routes.layer(Extension(Peer(certificate.map(|c| fingerprint(c)))));
-            builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)).await
-        }
-        None => builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)).await,
-    };
-    if let Err(error) = served {
-        tracing::debug!(%peer, error, "connection ended");
-    }
-}
-
-/// Whose certificate a connection came with.
-#[derive(Clone, Debug)]
-struct Peer(Option<String>);
-
-fn node_routes(server: &Arc<Server>) -> Router {
-    Router::new()
-        .route("/v1/work", post(work_for))
-        .route("/v1/heartbeat", post(heartbeat))
-        .route("/v1/contribute", post(contribute))
-        .route("/v1/decline", post(decline))
-        .route("/v1/blob/{hash}/{from}", get(fetch))
-        .route("/v1/blob/{hash}/{from}", put(receive))
-        .layer(middleware::from_fn_with_state(Arc::clone(server), only_nodes))
-        .layer(DefaultBodyLimit::max(BYTES_MAX))
-        .with_state(Arc::clone(server))
-}
-
-/// Lets nodes in that belong here and are not too busy, and counts what goes through.
-async fn only_nodes(
-    State(server): State<Arc<Server>>,
-    Extension(peer): Extension<Peer>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    let refuse = |status: StatusCode, reason: &str| (status, reason.to_owned()).into_response();
-    let known = peer.0.as_deref().map(|fingerprint| server.registry.find(fingerprint));
-    let node = match known {
-        Some(Ok(Some(node))) => node,
-        Some(Err(error)) => {
-            tracing::error!(%error, "the registry cannot be read");
-            return refuse(StatusCode::SERVICE_UNAVAILABLE, "the registry cannot be read");
-        }
-        _ => {
-            tracing::warn!(fingerprint = peer.0, "refused: not in the registry");
-            return refuse(StatusCode::FORBIDDEN, "this certificate is not known here");
-        }
-    };
-    if node.revoked {
-        tracing::warn!(node = node.name, "refused: revoked");
-        return refuse(StatusCode::FORBIDDEN, "this node's certificate has been revoked");
-    }
-    if node.is_expired() {
-        tracing::warn!(node = node.name, "refused: expired");
-        return refuse(StatusCode::FORBIDDEN, "this node's certificate has expired");
-    }
-    if !server.has_time(node.client) {
-        tracing::warn!(node = node.name, "refused: too many requests");
-        return refuse(StatusCode::TOO_MANY_REQUESTS, "too many requests; wait a second");
-    }
-    let up = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    server.desk.bytes_up.fetch_add(up.unwrap_or(0).min(PIECE_BYTES as u64), Ordering::Relaxed);
-    request.extensions_mut().insert(node);
-    match tokio::time::timeout(REQUEST_TIME_MAX, next.run(request)).await {
-        Ok(response) => response,
-        Err(_) => refuse(StatusCode::REQUEST_TIMEOUT, "the request took too long"),
-    }
-}
-
-async fn work_for(
-    State(server): State<Arc<Server>>,
-    Extension(node): Extension<NodeEntry>,
-    body: Bytes,
-) -> Result<Response> {
-    let request: WorkRequest = decode(&body)?;
-    if request.version != VERSION {
-        let problem =
-            format!("this server speaks version {VERSION}, the node {}; use the same release", request.version);
-        return Err(Error::protocol(problem));
-    }
-    let _poll = server.desk.poll(node.client);
-    let mut changes = server.desk.changes();
-    let end = tokio::time::Instant::now() + LONG_POLL;
-    loop {
-        let work = server.desk.work(node.client);
-        let waits = matches!(work.kind, Some(work::Kind::Wait(_)));
-        if !waits {
-            return Ok(reply(&server, &work));
-        }
-        match tokio::time::timeout_at(end, changes.changed()).await {
-            Ok(Ok(())) => (),
-            _ => return Ok(reply(&server, &Work { kind: Some(work::Kind::Wait(Wait {})) })),
-        }
-    }
-}
-
-async fn heartbeat(
-    State(server): State<Arc<Server>>,
-    Extension(node): Extension<NodeEntry>,
-    body: Bytes,
-) -> Result<StatusCode> {
-    let beat: Heartbeat = decode(&body)?;
-    server.desk.heard(node.client, beat.round);
-    Ok(StatusCode::NO_CONTENT)
-}
-
-async fn contribute(
-    State(server): State<Arc<Server>>,
-    Extension(node): Extension<NodeEntry>,
-    body: Bytes,
-) -> Result<Response> {
-    let contribution: Contribution = decode(&body)?;
-    server.desk.heard(node.client, Some(contribution.round));
-    let desk = Arc::clone(&server.desk);
-    let verdict = blocking(move || desk.submit(node.client, &contribution)).await?;
-    Ok(reply(&server, &verdict))
-}
-
-async fn decline(
-    State(server): State<Arc<Server>>,
-    Extension(node): Extension<NodeEntry>,
-    body: Bytes,
-) -> Result<StatusCode> {
-    let Decline { run, round, reason } = decode(&body)?;
-    let desk = Arc::clone(&server.desk);
-    blocking(move || desk.decline(node.client, &run, round, &reason)).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-async fn fetch(State(server): State<Arc<Server>>, Path((hash, from)): Path<(String, u64)>) -> Result<Response> {
-    let hash = Blob::parse_hex(&hash).ok_or_else(|| Error::protocol("not a hash"))?;
-    let end = from.saturating_add(PIECE_BYTES as u64);
-    let block = async move |server: Arc<Server>, hash: Vec<u8>, at: u64| {
-        let n_max = BLOCK_BYTES.min(end.saturating_sub(at) as usize);
-        let desk = Arc::clone(&server.desk);
-        let read = blocking(move || desk.fetch(&hash, at, n_max)).await?.map(|(bytes, _)| bytes);
-        server.desk.bytes_down.fetch_add(read.as_ref().map_or(0, Vec::len) as u64, Ordering::Relaxed);
-        Ok::<_, Error>(read)
-    };
-    let Some(first) = block(Arc::clone(&server), hash.clone(), from).await? else {
-        return Ok((StatusCode::NOT_FOUND, "there is no such blob (any more)").into_response());
-    };
-    let blocks = futures_util::stream::try_unfold((first, from), move |(bytes, at)| {
-        let (server, hash, next) = (Arc::clone(&server), hash.clone(), at + bytes.len() as u64);
-        async move {
-            if bytes.is_empty() {
-                return Ok(None);
-            }
-            let following = block(server, hash, next).await?.unwrap_or_default();
-            Ok::<_, Error>(Some((bytes, (following, next))))
-        }
-    });
-    Ok(Body::from_stream(blocks).into_response())
-}
-
-async fn receive(
-    State(server): State<Arc<Server>>,
-    Extension(node): Extension<NodeEntry>,
-    Path((hash, from)): Path<(String, u64)>,
-    body: Body,
-) -> Result<Response> {
-    let hash = Blob::parse_hex(&hash).ok_or_else(|| Error::protocol("not a hash"))?;
-    let (mut at, mut block, mut frames) = (from, Vec::with_capacity(BLOCK_BYTES), body.into_data_stream());
-    loop {
-        let frame = frames.next().await.transpose();
-        let frame = frame.map_err(|e| Error::protocol(format!("the piece broke off: {e}")))?;
-        if let Some(frame) = &frame {
-            block.extend_from_slice(frame);
-        }
-        if block.len() < BLOCK_BYTES && frame.is_some() {
-            continue;
-        }
-        if at - from + block.len() as u64 > PIECE_BYTES as u64 {
-            return Err(Error::protocol(format!("a piece of more than {PIECE_BYTES} bytes")));
-        }
-        let (desk, hash) = (Arc::clone(&server.desk), hash.clone());
-        let work = move || desk.receive(node.client, &hash, at, &block).map(|received| (received, block));
-        let (received, emptied) = blocking(work).await?;
-        at += emptied.len() as u64;
-        block = emptied;
-        block.clear();
-        // A gap cannot be filled by what follows it.
-        if frame.is_none() || received.have < at {
-            return Ok(reply(&server, &received));
-        }
-    }
-}
-
-fn enrol_routes(server: &Arc<Server>) -> Router {
-    let routes = Router::new().route("/v1/enrol", post(enrol));
-    routes.layer(DefaultBodyLimit::max(1 << 14)).with_state(Arc::clone(server))
-}
-
-async fn enrol(State(server): State<Arc<Server>>, body: Bytes) -> Result<Response> {
-    let EnrolRequest { secret, request } = decode(&body)?;
-    let for_reply = Arc::clone(&server);
-    let enrolled = blocking(move || {
-        let days = server.config.certificate_days;
-        let (node, certificate) = server.registry.enrol(&server.authority, &secret, &request, days)?;
-        let NodeEntry { name, client, fingerprint, .. } = node;
-        server.desk.log(Event::Enrolled { node: name.clone(), client, fingerprint })?;
-        tracing::info!(node = name, client, "enrolled");
-        Ok(EnrolReply { name, client, certificate, authority: server.authority.certificate().to_owned() })
-    });
-    match enrolled.await {
-        Ok(enrolled) => Ok(reply(&for_reply, &enrolled)),
-        Err(error) => {
-            tracing::warn!(%error, "enrolment refused");
-            // Guessing takes time, even though a secret has 256 bits.
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            Err(error)
-        }
-    }
-}
-
-fn reply(server: &Server, message: &impl Message) -> Response {
-    let bytes = message.encode_to_vec();
-    server.desk.bytes_down.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-    ([(header::CONTENT_TYPE, "application/x-protobuf")], bytes).into_response()
-}
-
-/// Disk and hashing are for threads that may wait.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| Error::config(format!("a request failed: {e}")))?
 }
 
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
-        let status = match &self {
-            Self::Protocol(_) => StatusCode::BAD_REQUEST,
-            Self::NotNow(reason) => return (StatusCode::SERVICE_UNAVAILABLE, reason.clone()).into_response(),
-            // A full disk, for one: the node keeps what it has and tries again.
-            _ => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            tracing::error!(error = %self, "request failed");
-            return (status, "the server cannot do this now; its log says why").into_response();
-        }
-        (status, self.to_string()).into_response()
+        self.response()
     }
 }

@@ -1,7 +1,8 @@
 //! Who is who: the server's certificate authority, node certificates, enrolment tokens, and TLS 1.3 in both directions.
 
-use crate::blob::{hex, write_synced};
+use crate::blob::hex;
 use crate::error::{Error, Result};
+use crate::files::{create_dir, lock, write_private, write_synced};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -36,7 +37,9 @@ impl Authority {
     /// If its files cannot be read or written.
     pub fn open(dir: &Path) -> Result<Self> {
         let (certificate_path, key_path) = (dir.join("ca.pem"), dir.join("ca.key"));
-        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        create_dir(dir)?;
+        // Two first starts at the same time would each make one.
+        let _lock = lock(&dir.join("registry.lock"))?;
         if !certificate_path.exists() {
             let key = KeyPair::generate().map_err(Error::identity)?;
             let mut params = named("fedproj federation", AUTHORITY_DAYS);
@@ -99,7 +102,7 @@ impl Authority {
             builder.with_no_client_auth()
         };
         let mut config = builder.with_single_cert(chain, key).map_err(Error::identity)?;
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config.alpn_protocols = alpn();
         // A resumed session would not look at the certificate's dates again.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
@@ -204,7 +207,10 @@ pub fn node_tls(authority: &str, certificate: &str, key: &str) -> Result<ClientC
     roots.add(certificate_from(authority)?).map_err(Error::identity)?;
     let chain = vec![certificate_from(certificate)?];
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(Error::identity)?;
-    client_builder()?.with_root_certificates(roots).with_client_auth_cert(chain, key).map_err(Error::identity)
+    let config = client_builder()?.with_root_certificates(roots).with_client_auth_cert(chain, key);
+    let mut config = config.map_err(Error::identity)?;
+    config.alpn_protocols = alpn();
+    Ok(config)
 }
 
 /// TLS for enrolment: the server must show a chain that ends at the authority whose fingerprint the token carries.
@@ -213,7 +219,14 @@ pub fn node_tls(authority: &str, certificate: &str, key: &str) -> Result<ClientC
 /// Never with the provider built in.
 pub fn enrol_tls(authority: [u8; 32]) -> Result<ClientConfig> {
     let verifier = Arc::new(Pinned { authority });
-    Ok(client_builder()?.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+    let mut config = client_builder()?.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+    config.alpn_protocols = alpn();
+    Ok(config)
+}
+
+/// HTTP/2 where the path allows, else HTTP/1.1.
+fn alpn() -> Vec<Vec<u8>> {
+    vec![b"h2".to_vec(), b"http/1.1".to_vec()]
 }
 
 fn client_builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>> {
@@ -276,36 +289,21 @@ pub fn fingerprint(certificate: &[u8]) -> String {
     blake3::hash(certificate).to_hex().to_string()
 }
 
+/// When a certificate ends, in seconds since 1970.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn end_of(certificate: &[u8]) -> Result<u64> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(certificate).map_err(Error::identity)?;
+    Ok(u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0))
+}
+
 /// A PEM certificate as bytes.
 ///
 /// # Errors
 /// If it is not one.
 pub fn certificate_from(pem: &str) -> Result<CertificateDer<'static>> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(Error::identity)
-}
-
-/// Writes a secret that only the owner may read.
-///
-/// # Errors
-/// If it cannot be written.
-pub fn write_private(path: &Path, text: &str) -> Result<()> {
-    #[cfg(unix)]
-    {
-        use std::io::Write;
-        use std::os::unix::fs::OpenOptionsExt;
-        let temporary = path.with_extension("tmp");
-        let mut options = std::fs::OpenOptions::new();
-        let options = options.write(true).create(true).truncate(true).mode(0o600);
-        let write = || -> std::io::Result<()> {
-            let mut file = options.open(&temporary)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            std::fs::rename(&temporary, path)
-        };
-        write().map_err(Error::io("write", path))
-    }
-    #[cfg(not(unix))]
-    write_synced(path, text.as_bytes())
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -354,6 +352,25 @@ mod tests {
             assert!(authority.sign(&damaged, "site-a", 10).is_err(), "byte {at}");
         }
         assert_eq!(Authority::open(dir.path()).unwrap().certificate(), authority.certificate());
+    }
+
+    #[test]
+    fn first_starts_at_the_same_time_agree_on_one_authority() {
+        for _ in 0..20 {
+            let dir = tempfile::tempdir().unwrap();
+            let (dir, start) = (dir.path().join("federation"), std::sync::Barrier::new(4));
+            let certificates: Vec<String> = std::thread::scope(|scope| {
+                let open = || {
+                    start.wait();
+                    Authority::open(&dir).unwrap().certificate().to_owned()
+                };
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(open)).collect();
+                all.into_iter().map(|a| a.join().unwrap()).collect()
+            });
+            assert!(certificates.iter().all(|c| *c == certificates[0]));
+            // And its key is the certificate's.
+            Authority::open(&dir).unwrap().server_tls(&["localhost".into()], true).unwrap();
+        }
     }
 
     #[cfg(unix)]

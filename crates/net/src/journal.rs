@@ -5,6 +5,7 @@
 //! last line is dropped. Several processes may append (a server and `fedproj nodes`); a lock on the file orders them.
 
 use crate::error::{Error, Result};
+use crate::files::sync_dir;
 use crate::message::{Contribution, Named, Stats};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -195,6 +196,7 @@ impl Journal {
         let path = dir.join("journal.jsonl");
         let file = OpenOptions::new().read(true).append(true).create(true).open(&path);
         let file = file.map_err(Error::io("open", &path))?;
+        sync_dir(dir)?;
         let mut journal = Self { path, file, tail: Tail::default() };
         journal.locked(|journal| journal.catch_up(visit))?;
         Ok(journal)
@@ -253,7 +255,9 @@ impl Journal {
             visit(entry);
         }
         if self.tail.n_bytes < len {
-            self.file.set_len(self.tail.n_bytes).map_err(Error::io("cut", &self.path))?;
+            // Synced at once: what is appended next must not stand behind the torn line after a power cut.
+            let cut = self.file.set_len(self.tail.n_bytes).and_then(|()| self.file.sync_data());
+            cut.map_err(Error::io("cut", &self.path))?;
         }
         Ok(())
     }

@@ -74,6 +74,20 @@ impl Session {
         &self.run
     }
 
+    /// Bytes that the client will send back for a task.
+    pub fn upload_bytes(&self, task: &Train) -> u64 {
+        let e = &self.experiment;
+        let width = |node| e.graph.shape(node).len();
+        let (classes, features) = (width(e.graph.output()), e.graph.features().map_or(0, width));
+        let per_sample = match task.outputs {
+            0 => 0,
+            1 => classes,
+            _ => classes + features,
+        };
+        let outputs = e.public.as_ref().map_or(0, Dataset::n_samples) * per_sample;
+        4 * (e.weights.len() * (1 + self.method.uploads().len()) + e.buffers.len() + outputs) as u64
+    }
+
     /// Trains the client, and puts what it sends in the outbox.
     ///
     /// # Errors
@@ -211,4 +225,46 @@ fn of_run(
         return Err(Error::config(format!("this node stands for client {}, but the run has {n}", task.client)));
     }
     Ok(experiment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::encode_public;
+
+    #[test]
+    fn what_will_be_sent_is_known_beforehand() {
+        for (settings, outputs) in [
+            (&["method.name=fedavg"][..], 0),
+            (&["method.name=scaffold", "local.optimizer={kind='sgd', lr=0.1}"], 0),
+            (&["method.name=feddf"], 1),
+            (&["method.name=fedproj", "method.fedproj.memory.feature_weight=0.5", "model.name=cnn"], 2),
+        ] {
+            let settings: Vec<String> = settings.iter().chain(&["local.epochs=1"]).map(|s| (*s).to_owned()).collect();
+            let config = Config::from_layers(None, &settings).unwrap();
+            let method = config.method.build().unwrap();
+            let experiment = Experiment::load(config.clone(), method.as_ref(), None).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let store = |name| Store::open(&dir.path().join(name)).unwrap();
+            let (cache, outbox) = (store("cache"), store("outbox"));
+            let download = fedproj_core::Coordinator::new(experiment, method, 1).unwrap().open().unwrap().download;
+            let experiment = Experiment::load(config.clone(), config.method.build().unwrap().as_ref(), None).unwrap();
+            let put = |values: &[f32]| cache.put(&encode_f32(values)).unwrap();
+            let named = |(name, values): (&String, &Vec<f32>)| Named { name: name.clone(), blob: put(values) };
+            let task = Train {
+                config: cache.put(config.to_toml().unwrap().as_bytes()).unwrap(),
+                public: experiment.public.as_ref().map(|p| cache.put(&encode_public(p)).unwrap()),
+                weights: put(&download.weights),
+                buffers: put(&download.buffers),
+                vectors: download.vectors.iter().map(named).collect(),
+                outputs,
+                ..Train::default()
+            };
+            let setup = Setup { data: NodeData::OfRun, data_dir: None, policy: Policy::default() };
+            let mut session = Session::open(&task, &cache, &setup).unwrap();
+            let expected = session.upload_bytes(&task);
+            let (contribution, _) = session.train(&task, ClientState::new(), &cache, &outbox).unwrap();
+            assert_eq!(contribution.parts.iter().map(|p| p.blob.len).sum::<u64>(), expected, "{settings:?}");
+        }
+    }
 }

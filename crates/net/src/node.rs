@@ -1,5 +1,6 @@
 //! A node: asks for work, trains, hands in, and comes back for ever, whatever breaks in between.
 
+use crate::backoff::BackOff;
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::identity::{Token, enrol_tls};
@@ -14,22 +15,12 @@ use std::time::Duration;
 /// Seconds between signs of life. They do not wait for uploads or training.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// Waits after failures: doubled each time, up to half a minute, and a little different for each node.
-#[derive(Debug)]
-struct BackOff {
-    n_failures: u32,
-    offset_ms: u64,
-}
+/// Characters of a reason that the server is told.
+const REASON_MAX: usize = 500;
 
-impl BackOff {
-    const MAX: Duration = Duration::from_secs(30);
-
-    fn next(&mut self) -> Duration {
-        let wait = Duration::from_millis(250 + self.offset_ms) * 2u32.pow(self.n_failures.min(7));
-        self.n_failures += 1;
-        wait.min(Self::MAX + Duration::from_millis(self.offset_ms))
-    }
-}
+/// The waits after failures begin with this and end with that, each a little different for each node.
+const WAIT_FIRST: Duration = Duration::from_millis(250);
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// A node that has been enrolled.
 #[derive(Debug)]
@@ -77,15 +68,22 @@ impl Node {
                 tokio::time::sleep(HEARTBEAT).await;
             }
         });
-        let mut back_off = BackOff { n_failures: 0, offset_ms: u64::from(self.client) * 37 % 250 };
+        let own = Duration::from_millis(u64::from(self.client) * 37 % 250);
+        let mut back_off = BackOff::new(WAIT_FIRST + own, WAIT_MAX + own);
         let hash = loop {
             match self.turn().await {
                 Ok(Turn::Done(hash)) if until_done => break hash,
                 Ok(Turn::Done(_)) => tokio::time::sleep(HEARTBEAT).await,
-                Ok(Turn::Waited | Turn::Worked) => back_off.n_failures = 0,
+                Ok(Turn::Waited | Turn::Worked) => back_off.reset(),
                 Err(error) => {
                     let wait = back_off.next();
                     tracing::warn!(%error, wait_ms = wait.as_millis() as u64, "will try again");
+                    // The server hangs up on such a node without a word over HTTP/2.
+                    if matches!(error, Error::Unreachable(_)) && self.home.is_expired() {
+                        tracing::error!(
+                            "this node's certificate has ended; ask the server's owner for a token and enrol in a new folder"
+                        );
+                    }
                     tokio::time::sleep(wait).await;
                 }
             }
@@ -122,7 +120,8 @@ impl Node {
             Err(error @ (Error::Unreachable(_) | Error::Refused { .. })) => Err(error),
             Err(error) => {
                 tracing::error!(round, %error, "declined");
-                self.link.decline(&Decline { run, round, reason: error.to_string() }).await
+                let reason = error.to_string().chars().take(REASON_MAX).collect();
+                self.link.decline(&Decline { run, round, reason }).await
             }
         }
     }
@@ -144,6 +143,7 @@ impl Node {
                 Some(session) => session,
                 None => Session::open(&task, &cache, &setup)?,
             };
+            setup.policy.check_bytes(&task, session.upload_bytes(&task))?;
             let kept = home.kept(&task.run)?;
             let (contribution, kept) = session.train(&task, kept, &cache, &home.outbox()?)?;
             home.set_pending(&contribution, &kept)?;
@@ -197,17 +197,4 @@ pub async fn enrol(dir: &Path, server: &str, token: &str) -> Result<String> {
     let reply = link.enrol(&token.secret, &home.request()?).await?;
     home.enrolled(&reply)?;
     Ok(reply.name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waits_grow_to_a_limit_and_no_further() {
-        let mut back_off = BackOff { n_failures: 0, offset_ms: 37 };
-        let waits: Vec<Duration> = (0..1000).map(|_| back_off.next()).collect();
-        assert!(waits[..7].windows(2).all(|w| w[1] > w[0]));
-        assert_eq!(waits[999], Duration::from_millis(30_037));
-    }
 }

@@ -52,10 +52,16 @@ impl Policy {
         if n_parameters > self.parameters_max {
             return Err(beyond("parameters_max", n_parameters, self.parameters_max));
         }
-        // What comes back is about as long as the weights, the buffers and the method's vectors.
-        let down = task.blobs().iter().try_fold(0u64, |n, blob| n.checked_add(blob.len)).unwrap_or(u64::MAX);
-        let up = task.vectors.iter().fold(task.weights.len, |n, v| n.saturating_add(v.blob.len));
-        let total = down.saturating_add(up).saturating_add(task.buffers.len);
+        // What comes back is at least as long as the model.
+        self.check_bytes(task, task.weights.len.saturating_add(task.buffers.len))
+    }
+
+    /// Whether a round's task, and so many bytes that it asks back, are within the policy.
+    ///
+    /// # Errors
+    /// Says what is beyond it.
+    pub fn check_bytes(&self, task: &Train, up: u64) -> Result<()> {
+        let total = task.blobs().iter().fold(up, |n, blob| n.saturating_add(blob.len));
         if total > self.bytes_max {
             return Err(beyond("bytes_max", total, self.bytes_max));
         }
@@ -101,6 +107,8 @@ mod tests {
         assert!(policy.check_task(&task(44)).unwrap_err().to_string().contains("parameters_max = 10"));
         assert!(policy.check_task(&task(40)).unwrap_err().to_string().contains("bytes_max = 70"));
         assert!(policy.check_task(&Train { buffers: blob(u64::MAX), ..task(4) }).is_err());
+        // Logits that are asked back count like everything else.
+        assert!(policy.check_bytes(&task(32), 32).is_ok() && policy.check_bytes(&task(32), 39).is_err());
         let check = |settings: &[&str]| {
             let settings: Vec<String> = settings.iter().map(|s| (*s).to_owned()).collect();
             let config = Config::from_layers(None, &settings).unwrap();

@@ -1,10 +1,12 @@
 //! The round loop of a server: ask, wait, close, fuse, record; and how it goes on where a killed server stopped.
 
+use crate::backoff::BackOff;
 use crate::config::{Ensemble, ServerConfig};
-use crate::desk::{Arrival, Desk, Nodes, Offer};
+use crate::desk::Desk;
 use crate::error::{Error, Result};
 use crate::journal::{Accepted, Entry, Event};
 use crate::message::{Blob, Done, Memory, Named, Train, part_name};
+use crate::nodes::{Arrival, Nodes, Offer};
 use crate::numbers::{encode_f32, encode_public, encode_u32};
 use crate::spool::Spool;
 use crate::status::Status;
@@ -17,6 +19,11 @@ use std::time::{Duration, Instant};
 
 /// How often the loop looks at clocks while it waits.
 const TICK: Duration = Duration::from_millis(200);
+
+/// Clients that dropped out are asked again after pauses that begin with this and double up to that: a node that cannot
+/// today can perhaps in an hour, and one that never will costs a request every five minutes.
+const PAUSE_FIRST: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_mins(5);
 
 /// What the journal tells of a run that was begun before.
 #[derive(Clone, Debug, Default)]
@@ -97,7 +104,7 @@ impl Rounds {
         let round = opening.download.round;
         let (up, down) = (self.desk.bytes_up.load(Ordering::Relaxed), self.desk.bytes_down.load(Ordering::Relaxed));
         let spool = Spool::new(&self.dir, &self.run, round);
-        spool.remove_others()?;
+        spool.remove_others();
         let start = Instant::now();
         let needed = experiment.config.federation.cohort(experiment.partition.n_clients());
         let recovered = std::mem::take(&mut self.recovered);
@@ -151,7 +158,8 @@ impl Rounds {
         let every_round = FederationConfig { checkpoint_every: 1, ..experiment.config.federation.clone() };
         self.directory.record(record, self.coordinator.state(), &every_round)?;
         self.desk.log(Event::RoundDone { run: self.run.clone(), round, model_hash })?;
-        spool.remove()
+        spool.remove();
+        Ok(())
     }
 
     /// The clients to draw from: all of them, as the simulator does; or, when some have not been heard of for so long
@@ -185,7 +193,7 @@ impl Rounds {
     }
 
     /// Waits for contributions until there are enough, or nobody is left to wait for, or the deadline has passed; with a
-    /// quorum in every case. Clocks decide only when; who is in is in the journal.
+    /// quorum in every case: if need be, those who have dropped out are asked again, for ever. Clocks decide only when; who is in is in the journal.
     fn collect(&self, offer: Offer, needed: usize) -> Result<Vec<Accepted>> {
         let (nodes, round): (&dyn Nodes, u32) = (&*self.desk, offer.task.round);
         let asked = offer.asked.clone();
@@ -196,7 +204,7 @@ impl Rounds {
         nodes.offer(offer);
         let start = Instant::now();
         let mut counted: BTreeMap<u32, Accepted> = BTreeMap::new();
-        let mut out: BTreeSet<u32> = BTreeSet::new();
+        let mut out = DroppedOut::new();
         let mut warned = false;
         while counted.len() < needed {
             match nodes.take(TICK) {
@@ -207,7 +215,7 @@ impl Rounds {
                 }
                 Some(Arrival::DroppedOut(client)) => {
                     self.status.dropped_out();
-                    out.insert(client);
+                    out.clients.insert(client);
                 }
                 None => (),
             }
@@ -216,17 +224,25 @@ impl Rounds {
             }
             let is_gone = |client: &u32| {
                 counted.contains_key(client)
-                    || out.contains(client)
+                    || out.clients.contains(client)
                     || (start.elapsed() > lost_after && nodes.silence(*client) > lost_after)
             };
             let nobody_left = asked.iter().all(is_gone);
-            if (nobody_left || start.elapsed() > deadline) && counted.len() >= quorum {
+            if !nobody_left && start.elapsed() <= deadline {
+                continue;
+            }
+            let have = counted.len();
+            if have >= quorum {
                 break;
             }
-            if (nobody_left || start.elapsed() > deadline) && !warned {
+            if !warned {
                 warned = true;
-                let have = counted.len();
                 tracing::warn!(round, have, quorum, "the round waits on: too few contributions for its quorum");
+            }
+            let again = out.due(Instant::now(), round);
+            if !again.is_empty() {
+                self.status.asked_again(again.len());
+                nodes.ask_again(&again);
             }
         }
         nodes.withdraw();
@@ -278,6 +294,38 @@ impl Rounds {
     }
 }
 
+/// Clients that have declined or were refused, and when a round that cannot do without them asks them again.
+struct DroppedOut {
+    clients: BTreeSet<u32>,
+    pauses: BackOff,
+    again_at: Option<Instant>,
+}
+
+impl DroppedOut {
+    fn new() -> Self {
+        Self { clients: BTreeSet::new(), pauses: BackOff::new(PAUSE_FIRST, PAUSE_MAX), again_at: None }
+    }
+
+    /// Those to be asked again now: all of them once a pause has passed, and nobody before.
+    fn due(&mut self, now: Instant, round: u32) -> Vec<u32> {
+        if self.clients.is_empty() {
+            return Vec::new();
+        }
+        let pauses = &mut self.pauses;
+        let again_at = *self.again_at.get_or_insert_with(|| {
+            let pause = pauses.next();
+            let (n, pause_s) = (self.clients.len(), pause.as_secs());
+            tracing::warn!(round, n, pause_s, "no quorum without clients that dropped out: they will be asked again");
+            now + pause
+        });
+        if now < again_at {
+            return Vec::new();
+        }
+        self.again_at = None;
+        std::mem::take(&mut self.clients).into_iter().collect()
+    }
+}
+
 /// The rows of a (n, ·) matrix that a memory holds.
 fn rows_of(values: &[f32], indices: &[u32], n: usize) -> Vec<f32> {
     let width = values.len() / n.max(1);
@@ -320,6 +368,22 @@ fn parts_of(e: &Experiment, method: &dyn Method, download: &Download, ensemble: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_that_always_decline_are_asked_again_for_ever_but_ever_less_often() {
+        let (mut out, start) = (DroppedOut::new(), Instant::now());
+        let mut asked_at = Vec::new();
+        for s in 0..86_400 {
+            // Whoever is asked declines at once.
+            out.clients.extend([3, 5]);
+            if !out.due(start + Duration::from_secs(s), 0).is_empty() {
+                asked_at.push(s);
+            }
+        }
+        assert_eq!(asked_at[..4], [1, 4, 9, 18]);
+        assert!((250..300).contains(&asked_at.len()), "{}", asked_at.len());
+        assert!(DroppedOut::new().due(start, 0).is_empty());
+    }
 
     #[test]
     fn rows_travel_to_their_places() {

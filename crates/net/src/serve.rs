@@ -1,16 +1,18 @@
 //! A server from its folder: identities, journal, run directory and doors put together.
 
 use crate::config::ServerConfig;
-use crate::desk::{Desk, Nodes};
+use crate::desk::Desk;
 use crate::error::{Error, Result};
+use crate::files::create_dir;
 use crate::http::{Addresses, Server};
 use crate::identity::Authority;
-use crate::journal::Journal;
+use crate::journal::{Event, Journal};
 use crate::message::Done;
 use crate::registry::Registry;
 use crate::rounds::{Recovered, Rounds};
 use crate::status::Status;
 use fedproj_core::{Config, Coordinator, Experiment, RunDir, Summary};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,22 +53,29 @@ pub struct Served {
 /// If the folder is in use, an address is taken, or the disk fails.
 pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status>)) -> Result<Served> {
     let ServeSetup { dir, config, server: settings, data_dir, n_threads } = setup;
-    std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+    create_dir(&dir)?;
     let _lock = lock(&dir)?;
     let authority = Authority::open(&dir)?;
     let run = run_name(&authority, &config)?;
     let run_dir = dir.join("runs").join(&run);
     let mut recovered = Recovered::default();
-    let journal = Journal::open(&dir, &mut |entry| recovered.follow(&run, entry))?;
+    let mut enrolled = BTreeSet::new();
+    let journal = Journal::open(&dir, &mut |entry| {
+        if let Event::Enrolled { fingerprint, .. } = &entry.event {
+            enrolled.insert(fingerprint.clone());
+        }
+        recovered.follow(&run, entry);
+    })?;
     let desk = Arc::new(Desk::new(&dir, settings.clone(), journal, recovered.last.clone())?);
     let finished = RunDir::finished(&run_dir, &config)?;
     let method = config.method.build()?;
     let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir.as_deref())?;
+    create_dir(&run_dir.join("checkpoints"))?;
     let (directory, state) = RunDir::open(&run_dir, &experiment, n_threads, true)?;
     let status = Status::new(&run, &config.method.name, config.federation.rounds, directory.rounds());
     let status = Arc::new(status);
     let registry = Registry::open(&dir)?;
-    let server = Server::new(Arc::clone(&desk), registry, authority, settings.clone(), Arc::clone(&status));
+    let server = Server::new(Arc::clone(&desk), registry, authority, settings.clone(), Arc::clone(&status), enrolled);
     let addresses = Arc::new(server).listen().await?;
     tracing::info!(run, listen = %addresses.listen, done = directory.rounds().len(), "serving");
     ready(&addresses, &status);
@@ -104,8 +113,8 @@ impl Drop for StopOnDrop {
 async fn farewell(desk: &Desk) {
     let start = Instant::now();
     let unaware = || {
-        let seen = desk.seen();
-        let alive = seen.iter().filter(|(client, _)| desk.silence(**client) < FAREWELL);
+        let seen = desk.presence.seen();
+        let alive = seen.iter().filter(|(client, _)| desk.presence.silence(**client) < FAREWELL);
         alive.filter(|(_, seen)| !seen.told_done).count()
     };
     while start.elapsed() < FAREWELL && (unaware() > 0 || start.elapsed() < Duration::from_millis(300)) {

@@ -31,36 +31,30 @@ impl Spool {
     }
 
     /// Removes what a client sent.
-    ///
-    /// # Errors
-    /// If it cannot be removed.
-    pub fn clear(&self, client: u32) -> Result<()> {
-        remove(&self.dir.join(client.to_string()))
+    pub fn clear(&self, client: u32) {
+        remove(&self.dir.join(client.to_string()));
     }
 
     /// Removes the spools of the run's other rounds, which a crash or a late node may have left.
-    ///
-    /// # Errors
-    /// If one cannot be removed.
-    pub fn remove_others(&self) -> Result<()> {
-        let Some(entries) = self.dir.parent().and_then(|run| std::fs::read_dir(run).ok()) else { return Ok(()) };
-        let mut others = entries.filter_map(|e| Some(e.ok()?.path())).filter(|path| *path != self.dir);
-        others.try_for_each(|path| remove(&path))
+    pub fn remove_others(&self) {
+        let Some(entries) = self.dir.parent().and_then(|run| std::fs::read_dir(run).ok()) else { return };
+        let paths = entries.filter_map(|e| Some(e.ok()?.path()));
+        paths.filter(|path| *path != self.dir).for_each(|path| remove(&path));
     }
 
     /// Removes everything.
-    ///
-    /// # Errors
-    /// If it cannot be removed.
-    pub fn remove(&self) -> Result<()> {
-        remove(&self.dir)
+    pub fn remove(&self) {
+        remove(&self.dir);
     }
 }
 
-fn remove(dir: &Path) -> Result<()> {
+/// Cleaning up never ends a server: a late node may be writing there, and what stays is removed after the next round.
+fn remove(dir: &Path) {
     match std::fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", dir)(e)),
-        _ => Ok(()),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(dir = %dir.display(), %error, "cannot remove; it will be tried again after the next round");
+        }
+        _ => (),
     }
 }
 
@@ -124,5 +118,34 @@ impl Contributions for Spooled {
     fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> fedproj_core::Result<()> {
         let Some(blob) = self.blob(at, part).filter(|_| !out.is_empty()) else { return Ok(()) };
         read_values(&self.all[at].2, blob, from, out).map_err(|e| fedproj_core::Error::config(e.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_late_node_that_still_writes_does_not_end_the_clean_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let (spool, next) = (Spool::new(dir.path(), "run", 0), Spool::new(dir.path(), "run", 1));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    for client in 0..5 {
+                        let _ = spool.client(client).and_then(|store| store.put(&[1, 2, 3]));
+                    }
+                }
+            });
+            for _ in 0..60 {
+                spool.remove();
+                next.remove_others();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        next.remove_others();
+        assert!(!dir.path().join("spool/run/0").exists());
     }
 }

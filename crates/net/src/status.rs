@@ -1,6 +1,6 @@
 //! What people and monitoring see of a server: a page without scripts, JSON, and Prometheus' text.
 
-use crate::desk::{Desk, Nodes};
+use crate::desk::Desk;
 use axum::Router;
 use axum::extract::State;
 use axum::http::header;
@@ -48,6 +48,8 @@ pub struct View {
     pub n_late: u64,
     /// Clients that dropped out, since the start.
     pub n_dropped_out: u64,
+    /// Clients that had dropped out and were asked again, since the start.
+    pub n_asked_again: u64,
 }
 
 /// A round that is done.
@@ -115,6 +117,10 @@ impl Status {
         self.lock().n_dropped_out += 1;
     }
 
+    pub(crate) fn asked_again(&self, n: usize) {
+        self.lock().n_asked_again += n as u64;
+    }
+
     pub(crate) fn round_done(&self, record: &RoundRecord, n_late: usize) {
         let mut view = self.lock();
         view.rounds.push(RoundLine::of(record));
@@ -128,7 +134,7 @@ impl Status {
     /// Prometheus' text format.
     pub fn metrics(&self, desk: &Desk) -> String {
         let view = self.lock();
-        let alive = desk.present(ALIVE).len();
+        let alive = desk.presence.within(ALIVE).len();
         let mut out = String::new();
         let mut metric = |name: &str, kind: &str, help: &str, value: f64| {
             let _ = write!(out, "# HELP fedproj_{name} {help}\n# TYPE fedproj_{name} {kind}\nfedproj_{name} {value}\n");
@@ -142,6 +148,12 @@ impl Status {
         metric("contributions_total", "counter", "Contributions that count.", view.n_contributions as f64);
         metric("late_total", "counter", "Clients that were asked in vain.", view.n_late as f64);
         metric("dropped_out_total", "counter", "Clients that declined or were refused.", view.n_dropped_out as f64);
+        metric(
+            "asked_again_total",
+            "counter",
+            "Clients asked again after they dropped out.",
+            view.n_asked_again as f64,
+        );
         metric("refused_total", "counter", "Contributions that were refused.", load(&desk.n_refused));
         metric("received_bytes_total", "counter", "Bytes from nodes.", load(&desk.bytes_up));
         metric("sent_bytes_total", "counter", "Bytes to nodes.", load(&desk.bytes_down));
@@ -166,6 +178,7 @@ impl Status {
             )
         };
         let nodes: Vec<String> = desk
+            .presence
             .seen()
             .iter()
             .map(|(client, seen)| {
@@ -174,7 +187,7 @@ impl Status {
                     (Some(round), _) => format!("at work on round {}", round.saturating_add(1)),
                     (None, _) => "waiting".to_owned(),
                 };
-                format!("<tr><td>{client}<td>{doing}<td>{} s ago</tr>", desk.silence(*client).as_secs())
+                format!("<tr><td>{client}<td>{doing}<td>{} s ago</tr>", desk.presence.silence(*client).as_secs())
             })
             .collect();
         let rounds: Vec<String> = view

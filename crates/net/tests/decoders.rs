@@ -4,10 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 use fedproj_net::decoders;
-use fedproj_net::identity::{Token, node_request};
+use fedproj_net::identity::{Authority, Token, certificate_from, node_request};
 use fedproj_net::message::{Blob, Contribution, Memory, Named, Stats, Train, Work, work};
 use proptest::prelude::*;
 use prost::Message;
+use std::sync::LazyLock;
+
+static SEEDS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(seeds);
 
 /// Whole inputs of every kind, to be damaged.
 fn seeds() -> Vec<Vec<u8>> {
@@ -33,7 +36,10 @@ fn seeds() -> Vec<Vec<u8>> {
     let samples = fedproj_data::Samples::F32(vec![1.0; 6]);
     let names = vec!["a".into(), "b".into()];
     let public = fedproj_data::Dataset::new("x", shape, samples, Some(vec![0, 1, 1]), names).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let certificate = Authority::open(folder.path()).unwrap().sign(&node_request().unwrap().1, "n", 10).unwrap();
     vec![
+        certificate_from(&certificate).unwrap().to_vec(),
         task.encode_to_vec(),
         Work { kind: Some(work::Kind::Train(Box::new(task))) }.encode_to_vec(),
         contribution.encode_to_vec(),
@@ -61,13 +67,13 @@ proptest! {
 
     #[test]
     fn damaged_inputs_are_values_or_errors(
-        seed in 0usize..8,
+        seed in 0usize..9,
         flips in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
         cut in any::<prop::sample::Index>(),
         tail in proptest::collection::vec(any::<u8>(), 0..20),
         keeps_all in any::<bool>(),
     ) {
-        let mut bytes = seeds().swap_remove(seed);
+        let mut bytes = SEEDS[seed].clone();
         for (at, to) in flips {
             let at = at.index(bytes.len());
             bytes[at] = to;

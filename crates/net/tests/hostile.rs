@@ -3,135 +3,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
-use fedproj_core::Config;
+mod scene;
+
 use fedproj_net::blob::Store;
 use fedproj_net::home::Home;
-use fedproj_net::http::Addresses;
-use fedproj_net::identity::{Authority, enrol_tls, node_request, node_tls};
-use fedproj_net::journal::{Event, Journal};
-use fedproj_net::message::{Contribution, Decline, Named, Receipt, Stats, Train, verdict, work};
+use fedproj_net::journal::Event;
+use fedproj_net::message::{Contribution, Decline, Receipt, verdict};
 use fedproj_net::numbers::encode_f32;
-use fedproj_net::registry::Registry;
-use fedproj_net::{Error, Link, Node, NodeData, Policy, ServeSetup, ServerConfig, Setup, serve};
-use std::path::{Path, PathBuf};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::task::JoinHandle;
-
-/// A server in this process, with some clients of an IID digits run.
-struct Scene {
-    dir: tempfile::TempDir,
-    addresses: Addresses,
-    serving: JoinHandle<fedproj_net::Result<fedproj_net::Served>>,
-}
-
-impl Scene {
-    async fn new(n_clients: u32, settings: &[&str], change: impl FnOnce(&mut ServerConfig)) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let partition = format!("data.partition={{kind='iid', clients={n_clients}}}");
-        let base = ["model.hidden=[8]", "local.epochs=1", "federation.fraction=1.0", "method.name=fedavg", &partition];
-        let settings: Vec<String> = base.iter().chain(settings).map(|s| (*s).to_owned()).collect();
-        let loopback = "127.0.0.1:0".parse().unwrap();
-        let mut server = ServerConfig { listen: loopback, enrol: Some(loopback), ..ServerConfig::default() };
-        change(&mut server);
-        let config = Config::from_layers(None, &settings).unwrap();
-        let setup = ServeSetup { dir: dir.path().join("s"), config, server, data_dir: None, n_threads: 1 };
-        let (tell, told) = tokio::sync::oneshot::channel();
-        let serving = tokio::spawn(serve(setup, move |addresses, _| tell.send(*addresses).unwrap()));
-        let scene = Self { dir, addresses: told.await.unwrap(), serving };
-        // A round begins when all are there.
-        for client in 0..n_clients {
-            scene.enrol(client).await;
-            scene.attacker(client).heartbeat(None).await.unwrap();
-        }
-        scene
-    }
-
-    fn home(&self, client: u32) -> PathBuf {
-        self.dir.path().join(format!("n{client}"))
-    }
-
-    fn server_dir(&self) -> PathBuf {
-        self.dir.path().join("s")
-    }
-
-    fn address(&self) -> String {
-        format!("https://{}", self.addresses.listen)
-    }
-
-    async fn enrol(&self, client: u32) {
-        let dir = self.server_dir();
-        let (authority, registry) = (Authority::open(&dir).unwrap(), Registry::open(&dir).unwrap());
-        let (token, _) = registry.invite(&authority, &format!("n{client}"), Some(client)).unwrap();
-        let home = self.home(client);
-        let enrol = format!("https://{}", self.addresses.enrol.unwrap());
-        fedproj_net::enrol(&home, &enrol, &token.to_string()).await.unwrap();
-    }
-
-    /// The attacker's own line to the server, with a node's certificate.
-    fn attacker(&self, client: u32) -> Link {
-        Link::new(&self.address(), Home::new(&self.home(client)).tls().unwrap()).unwrap()
-    }
-
-    /// An honest node that works until the run is over.
-    fn honest(&self, client: u32) -> JoinHandle<fedproj_net::Result<String>> {
-        let setup = Setup { data: NodeData::OfRun, data_dir: None, policy: Policy::default() };
-        tokio::spawn(Node::open(&self.home(client), &self.address(), setup).unwrap().run(true))
-    }
-
-    fn journal(&self) -> Vec<Event> {
-        let mut all = Vec::new();
-        Journal::open(&self.server_dir(), &mut |entry| all.push(entry.event)).unwrap();
-        all
-    }
-
-    /// A contribution of these weights to a task, its blobs in a folder of this name.
-    fn contribution(&self, folder: &str, task: &Train, weights: &[f32]) -> (Contribution, Store) {
-        let store = Store::open(&self.dir.path().join(folder)).unwrap();
-        let named =
-            |name: &str, values: &[f32]| Named { name: name.into(), blob: store.put(&encode_f32(values)).unwrap() };
-        let parts = vec![named("weights", weights), named("buffers", &[])];
-        let (run, stats) = (task.run.clone(), Stats { loss: 1.0, ..Stats::default() });
-        (Contribution { run, round: task.round, client: task.client, n_samples: 10, n_steps: 1, stats, parts }, store)
-    }
-}
-
-async fn task_of(link: &Link) -> Train {
-    loop {
-        match link.work().await.unwrap().kind {
-            Some(work::Kind::Train(task)) => return *task,
-            Some(work::Kind::Done(_)) => panic!("the run is over"),
-            _ => (),
-        }
-    }
-}
-
-/// Hands in as a node does; the server's last word.
-async fn hand_in(link: &Link, contribution: &Contribution, store: &Store) -> verdict::Kind {
-    loop {
-        match link.contribute(contribution).await {
-            Ok(verdict) => match verdict.kind.unwrap() {
-                verdict::Kind::Missing(missing) => {
-                    for part in &contribution.parts {
-                        if let Some(have) = missing.have.iter().find(|have| have.hash == part.blob.hash) {
-                            link.upload(&part.blob, have.len, store).await.unwrap();
-                        }
-                    }
-                }
-                last => return last,
-            },
-            // Between two rounds the server cannot say yet.
-            Err(Error::Refused { status: 503, .. }) => tokio::task::yield_now().await,
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
-fn reason(verdict: verdict::Kind) -> String {
-    match verdict {
-        verdict::Kind::Refused(refusal) => refusal.reason,
-        other => panic!("not refused: {other:?}"),
-    }
-}
+use scene::{Scene, hand_in, reason, task_of};
+use std::path::Path;
+use std::time::Duration;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_from_enrolled_nodes_does_not_count_and_the_rest_goes_on() {
@@ -239,99 +120,97 @@ async fn repeated_and_replayed_contributions_count_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_do_not_get_past_the_door() {
-    let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
-    let authority = Authority::open(&scene.server_dir()).unwrap();
-    let foreign_dir = tempfile::tempdir().unwrap();
-    let foreign = Authority::open(foreign_dir.path()).unwrap();
-    let (key, request) = node_request().unwrap();
-    let try_with = async |certificate: &str| {
-        let tls = node_tls(authority.certificate(), certificate, &key).unwrap();
-        Link::new(&scene.address(), tls).unwrap().work().await.unwrap_err()
-    };
-    // Another authority's certificate, and one of ours that has expired.
-    let error = try_with(&foreign.sign(&request, "n0", 10).unwrap()).await;
-    assert!(matches!(error, Error::Unreachable(_)), "{error}");
-    let error = try_with(&authority.sign(&request, "n0", -1).unwrap()).await;
-    assert!(matches!(error, Error::Unreachable(_)) && error.to_string().contains("Expired"), "{error}");
-    // Signed by this authority, but never entered in the registry: the handshake passes, the door stays shut.
-    let error = try_with(&authority.sign(&request, "n0", 10).unwrap()).await;
-    assert!(matches!(error, Error::Refused { status: 403, .. }), "{error}");
-    // No certificate at all, and no TLS at all.
-    let without = Link::new(&scene.address(), enrol_tls(authority.fingerprint().unwrap()).unwrap());
-    let error = without.unwrap().work().await.unwrap_err();
-    assert!(matches!(error, Error::Unreachable(_)), "{error}");
-    let mut plain = tokio::net::TcpStream::connect(scene.addresses.listen).await.unwrap();
-    plain.write_all(b"POST /v1/work HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    let mut answer = Vec::new();
-    let _ = plain.read_to_end(&mut answer).await;
-    assert!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
-    // A node does not talk to a server of another federation.
-    let tls = node_tls(foreign.certificate(), &foreign.sign(&request, "n0", 10).unwrap(), &key).unwrap();
-    let error = Link::new(&scene.address(), tls).unwrap().work().await.unwrap_err();
-    assert!(error.to_string().contains("invalid peer certificate"), "{error}");
-    assert!(scene.journal().iter().all(|e| matches!(e, Event::RoundOpened { .. } | Event::Enrolled { .. })));
-    scene.serving.abort();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_node_in_the_registry_is_out_as_soon_as_it_is_revoked() {
-    let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
+async fn a_round_that_cannot_do_without_those_who_dropped_out_asks_them_again() {
+    // Both clients are needed. One declines, then sends what cannot count, then does as it should.
+    let scene = Scene::new(2, &["federation.rounds=1"], |_| ()).await;
+    let honest = scene.honest(1);
     let link = scene.attacker(0);
-    task_of(&link).await;
-    Registry::open(&scene.server_dir()).unwrap().revoke("n0").unwrap();
-    let error = link.work().await.unwrap_err();
-    assert!(matches!(&error, Error::Refused { status: 403, reason } if reason.contains("revoked")), "{error}");
+    let task = task_of(&link).await;
+    link.decline(&Decline { run: task.run.clone(), round: 0, reason: "busy".into() }).await.unwrap();
+    let task = task_of(&link).await;
+    let n = (task.weights.len / 4) as usize;
+    let (spoilt, store) = scene.contribution("a", &task, &vec![f32::NAN; n]);
+    assert!(reason(hand_in(&link, &spoilt, &store).await).contains("NaN"));
+    let task = task_of(&link).await;
+    let (whole, store) = scene.contribution("b", &task, &vec![0.01; n]);
+    assert!(matches!(hand_in(&link, &whole, &store).await, verdict::Kind::Accepted(_)));
+    honest.await.unwrap().unwrap();
+    let closed = scene.journal().into_iter().find_map(|e| match e {
+        Event::RoundClosed { counted, .. } => Some(counted),
+        _ => None,
+    });
+    assert_eq!(closed, Some(vec![0, 1]));
     scene.serving.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn garbage_too_much_and_too_often_are_refused() {
-    let scene = Scene::new(1, &["federation.rounds=1"], |server| server.requests_per_s = 5.0).await;
-    let tls = Home::new(&scene.home(0)).tls().unwrap();
-    let client = reqwest::Client::builder().tls_backend_preconfigured(tls).build().unwrap();
-    let post = async |path: &str, body: Vec<u8>| {
-        let response = client.post(scene.address() + path).body(body).send().await;
-        response.map(|r| r.status().as_u16())
+async fn pieces_that_come_twice_out_of_order_or_too_late_change_nothing() {
+    let scene = Scene::new(2, &["federation.rounds=2"], |_| ()).await;
+    let link = scene.attacker(0);
+    let task = task_of(&link).await;
+    let n = (task.weights.len / 4) as usize;
+    let (contribution, store) = scene.contribution("a", &task, &vec![0.01; n]);
+    let blob = contribution.parts[0].blob.clone();
+    let bytes = store.get(&blob).unwrap();
+    let client = reqwest::Client::builder().tls_backend_preconfigured(Home::new(&scene.home(0)).tls().unwrap());
+    let client = client.build().unwrap();
+    let put = async |from: usize, to: usize| {
+        let request = client.put(format!("{}/v1/blob/{}/{from}", scene.address(), blob.hex()));
+        request.body(bytes[from..to].to_vec()).send().await.unwrap().status().as_u16()
     };
-    assert_eq!(post("/v1/work", vec![0xff; 40]).await.unwrap(), 400);
-    assert_eq!(post("/v1/contribute", vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f]).await.unwrap(), 400);
-    assert_eq!(post("/v1/nothing", Vec::new()).await.unwrap(), 404);
-    let get = client.get(scene.address() + "/v1/blob/..%2f..%2fca.key/0").send().await.unwrap();
-    assert_eq!(get.status().as_u16(), 400);
-    // A body beyond the limit is not read to its end.
-    match post("/v1/contribute", vec![0; 3 << 20]).await {
-        Ok(status) => assert_eq!(status, 413),
-        Err(error) => assert!(error.is_request() || error.is_body(), "{error}"),
-    }
-    let mut refused = 0;
-    for _ in 0..40 {
-        // The connection on which too much was sent may just be closing.
-        refused += u32::from(post("/v1/heartbeat", Vec::new()).await.is_ok_and(|status| status == 429));
-    }
-    assert!(refused > 0, "40 requests at once against a limit of 5 a second");
+    let missing = async || match link.contribute(&contribution).await.unwrap().kind {
+        Some(verdict::Kind::Missing(missing)) => missing.have[0].len as usize,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(missing().await, 0);
+    // The last piece first, then the first one twice, then one that overlaps: only what joins on counts.
+    assert_eq!((put(bytes.len() - 40, bytes.len()).await, missing().await), (200, 0));
+    assert_eq!((put(0, 100).await, put(0, 100).await, missing().await), (200, 200, 100));
+    assert_eq!((put(60, 300).await, missing().await), (200, 300));
+    // Rivals with the same pieces, as a repeated request on another connection has them.
+    tokio::join!(put(300, 900), put(300, 900), put(600, 1000), put(200, 700));
+    let have = missing().await;
+    assert!((700..=1000).contains(&have), "{have}");
+    assert_eq!(put(have, bytes.len()).await, 200);
+    assert!(matches!(hand_in(&link, &contribution, &store).await, verdict::Kind::Accepted(_)));
+    // What comes after the receipt: pieces, a refusal to work, the same contribution with another claim.
+    assert_eq!(put(0, 100).await, 400);
+    link.decline(&Decline { run: task.run.clone(), round: 0, reason: "too late".into() }).await.unwrap();
+    let other = Contribution { n_samples: 11, ..contribution.clone() };
+    assert!(reason(hand_in(&link, &other, &store).await).contains("has contributed"));
+    let honest = scene.honest(1);
+    // Pieces of the last round belong to nothing in the next.
+    assert_eq!(task_of(&link).await.round, 1);
+    assert_eq!(put(0, 100).await, 400);
+    let events = scene.journal();
+    assert!(!events.iter().any(|e| matches!(e, Event::Declined { .. } | Event::Refused { .. })), "{events:?}");
+    let accepted = |e: &&Event| matches!(e, Event::Accepted(a) if a.round == 0 && a.client == 0);
+    assert_eq!(events.iter().filter(accepted).count(), 1);
+    honest.abort();
     scene.serving.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn http_1_1_is_enough_and_the_status_page_tells_and_takes_nothing() {
-    let scene =
-        Scene::new(1, &["federation.rounds=1"], |server| server.status = Some("127.0.0.1:0".parse().unwrap())).await;
-    let mut tls = Home::new(&scene.home(0)).tls().unwrap();
-    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let client = reqwest::Client::builder().tls_backend_preconfigured(tls).http1_only().build().unwrap();
-    let response = client.post(scene.address() + "/v1/heartbeat").body(Vec::new()).send().await.unwrap();
-    assert_eq!((response.status().as_u16(), response.version()), (204, reqwest::Version::HTTP_11));
-    let status = format!("http://{}", scene.addresses.status.unwrap());
-    task_of(&scene.attacker(0)).await;
-    let page = client.get(&status).send().await.unwrap();
-    assert!(page.headers()["content-security-policy"].to_str().unwrap().contains("default-src 'none'"));
-    let text = page.text().await.unwrap();
-    assert!(text.contains("round 1 of 1: 0 of 1 contributions") && !text.contains("<script"), "{text}");
-    let metrics = client.get(format!("{status}/metrics")).send().await.unwrap().text().await.unwrap();
-    assert!(metrics.contains("\nfedproj_nodes_alive 1\n"), "{metrics}");
-    let taken = client.post(&status).send().await.unwrap();
-    assert_eq!(taken.status().as_u16(), 405);
+async fn while_a_contribution_waits_for_the_disk_others_are_answered() {
+    let scene = Scene::new(2, &["federation.rounds=1"], |_| ()).await;
+    let (link, other) = (scene.attacker(0), scene.attacker(1));
+    let task = task_of(&link).await;
+    let n = (task.weights.len / 4) as usize;
+    let (contribution, store) = scene.contribution("a", &task, &vec![0.01; n]);
+    assert!(matches!(link.contribute(&contribution).await.unwrap().kind, Some(verdict::Kind::Missing(_))));
+    link.upload(&contribution.parts[0].blob, 0, &store).await.unwrap();
+    // Whoever holds the journal's lock is as good as a disk that takes its time.
+    let journal = std::fs::File::open(scene.server_dir().join("journal.jsonl")).unwrap();
+    journal.lock().unwrap();
+    let waiting = tokio::spawn(async move { link.contribute(&contribution).await.unwrap().kind.unwrap() });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    for _ in 0..20 {
+        let answered = tokio::time::timeout(Duration::from_secs(20), task_of(&other)).await;
+        assert_eq!(answered.expect("a request for work is answered").round, 0);
+    }
+    assert!(!waiting.is_finished());
+    journal.unlock().unwrap();
+    assert!(matches!(waiting.await.unwrap(), verdict::Kind::Accepted(_)));
     scene.serving.abort();
 }
 

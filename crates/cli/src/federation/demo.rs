@@ -9,7 +9,7 @@ use clap::Args;
 use fedproj_core::{Config, Experiment, Simulation};
 use fedproj_net::http::Addresses;
 use fedproj_net::identity::Authority;
-use fedproj_net::registry::Registry;
+use fedproj_net::registry::{INVITATION_LASTS, Registry};
 use fedproj_net::status::Status;
 use fedproj_net::{ServeSetup, ServerConfig, serve};
 use serde::Serialize;
@@ -59,7 +59,9 @@ impl Demo {
         self.settings.settings.splice(0..0, defaults);
         let (config, mut server) = self.settings.one_run()?;
         let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-        (server.listen, server.enrol, server.status) = (loopback, Some(loopback), Some(loopback));
+        // Nodes are told these addresses, so any free port will do; the page is for people, who may have one in mind.
+        (server.listen, server.enrol) = (loopback, Some(loopback));
+        server.status = server.status.or(Some(loopback));
         let temporary = std::env::temp_dir().join(format!("fedproj-demo-{}", std::process::id()));
         let dir = self.out.clone().unwrap_or_else(|| temporary.clone());
         let outcome = self.federate(&dir, config, server);
@@ -151,7 +153,7 @@ impl Demo {
         let enrol = addresses.enrol.context("the demo's server enrols")?;
         let mut nodes = Vec::new();
         for client in 0..u32::from(self.nodes) {
-            let (token, _) = registry.invite(authority, &format!("node-{client}"), Some(client))?;
+            let (token, _) = registry.invite(authority, &format!("node-{client}"), Some(client), INVITATION_LASTS)?;
             nodes.push(NodeProcess::start(dir, client, enrol, addresses.listen, &token.to_string(), &self.settings)?);
         }
         let mut shown = 0;
@@ -195,7 +197,6 @@ impl NodeProcess {
         settings: &Settings,
     ) -> Result<Self> {
         let home = dir.join(format!("node-{client}"));
-        std::fs::create_dir_all(&home)?;
         let program = std::env::current_exe()?;
         let enrolled = Command::new(&program)
             .args(["enrol", &format!("https://{enrol}"), token, "--node"])

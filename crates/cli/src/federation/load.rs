@@ -12,7 +12,7 @@ use fedproj_net::http::Addresses;
 use fedproj_net::identity::Authority;
 use fedproj_net::message::{Contribution, EnrolReply, Named, Stats, Train, verdict, work};
 use fedproj_net::numbers::encode_f32;
-use fedproj_net::registry::Registry;
+use fedproj_net::registry::{INVITATION_LASTS, Registry};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -146,7 +146,7 @@ impl Load {
         let enrol = |client: u32| {
             let name = format!("n{client}");
             let home = Home::new(&dir.join(&name));
-            let (token, _) = registry.invite(&authority, &name, Some(client))?;
+            let (token, _) = registry.invite(&authority, &name, Some(client), INVITATION_LASTS)?;
             let (node, certificate) = registry.enrol(&authority, &token.secret, &home.request()?, 30)?;
             let authority = authority.certificate().to_owned();
             home.enrolled(&EnrolReply { name: node.name, client, certificate, authority })?;
@@ -257,17 +257,15 @@ impl SimulatedNode {
             stats: Stats::default(),
             parts: vec![named("weights", &weights)?, named("buffers", &[])?],
         };
-        loop {
-            match self.link.contribute(&contribution).await?.kind {
-                Some(verdict::Kind::Missing(missing)) => {
-                    for part in &contribution.parts {
-                        if let Some(have) = missing.have.iter().find(|have| have.hash == part.blob.hash) {
-                            self.link.upload(&part.blob, have.len, &self.outbox).await?;
-                        }
-                    }
+        while let Some(verdict::Kind::Missing(missing)) = self.link.contribute(&contribution).await?.kind {
+            for part in &contribution.parts {
+                if let Some(have) = missing.have.iter().find(|have| have.hash == part.blob.hash) {
+                    self.link.upload(&part.blob, have.len, &self.outbox).await?;
                 }
-                _ => return Ok(()),
             }
         }
+        // A thousand nodes on one disk: each keeps its files no longer than it needs them.
+        self.cache.retain(&[])?;
+        self.outbox.retain(&[])
     }
 }

@@ -5,8 +5,9 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use fedproj_net::identity::Authority;
 use fedproj_net::journal::{Event, Journal};
-use fedproj_net::registry::Registry;
+use fedproj_net::registry::{INVITATION_LASTS, Registry};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Arguments of `nodes`.
 #[derive(Args)]
@@ -32,6 +33,9 @@ enum Action {
         /// The client that it stands for; the first free one unless given
         #[arg(long)]
         client: Option<u32>,
+        /// Hours for which the token works
+        #[arg(long, default_value_t = INVITATION_LASTS.as_secs() / 3600, value_parser = clap::value_parser!(u64).range(1..=8760))]
+        hours: u64,
     },
     /// Shuts a node out
     Revoke {
@@ -48,15 +52,16 @@ impl NodesArgs {
         let registry = Registry::open(&self.dir)?;
         match self.action.unwrap_or(Action::List) {
             Action::List => self::list(&registry, self.json),
-            Action::Invite { name, client } => {
-                let (token, invitation) = registry.invite(&authority, &name, client)?;
+            Action::Invite { name, client, hours } => {
+                let lasts = Duration::from_hours(hours);
+                let (token, invitation) = registry.invite(&authority, &name, client, lasts)?;
                 let client = invitation.client;
                 Journal::open(&self.dir, &mut |_| ())?.append(Event::Invited { node: name.clone(), client })?;
                 if self.json {
                     let token = token.to_string();
                     say!("{}", serde_json::json!({ "node": name, "client": client, "token": token }));
                 } else {
-                    eprintln!("{name} will stand for client {client}; this token works once:");
+                    eprintln!("{name} will stand for client {client}; this token works once, within {hours} hours:");
                     say!("{token}");
                 }
                 Ok(())
@@ -78,11 +83,16 @@ fn list(registry: &Registry, json: bool) -> Result<()> {
         return Ok(());
     }
     for node in &nodes {
-        let state = if node.revoked { "revoked" } else { "enrolled" };
+        let state = match (node.revoked, node.is_expired()) {
+            (true, _) => "revoked",
+            (_, true) => "expired",
+            _ => "enrolled",
+        };
         say!("{:<24} client {:<6} {state:<9} certificate {}", node.name, node.client, &node.fingerprint[..16]);
     }
     for invitation in &invitations {
-        say!("{:<24} client {:<6} invited", invitation.name, invitation.client);
+        let state = if invitation.is_expired() { "its token has expired" } else { "invited" };
+        say!("{:<24} client {:<6} {state}", invitation.name, invitation.client);
     }
     if nodes.is_empty() && invitations.is_empty() {
         eprintln!("no nodes; `fedproj nodes invite NAME` makes a token");

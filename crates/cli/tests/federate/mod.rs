@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A machine under load may stop everything for a minute; a test that waits longer than this has found a hang.
-const PATIENCE: Duration = Duration::from_mins(5);
+pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// A server's folder, its nodes' folders, and the processes that run.
 pub struct Federation {
@@ -107,12 +107,26 @@ impl Federation {
 
     /// Starts a node's process with data of its own.
     pub fn start_node_with(&mut self, client: u32, data: &str) {
+        let mut command = self.join_command(client, data);
+        self.nodes.insert(client, command.spawn().unwrap());
+    }
+
+    /// Starts a node's process from a line of bash, which has the command as its arguments.
+    pub fn start_node_under(&mut self, client: u32, line: &str) {
+        let join = self.join_command(client, "run");
+        let mut command = Command::new("bash");
+        command.args(["-c", line, "node"]).arg(join.get_program()).args(join.get_args()).current_dir(self.path());
+        command.stdout(Stdio::null()).stderr(self.append(&format!("node-{client}.log")));
+        self.nodes.insert(client, command.spawn().unwrap());
+    }
+
+    fn join_command(&self, client: u32, data: &str) -> Command {
         let home = format!("node-{client}");
         let server = format!("https://{}", self.via.unwrap_or_else(|| self.address("listen")));
         let mut command = fedproj(self.path(), &["join", &server, "--data", data, "--node", &home, "--log", "json"]);
         command.stdout(Stdio::null()).stderr(self.append(&format!("{home}.log")));
         command.envs(self.preload.iter().map(|path| ("LD_PRELOAD", path)));
-        self.nodes.insert(client, command.spawn().unwrap());
+        command
     }
 
     pub fn enrol_and_start(&mut self, clients: std::ops::Range<u32>) {

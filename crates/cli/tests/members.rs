@@ -1,0 +1,133 @@
+//! Who belongs to a federation, and its journal: real processes.
+
+mod command;
+mod federate;
+
+use command::{failure, fedproj, json, stdout};
+use federate::Federation;
+use fedproj_net::Link;
+use fedproj_net::identity::{Authority, node_request, node_tls};
+use std::process::Stdio;
+
+#[test]
+fn a_revoked_node_is_out_and_a_token_works_once() {
+    let partition = "data.partition={kind='iid', clients=2}";
+    let settings =
+        ["federation.rounds=2", "method.name=fedavg", "server.quorum=0.5", "server.lost_after_s=2.0", partition];
+    let mut federation = Federation::new(&settings);
+    federation.start_server();
+    let token = federation.invite("node-0", 0);
+    let server = format!("https://{}", federation.address("enrol"));
+    stdout(federation.path(), &["enrol", &server, &token, "--node", "node-0"]);
+    let (code, stolen) = failure(fedproj(federation.path(), &["enrol", &server, &token, "--node", "thief"]));
+    assert!(code == 1 && stolen.contains("has been used"), "{stolen}");
+    // A token of another federation does not lead anyone to this server.
+    let foreign = tempfile::tempdir().unwrap();
+    let other = json(foreign.path(), &["nodes", "invite", "x"]);
+    let (_, error) =
+        failure(fedproj(federation.path(), &["enrol", &server, other["token"].as_str().unwrap(), "--node", "lost"]));
+    assert!(error.contains("UnknownIssuer"), "{error}");
+    // The answer was lost, and the server has been started anew: the same request is answered again, and entered once.
+    std::fs::remove_file(federation.path().join("node-0/node.toml")).unwrap();
+    federation.kill_server();
+    federation.start_server();
+    let server = format!("https://{}", federation.address("enrol"));
+    stdout(federation.path(), &["enrol", &server, &token, "--node", "node-0"]);
+    assert_eq!(federation.journal().iter().filter(|e| e["event"] == "enrolled").count(), 1);
+    federation.enrol(1);
+    stdout(federation.path(), &["nodes", "revoke", "node-1"]);
+    federation.start_node(1);
+    federation.wait_for_log("has been revoked");
+    federation.start_node(0);
+    federation.outcome();
+    assert!(federation.accepted().keys().all(|(_, client)| *client == 0));
+    let listed = stdout(federation.path(), &["nodes"]);
+    assert!(listed.contains("node-0") && listed.contains("revoked"), "{listed}");
+}
+
+#[test]
+fn audit_finds_a_changed_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a", "b", "c"] {
+        stdout(folder.path(), &["nodes", "invite", name]);
+    }
+    assert_eq!(json(folder.path(), &["audit"])["entries"], 3);
+    let path = folder.path().join("federation/journal.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"node\":\"b\"", "\"node\":\"x\"")).unwrap();
+    let (code, error) = failure(fedproj(folder.path(), &["audit"]));
+    assert!(code == 1 && error.contains("entry 2") && error.contains("has been changed"), "{error}");
+}
+
+#[test]
+fn strangers_are_kept_out_and_the_log_says_why() {
+    let mut federation = Federation::new(&["federation.rounds=1"]);
+    federation.start_server();
+    let ours = Authority::open(&federation.server_dir()).unwrap();
+    let theirs = Authority::open(&federation.path().join("another")).unwrap();
+    let (key, request) = node_request().unwrap();
+    let server = format!("https://{}", federation.address("listen"));
+    let knock = |certificate: String| {
+        let link = Link::new(&server, node_tls(ours.certificate(), &certificate, &key).unwrap()).unwrap();
+        tokio::runtime::Runtime::new().unwrap().block_on(link.work()).unwrap_err();
+    };
+    knock(ours.sign(&request, "n", -1).unwrap());
+    federation.wait_for_log("certificate expired");
+    knock(theirs.sign(&request, "n", 10).unwrap());
+    // Authorities have the same name everywhere; it is the signature that differs.
+    federation.wait_for_log("BadSignature");
+    knock(ours.sign(&request, "n", 10).unwrap());
+    federation.wait_for_log("this certificate is not known here");
+    assert!(federation.journal().is_empty());
+}
+
+#[test]
+fn the_client_of_a_revoked_node_is_given_to_another_and_the_run_goes_on() {
+    // Every client is needed: without the second node of client 1 the run could not end.
+    let partition = "data.partition={kind='iid', clients=2}";
+    let mut federation = Federation::new(&["federation.rounds=3", "method.name=fedavg", partition]);
+    federation.start_server();
+    federation.enrol_and_start(0..2);
+    federation.wait_for_log("round done");
+    stdout(federation.path(), &["nodes", "revoke", "node-1"]);
+    federation.kill_node(1);
+    std::fs::remove_dir_all(federation.path().join("node-1")).unwrap();
+    federation.enrol_and_start(1..2);
+    assert_eq!(federation.outcome()["model_hash"], federation.simulated_hash());
+    let listed = stdout(federation.path(), &["nodes"]);
+    assert_eq!((listed.matches("node-1").count(), listed.matches("revoked").count()), (2, 1), "{listed}");
+}
+
+#[test]
+fn a_reader_of_the_audit_that_stops_keeps_nobody_from_the_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "n".repeat(60);
+    stdout(folder.path(), &["nodes", "invite", &name]);
+    // More than a pipe holds: the same few nodes come and go.
+    let path = folder.path().join("federation");
+    let mut journal = fedproj_net::journal::Journal::open(&path, &mut |_| ()).unwrap();
+    for _ in 0..1500 {
+        journal.append(fedproj_net::journal::Event::Revoked { node: name.clone() }).unwrap();
+    }
+    let mut audit = fedproj(folder.path(), &["audit"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    // It has begun to print, and nobody reads on.
+    let mut first = [0; 1];
+    std::io::Read::read_exact(audit.stdout.as_mut().unwrap(), &mut first).unwrap();
+    let mut invite =
+        fedproj(folder.path(), &["nodes", "invite", "b"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let start = std::time::Instant::now();
+    let invited = loop {
+        if let Some(status) = invite.try_wait().unwrap() {
+            break status.success();
+        }
+        if start.elapsed() > federate::PATIENCE {
+            invite.kill().unwrap();
+            break false;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    assert!(audit.try_wait().unwrap().is_none(), "the audit was not held up");
+    audit.kill().unwrap();
+    audit.wait().unwrap();
+    assert!(invited, "the journal stayed locked");
+}

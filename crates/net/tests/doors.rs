@@ -1,0 +1,243 @@
+//! The server's doors: who comes in, how many, how long, how much and how often.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+mod scene;
+
+use fedproj_net::home::Home;
+use fedproj_net::identity::{Authority, enrol_tls, node_request, node_tls};
+use fedproj_net::journal::Event;
+use fedproj_net::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::{Error, Link};
+use scene::{Scene, task_of};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_do_not_get_past_the_door() {
+    let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
+    let authority = Authority::open(&scene.server_dir()).unwrap();
+    let foreign_dir = tempfile::tempdir().unwrap();
+    let foreign = Authority::open(foreign_dir.path()).unwrap();
+    let (key, request) = node_request().unwrap();
+    let try_with = async |certificate: &str| {
+        let tls = node_tls(authority.certificate(), certificate, &key).unwrap();
+        Link::new(&scene.address(), tls).unwrap().work().await.unwrap_err()
+    };
+    // Another authority's certificate, and one of ours that has expired.
+    let error = try_with(&foreign.sign(&request, "n0", 10).unwrap()).await;
+    assert!(matches!(error, Error::Unreachable(_)), "{error}");
+    let error = try_with(&authority.sign(&request, "n0", -1).unwrap()).await;
+    assert!(matches!(error, Error::Unreachable(_)), "{error}");
+    // Signed by this authority, but never entered in the registry: the handshake passes, the door stays shut.
+    let error = try_with(&authority.sign(&request, "n0", 10).unwrap()).await;
+    assert!(matches!(error, Error::Refused { status: 403, .. }), "{error}");
+    // No certificate at all, and no TLS at all.
+    let without = Link::new(&scene.address(), enrol_tls(authority.fingerprint().unwrap()).unwrap());
+    let error = without.unwrap().work().await.unwrap_err();
+    assert!(matches!(error, Error::Unreachable(_)), "{error}");
+    let mut plain = TcpStream::connect(scene.addresses.listen).await.unwrap();
+    plain.write_all(b"POST /v1/work HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer).await;
+    assert!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
+    // A node does not talk to a server of another federation.
+    let tls = node_tls(foreign.certificate(), &foreign.sign(&request, "n0", 10).unwrap(), &key).unwrap();
+    let error = Link::new(&scene.address(), tls).unwrap().work().await.unwrap_err();
+    assert!(error.to_string().contains("invalid peer certificate"), "{error}");
+    assert!(scene.journal().iter().all(|e| matches!(e, Event::RoundOpened { .. } | Event::Enrolled { .. })));
+    scene.serving.abort();
+}
+
+/// A connection on which nothing is said, with a certificate of the federation.
+async fn silent(scene: &Scene, tls: fedproj_net::Result<rustls::ClientConfig>) -> TlsStream<TcpStream> {
+    let stream = TcpStream::connect(scene.addresses.listen).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    tokio_rustls::TlsConnector::from(Arc::new(tls.unwrap())).connect(name, stream).await.unwrap()
+}
+
+/// Waits until the server hangs up.
+async fn is_closed(mut connection: TlsStream<TcpStream>) -> bool {
+    let mut rest = Vec::new();
+    let closed = tokio::time::timeout(Duration::from_mins(2), connection.read_to_end(&mut rest)).await;
+    closed.is_ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_node_is_out_at_once_and_its_connections_are_closed() {
+    let scene = Scene::new(2, &["federation.rounds=1"], |_| ()).await;
+    let link = scene.attacker(0);
+    task_of(&link).await;
+    let tls = |client| Home::new(&scene.home(client)).tls();
+    let (live, other) = (silent(&scene, tls(0)).await, silent(&scene, tls(1)).await);
+    Registry::open(&scene.server_dir()).unwrap().revoke("n0").unwrap();
+    let error = link.work().await.unwrap_err();
+    assert!(matches!(&error, Error::Refused { status: 403, reason } if reason.contains("revoked")), "{error}");
+    assert!(is_closed(live).await);
+    // A new one is told the reason, and is not held open.
+    let error = scene.attacker(0).heartbeat(None).await.unwrap_err();
+    assert!(matches!(&error, Error::Refused { status: 403, reason } if reason.contains("revoked")), "{error}");
+    assert!(is_closed(silent(&scene, tls(0)).await).await);
+    // Nobody else is.
+    let mut other = other;
+    other.write_all(b"POST /v1/heartbeat HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    let mut answer = [0; 12];
+    other.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 204");
+    scene.serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_ends_while_its_connection_lives_ends_the_connection() {
+    let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
+    let link = scene.attacker(0);
+    task_of(&link).await;
+    let live = silent(&scene, Home::new(&scene.home(0)).tls()).await;
+    let node = Registry::open(&scene.server_dir()).unwrap().nodes().unwrap().remove(0);
+    let path = scene.server_dir().join(format!("nodes/{}.toml", node.fingerprint));
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace(&format!("expires = {}", node.expires), "expires = 1")).unwrap();
+    let error = link.work().await.unwrap_err();
+    assert!(matches!(&error, Error::Refused { status: 403, reason } if reason.contains("expired")), "{error}");
+    assert!(is_closed(live).await);
+    scene.serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_has_so_many_connections_and_no_more() {
+    let scene = Scene::new(2, &["federation.rounds=1"], |_| ()).await;
+    let tls = || Home::new(&scene.home(0)).tls();
+    let mut open = Vec::new();
+    // Each holds a connection of its own. Sixteen are let in.
+    for _ in 0..20 {
+        let link = scene.attacker(0);
+        open.extend(link.heartbeat(None).await.is_ok().then_some(link));
+    }
+    assert!((14..=16).contains(&open.len()), "{}", open.len());
+    assert!(is_closed(silent(&scene, tls()).await).await);
+    // Others are not kept out by it; and when some leave, there is room again.
+    scene.attacker(1).heartbeat(None).await.unwrap();
+    open.clear();
+    while scene.attacker(0).heartbeat(None).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    scene.serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_enrolment_is_answered_and_journaled_once() {
+    let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
+    let dir = scene.server_dir();
+    let (authority, registry) = (Authority::open(&dir).unwrap(), Registry::open(&dir).unwrap());
+    let (token, _) = registry.invite(&authority, "again", None, INVITATION_LASTS).unwrap();
+    let enrol = format!("https://{}", scene.addresses.enrol.unwrap());
+    let link = Link::new(&enrol, enrol_tls(authority.fingerprint().unwrap()).unwrap()).unwrap();
+    let request = node_request().unwrap().1;
+    let first = link.enrol(&token.secret, &request).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(link.enrol(&token.secret, &request).await.unwrap(), first);
+    }
+    let entered = |e: &&Event| matches!(e, Event::Enrolled { node, .. } if node == "again");
+    assert_eq!(scene.journal().iter().filter(entered).count(), 1);
+    // And not at all after it was shut out.
+    registry.revoke("again").unwrap();
+    let error = link.enrol(&token.secret, &request).await.unwrap_err();
+    assert!(error.to_string().contains("has been used"), "{error}");
+    assert_eq!(scene.journal().iter().filter(entered).count(), 1);
+    // A flood is not looked at, whatever it holds.
+    let links: Vec<Link> =
+        (0..8).map(|_| Link::new(&enrol, enrol_tls(authority.fingerprint().unwrap()).unwrap()).unwrap()).collect();
+    // Each has its connection before many requests want one at the same time.
+    futures_util::future::join_all(links.iter().map(|link| link.enrol(&token.secret, &request))).await;
+    let flood: Vec<_> = (0..320)
+        .map(|n| {
+            let (link, request) = (links[n % 8].clone(), request.clone());
+            tokio::spawn(async move { link.enrol(&token.secret, &request).await.unwrap_err() })
+        })
+        .collect();
+    let mut n_too_many = 0;
+    for answer in flood {
+        n_too_many += u32::from(matches!(answer.await.unwrap(), Error::Refused { status: 429, .. }));
+    }
+    assert!(n_too_many > 0);
+    scene.serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn garbage_too_much_and_too_often_are_refused() {
+    let scene = Scene::new(1, &["federation.rounds=1"], |server| server.requests_per_s = 5.0).await;
+    let tls = Home::new(&scene.home(0)).tls().unwrap();
+    let client = reqwest::Client::builder().tls_backend_preconfigured(tls).build().unwrap();
+    let post = async |path: &str, body: Vec<u8>| {
+        let response = client.post(scene.address() + path).body(body).send().await;
+        response.map(|r| r.status().as_u16())
+    };
+    assert_eq!(post("/v1/work", vec![0xff; 40]).await.unwrap(), 400);
+    assert_eq!(post("/v1/contribute", vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f]).await.unwrap(), 400);
+    assert_eq!(post("/v1/nothing", Vec::new()).await.unwrap(), 404);
+    let get = client.get(scene.address() + "/v1/blob/..%2f..%2fca.key/0").send().await.unwrap();
+    assert_eq!(get.status().as_u16(), 400);
+    // Small messages are small.
+    assert_eq!(post("/v1/heartbeat", vec![0; 5000]).await.unwrap(), 413);
+    assert_eq!(post("/v1/decline", vec![0; 5000]).await.unwrap(), 413);
+    assert_eq!(post("/v1/contribute", vec![0; 70_000]).await.unwrap(), 413);
+    // A body beyond the limit is not read to its end.
+    match post("/v1/contribute", vec![0; 3 << 20]).await {
+        Ok(status) => assert_eq!(status, 413),
+        Err(error) => assert!(error.is_request() || error.is_body(), "{error}"),
+    }
+    let mut refused = 0;
+    for _ in 0..40 {
+        // The connection on which too much was sent may just be closing.
+        refused += u32::from(post("/v1/heartbeat", Vec::new()).await.is_ok_and(|status| status == 429));
+    }
+    assert!(refused > 0, "40 requests at once against a limit of 5 a second");
+    scene.serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blob_is_not_longer_than_it_is() {
+    let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
+    let task = task_of(&scene.attacker(0)).await;
+    let tls = Home::new(&scene.home(0)).tls().unwrap();
+    let client = reqwest::Client::builder().tls_backend_preconfigured(tls).build().unwrap();
+    let n = task.weights.len;
+    for (from, expected) in [(0, (200, n)), (n - 4, (200, 4)), (n, (200, 0))] {
+        let answer = client.get(format!("{}/v1/blob/{}/{from}", scene.address(), task.weights.hex())).send().await;
+        let answer = answer.unwrap();
+        assert_eq!((answer.status().as_u16(), answer.bytes().await.unwrap().len() as u64), expected, "{from}");
+    }
+    for from in [n + 1, u64::MAX] {
+        let answer = client.get(format!("{}/v1/blob/{}/{from}", scene.address(), task.weights.hex())).send().await;
+        assert_eq!(answer.unwrap().status().as_u16(), 416, "{from}");
+    }
+    scene.serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_speak_http_2_http_1_1_is_enough_and_the_status_page_tells_and_takes_nothing() {
+    let scene =
+        Scene::new(1, &["federation.rounds=1"], |server| server.status = Some("127.0.0.1:0".parse().unwrap())).await;
+    let mut tls = Home::new(&scene.home(0)).tls().unwrap();
+    let as_nodes = reqwest::Client::builder().tls_backend_preconfigured(tls.clone()).build().unwrap();
+    let response = as_nodes.post(scene.address() + "/v1/heartbeat").body(Vec::new()).send().await.unwrap();
+    assert_eq!((response.status().as_u16(), response.version()), (204, reqwest::Version::HTTP_2));
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let client = reqwest::Client::builder().tls_backend_preconfigured(tls).http1_only().build().unwrap();
+    let response = client.post(scene.address() + "/v1/heartbeat").body(Vec::new()).send().await.unwrap();
+    assert_eq!((response.status().as_u16(), response.version()), (204, reqwest::Version::HTTP_11));
+    let status = format!("http://{}", scene.addresses.status.unwrap());
+    task_of(&scene.attacker(0)).await;
+    let page = client.get(&status).send().await.unwrap();
+    assert!(page.headers()["content-security-policy"].to_str().unwrap().contains("default-src 'none'"));
+    let text = page.text().await.unwrap();
+    assert!(text.contains("round 1 of 1: 0 of 1 contributions") && !text.contains("<script"), "{text}");
+    let metrics = client.get(format!("{status}/metrics")).send().await.unwrap().text().await.unwrap();
+    assert!(metrics.contains("\nfedproj_nodes_alive 1\n"), "{metrics}");
+    let taken = client.post(&status).send().await.unwrap();
+    assert_eq!(taken.status().as_u16(), 405);
+    scene.serving.abort();
+}

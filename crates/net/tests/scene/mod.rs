@@ -1,0 +1,133 @@
+//! A server on loopback with enrolled nodes, for tests that play the nodes themselves.
+
+#![allow(dead_code, reason = "not every test file uses every helper")]
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+use fedproj_core::Config;
+use fedproj_net::blob::Store;
+use fedproj_net::home::Home;
+use fedproj_net::http::Addresses;
+use fedproj_net::identity::Authority;
+use fedproj_net::journal::{Event, Journal};
+use fedproj_net::message::{Contribution, Named, Stats, Train, verdict, work};
+use fedproj_net::numbers::encode_f32;
+use fedproj_net::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::{Error, Link, Node, NodeData, Policy, ServeSetup, ServerConfig, Setup, serve};
+use std::path::PathBuf;
+use tokio::task::JoinHandle;
+
+/// A server in this process, with some clients of an IID digits run.
+pub struct Scene {
+    pub dir: tempfile::TempDir,
+    pub addresses: Addresses,
+    pub serving: JoinHandle<fedproj_net::Result<fedproj_net::Served>>,
+}
+
+impl Scene {
+    pub async fn new(n_clients: u32, settings: &[&str], change: impl FnOnce(&mut ServerConfig)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let partition = format!("data.partition={{kind='iid', clients={n_clients}}}");
+        let base = ["model.hidden=[8]", "local.epochs=1", "federation.fraction=1.0", "method.name=fedavg", &partition];
+        let settings: Vec<String> = base.iter().chain(settings).map(|s| (*s).to_owned()).collect();
+        let loopback = "127.0.0.1:0".parse().unwrap();
+        let mut server = ServerConfig { listen: loopback, enrol: Some(loopback), ..ServerConfig::default() };
+        change(&mut server);
+        let config = Config::from_layers(None, &settings).unwrap();
+        let setup = ServeSetup { dir: dir.path().join("s"), config, server, data_dir: None, n_threads: 1 };
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let serving = tokio::spawn(serve(setup, move |addresses, _| tell.send(*addresses).unwrap()));
+        let scene = Self { dir, addresses: told.await.unwrap(), serving };
+        // A round begins when all are there.
+        for client in 0..n_clients {
+            scene.enrol(client).await;
+            scene.attacker(client).heartbeat(None).await.unwrap();
+        }
+        scene
+    }
+
+    pub fn home(&self, client: u32) -> PathBuf {
+        self.dir.path().join(format!("n{client}"))
+    }
+
+    pub fn server_dir(&self) -> PathBuf {
+        self.dir.path().join("s")
+    }
+
+    pub fn address(&self) -> String {
+        format!("https://{}", self.addresses.listen)
+    }
+
+    pub async fn enrol(&self, client: u32) {
+        let dir = self.server_dir();
+        let (authority, registry) = (Authority::open(&dir).unwrap(), Registry::open(&dir).unwrap());
+        let (token, _) = registry.invite(&authority, &format!("n{client}"), Some(client), INVITATION_LASTS).unwrap();
+        let home = self.home(client);
+        let enrol = format!("https://{}", self.addresses.enrol.unwrap());
+        fedproj_net::enrol(&home, &enrol, &token.to_string()).await.unwrap();
+    }
+
+    /// The attacker's own line to the server, with a node's certificate.
+    pub fn attacker(&self, client: u32) -> Link {
+        Link::new(&self.address(), Home::new(&self.home(client)).tls().unwrap()).unwrap()
+    }
+
+    /// An honest node that works until the run is over.
+    pub fn honest(&self, client: u32) -> JoinHandle<fedproj_net::Result<String>> {
+        let setup = Setup { data: NodeData::OfRun, data_dir: None, policy: Policy::default() };
+        tokio::spawn(Node::open(&self.home(client), &self.address(), setup).unwrap().run(true))
+    }
+
+    pub fn journal(&self) -> Vec<Event> {
+        let mut all = Vec::new();
+        Journal::open(&self.server_dir(), &mut |entry| all.push(entry.event)).unwrap();
+        all
+    }
+
+    /// A contribution of these weights to a task, its blobs in a folder of this name.
+    pub fn contribution(&self, folder: &str, task: &Train, weights: &[f32]) -> (Contribution, Store) {
+        let store = Store::open(&self.dir.path().join(folder)).unwrap();
+        let named =
+            |name: &str, values: &[f32]| Named { name: name.into(), blob: store.put(&encode_f32(values)).unwrap() };
+        let parts = vec![named("weights", weights), named("buffers", &[])];
+        let (run, stats) = (task.run.clone(), Stats { loss: 1.0, ..Stats::default() });
+        (Contribution { run, round: task.round, client: task.client, n_samples: 10, n_steps: 1, stats, parts }, store)
+    }
+}
+
+pub async fn task_of(link: &Link) -> Train {
+    loop {
+        match link.work().await.unwrap().kind {
+            Some(work::Kind::Train(task)) => return *task,
+            Some(work::Kind::Done(_)) => panic!("the run is over"),
+            _ => (),
+        }
+    }
+}
+
+/// Hands in as a node does; the server's last word.
+pub async fn hand_in(link: &Link, contribution: &Contribution, store: &Store) -> verdict::Kind {
+    loop {
+        match link.contribute(contribution).await {
+            Ok(verdict) => match verdict.kind.unwrap() {
+                verdict::Kind::Missing(missing) => {
+                    for part in &contribution.parts {
+                        if let Some(have) = missing.have.iter().find(|have| have.hash == part.blob.hash) {
+                            link.upload(&part.blob, have.len, store).await.unwrap();
+                        }
+                    }
+                }
+                last => return last,
+            },
+            // Between two rounds the server cannot say yet.
+            Err(Error::Refused { status: 503, .. }) => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+pub fn reason(verdict: verdict::Kind) -> String {
+    match verdict {
+        verdict::Kind::Refused(refusal) => refusal.reason,
+        other => panic!("not refused: {other:?}"),
+    }
+}
