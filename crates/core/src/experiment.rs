@@ -133,6 +133,7 @@ impl Experiment {
         let shape = match private.shape() {
             fedproj_data::Shape::Image { height, width, channels } => fedproj_nn::Shape::image(height, width, channels),
             fedproj_data::Shape::Vector { features } => fedproj_nn::Shape::vector(features),
+            fedproj_data::Shape::Tokens { len } => fedproj_nn::Shape::image(1, len, 1),
         };
         let variant = method.variant(config.model.variant());
         Ok(match config.model.name.as_str() {
