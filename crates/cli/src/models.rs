@@ -4,7 +4,7 @@ use crate::say;
 use anyhow::Result;
 use clap::Args;
 use fedproj_nn::Shape;
-use fedproj_nn::models::{self, CATALOGUE, Variant};
+use fedproj_nn::models::{self, CATALOGUE, Entry, Variant};
 use serde::Serialize;
 
 /// Arguments of `models`.
@@ -29,7 +29,7 @@ struct Row {
 impl Models {
     /// Prints the catalogue.
     pub fn run(self) -> Result<()> {
-        let rows = CATALOGUE.iter().map(|entry| row(entry.name, entry.about)).collect::<Result<Vec<_>>>()?;
+        let rows = CATALOGUE.iter().map(row).collect::<Result<Vec<_>>>()?;
         if self.json {
             say!("{}", serde_json::to_string(&rows)?);
             return Ok(());
@@ -43,10 +43,15 @@ impl Models {
     }
 }
 
-fn row(name: &'static str, about: &'static str) -> Result<Row> {
+fn row(entry: &Entry) -> Result<Row> {
     // A perceptron is for tables and small images: the embedded digits have 8×8 pixels.
-    let (input, shape) = if name == "mlp" { ("64", Shape::vector(64)) } else { ("32×32×3", Shape::image(32, 32, 3)) };
-    let graph = models::build(name, shape, 10, Variant::default())?;
+    let (input, shape) = match entry.name {
+        "mlp" => ("64", Shape::vector(64)),
+        _ if entry.reads_text => ("64 words", Shape::tokens(64)),
+        _ => ("32×32×3", Shape::image(32, 32, 3)),
+    };
+    let graph = models::build(entry.name, shape, 10, Variant::default())?;
     let mflop_forward = graph.flops_forward() as f64 / 1e6;
+    let (name, about) = (entry.name, entry.about);
     Ok(Row { name, input, classes: 10, parameters: graph.params().len(), mflop_forward, about })
 }

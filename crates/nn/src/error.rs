@@ -64,6 +64,16 @@ pub enum Error {
         /// Number of classes.
         classes: usize,
     },
+    /// A slot of a text that holds no token the network knows.
+    #[error("slot {slot} of text {sample} of the batch: {problem}")]
+    Token {
+        /// The text in the batch.
+        sample: usize,
+        /// The slot in the text.
+        slot: usize,
+        /// What it holds and why that cannot be.
+        problem: String,
+    },
     /// A node was not kept readable when the workspace was made.
     #[error("node `{node}` is not a tap of this workspace; name it in `Options::taps`")]
     NotATap {
@@ -96,6 +106,14 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// Which tensor, what was expected, what was found.
+        problem: String,
+    },
+    /// The description of a model, or its vocabulary, that cannot be used.
+    #[error("`{}`: {problem}", .path.display())]
+    ModelConfig {
+        /// The file.
+        path: PathBuf,
+        /// What was expected and what was found.
         problem: String,
     },
     /// A file that could not be read or written.

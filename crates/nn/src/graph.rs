@@ -1,11 +1,15 @@
 //! A network as a static graph: nodes with known shapes, parameters as named spans of one flat vector.
 
+mod text;
+
 use crate::error::{Error, Result};
 use crate::kernels::Activation;
 use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
 use crate::layout::{Init, Layout, Role, SpanId, Storage};
 use std::fmt;
+
+pub use text::Tables;
 
 /// The shape of one sample: an image (height, width, channels), or a vector as an image of one pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +31,11 @@ impl Shape {
     /// A vector.
     pub fn vector(len: usize) -> Self {
         Self { h: 1, w: 1, c: len }
+    }
+
+    /// A text of up to `len` tokens: a row of slots (see [`Graph::embedding`]).
+    pub fn tokens(len: usize) -> Self {
+        Self { h: 1, w: len, c: 1 }
     }
 
     /// Number of elements.
@@ -77,16 +86,52 @@ impl Window {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Op {
     Input,
-    Conv { geometry: Conv, weight: SpanId, bias: Option<SpanId> },
-    Linear { weight: SpanId, bias: Option<SpanId> },
-    BatchNorm { weight: SpanId, bias: SpanId, mean: SpanId, var: SpanId },
-    GroupNorm { weight: SpanId, bias: SpanId, groups: usize },
+    Conv {
+        geometry: Conv,
+        weight: SpanId,
+        bias: Option<SpanId>,
+    },
+    /// Weight and bias may be several spans that follow each other: the first is named, the shapes say how long they are.
+    Linear {
+        weight: SpanId,
+        bias: Option<SpanId>,
+    },
+    BatchNorm {
+        weight: SpanId,
+        bias: SpanId,
+        mean: SpanId,
+        var: SpanId,
+    },
+    GroupNorm {
+        weight: SpanId,
+        bias: SpanId,
+        groups: usize,
+    },
     Activation(Activation),
     MaxPool(MaxPool),
     GlobalAveragePool,
     Add,
     Flatten,
-    Dropout { rate: f32 },
+    Dropout {
+        rate: f32,
+    },
+    Embedding {
+        word: SpanId,
+        position: SpanId,
+        kind: SpanId,
+    },
+    LayerNorm {
+        weight: SpanId,
+        bias: SpanId,
+        eps: f32,
+    },
+    /// Reads queries, keys and values side by side; drops attention at `rate` while training.
+    Attention {
+        heads: usize,
+        rate: f32,
+    },
+    FirstToken,
+    MeanOfTokens,
 }
 
 /// ε of batch- and group-norm, and the weight of a new batch in the running statistics: PyTorch's defaults.
@@ -99,6 +144,9 @@ pub(crate) struct Node {
     pub op: Op,
     pub inputs: Vec<NodeId>,
     pub shape: Shape,
+    /// Whether a sample is a sequence of at most `shape.w` tokens. The tokens of a batch then lie one after the other, without
+    /// padding: the value is (tokens of the batch, C).
+    pub packed: bool,
 }
 
 /// A network. Nodes are added in the order in which they are computed; the last one is the output.
@@ -126,7 +174,7 @@ pub struct Graph {
 impl Graph {
     /// A graph that is its input only.
     pub fn new(input: Shape) -> Self {
-        let node = Node { name: "input".into(), op: Op::Input, inputs: Vec::new(), shape: input };
+        let node = Node { name: "input".into(), op: Op::Input, inputs: Vec::new(), shape: input, packed: false };
         let (params, buffers) = (Layout::default(), Layout::default());
         Self { nodes: vec![node], params, buffers, features: None, levels: Vec::new() }
     }
@@ -201,7 +249,7 @@ impl Graph {
         self.buffers.init(0, Init::Torch)
     }
 
-    /// Floating-point operations of one sample's forward pass, counted for the plain algorithm.
+    /// Floating-point operations of one sample's forward pass, counted for the plain algorithm and texts of full length.
     pub fn flops_forward(&self) -> usize {
         self.nodes.iter().map(|node| self.flops(node)).sum()
     }
@@ -215,9 +263,16 @@ impl Graph {
     fn flops(&self, node: &Node) -> usize {
         match &node.op {
             Op::Conv { geometry: g, .. } => 2 * g.ho * g.wo * g.co * g.kernel * g.kernel * g.ci,
-            Op::Linear { .. } => 2 * self.shape(node.inputs[0]).len() * node.shape.len(),
+            Op::Linear { .. } => 2 * self.shape(node.inputs[0]).len() * node.shape.c,
+            Op::Attention { .. } => 4 * node.shape.w * node.shape.len(),
             _ => 0,
         }
+    }
+
+    /// What meets in one output of a linear layer.
+    pub(crate) fn linear_inputs(&self, node: &Node) -> usize {
+        let from = self.shape(node.inputs[0]);
+        if node.packed { from.c } else { from.len() }
     }
 
     /// Layers with parameters ask before they claim spans, so that a failure leaves nothing behind.
@@ -228,9 +283,23 @@ impl Graph {
         Ok(())
     }
 
+    /// As [`Graph::check_name`], for layers that cannot take a sequence of tokens.
+    fn check_image(&self, name: &str, x: NodeId) -> Result<()> {
+        if self.nodes[x.0].packed {
+            let problem = format!("cannot take the tokens of `{}`; pool them first", self.name(x));
+            return Err(Error::Shape { node: name.into(), problem });
+        }
+        self.check_name(name)
+    }
+
     fn add_node(&mut self, name: &str, op: Op, inputs: &[NodeId], shape: Shape) -> Result<NodeId> {
         self.check_name(name)?;
-        self.nodes.push(Node { name: name.into(), op, inputs: inputs.to_vec(), shape });
+        let packed = match op {
+            Op::Embedding { .. } => true,
+            Op::FirstToken | Op::MeanOfTokens => false,
+            _ => self.nodes[inputs[0].0].packed,
+        };
+        self.nodes.push(Node { name: name.into(), op, inputs: inputs.to_vec(), shape, packed });
         Ok(self.output())
     }
 
@@ -251,7 +320,7 @@ impl Graph {
     /// # Errors
     /// If the kernel does not fit the image, there is no output channel, or the name is taken.
     pub fn conv2d(&mut self, name: &str, x: NodeId, channels: usize, window: Window, bias: bool) -> Result<NodeId> {
-        self.check_name(name)?;
+        self.check_image(name, x)?;
         let from = self.shape(x);
         if channels == 0 {
             return Err(Error::Shape { node: name.into(), problem: "needs at least one output channel".into() });
@@ -268,14 +337,16 @@ impl Graph {
         self.add_node(name, Op::Conv { geometry, weight, bias }, &[x], Shape::image(ho, wo, channels))
     }
 
-    /// A fully connected layer to `outputs` features; parameters `name.weight` and, if asked, `name.bias`.
+    /// A fully connected layer to `outputs` features, of each token where there are tokens; parameters `name.weight` and, if
+    /// asked, `name.bias`.
     ///
     /// # Errors
     /// If the input is an image, there is no output, or the name is taken.
     pub fn linear(&mut self, name: &str, x: NodeId, outputs: usize, bias: bool) -> Result<NodeId> {
         self.check_name(name)?;
         let from = self.shape(x);
-        if from.pixels() != 1 {
+        let packed = self.nodes[x.0].packed;
+        if from.pixels() != 1 && !packed {
             let problem = format!("expects a vector but `{}` gives an image {from}; flatten it first", self.name(x));
             return Err(Error::Shape { node: name.into(), problem });
         }
@@ -292,7 +363,7 @@ impl Graph {
         let weight = self.params.push(format!("{name}.weight"), vec![outputs, from.c], storage, role);
         let role = Role::LinearBias { fan_in: from.c };
         let bias = bias.then(|| self.params.push(format!("{name}.bias"), vec![outputs], Storage::Plain, role));
-        self.add_node(name, Op::Linear { weight, bias }, &[x], Shape::vector(outputs))
+        self.add_node(name, Op::Linear { weight, bias }, &[x], Shape { c: outputs, ..from })
     }
 
     /// The nearest node before `x` that may change the order of elements.
@@ -308,7 +379,7 @@ impl Graph {
     /// # Errors
     /// If the name is taken.
     pub fn batch_norm(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
-        self.check_name(name)?;
+        self.check_image(name, x)?;
         let shape = self.shape(x);
         let span = |layout: &mut Layout, suffix: &str, role| {
             layout.push(format!("{name}.{suffix}"), vec![shape.c], Storage::Plain, role)
@@ -325,7 +396,7 @@ impl Graph {
     /// # Errors
     /// If the groups do not divide the channels, or the name is taken.
     pub fn group_norm(&mut self, name: &str, x: NodeId, groups: usize) -> Result<NodeId> {
-        self.check_name(name)?;
+        self.check_image(name, x)?;
         let shape = self.shape(x);
         if groups == 0 || !shape.c.is_multiple_of(groups) {
             let problem = format!("{} channels cannot be cut into {groups} equal groups", shape.c);
@@ -349,6 +420,7 @@ impl Graph {
     /// # Errors
     /// If the window does not fit the image, or the name is taken.
     pub fn max_pool(&mut self, name: &str, x: NodeId, window: Window) -> Result<NodeId> {
+        self.check_image(name, x)?;
         let from = self.shape(x);
         if 2 * window.padding > window.kernel || window.kernel > 15 {
             let problem = format!("padding {} must be at most half of a kernel of at most 15", window.padding);
@@ -365,6 +437,7 @@ impl Graph {
     /// # Errors
     /// If the name is taken.
     pub fn global_average_pool(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
+        self.check_image(name, x)?;
         self.add_node(name, Op::GlobalAveragePool, &[x], Shape::vector(self.shape(x).c))
     }
 
@@ -374,7 +447,7 @@ impl Graph {
     /// If the shapes differ, or the name is taken.
     pub fn add(&mut self, name: &str, x: NodeId, y: NodeId) -> Result<NodeId> {
         let (a, b) = (self.shape(x), self.shape(y));
-        if a != b {
+        if a != b || self.nodes[x.0].packed != self.nodes[y.0].packed {
             let problem = format!("cannot add `{}` of shape {a} and `{}` of shape {b}", self.name(x), self.name(y));
             return Err(Error::Shape { node: name.into(), problem });
         }
@@ -386,6 +459,7 @@ impl Graph {
     /// # Errors
     /// If the name is taken.
     pub fn flatten(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
+        self.check_image(name, x)?;
         self.add_node(name, Op::Flatten, &[x], Shape::vector(self.shape(x).len()))
     }
 

@@ -38,6 +38,13 @@ pub enum Role {
         /// Inputs that meet in one output.
         fan_in: usize,
     },
+    /// A weight of an encoder: drawn from a normal distribution about 0.
+    Normal {
+        /// Its standard deviation.
+        std: f32,
+        /// The same in the FedProj authors' code.
+        std_authors: f32,
+    },
     /// The factor of a normalisation, or a running variance: starts at 1.
     Scale,
     /// The shift of a normalisation, or a running mean: starts at 0.
@@ -138,6 +145,8 @@ impl Span {
         }
         let (mean, std) = match self.role {
             Role::Weight { fan_in, fan_out } => (0.0, (2.0 / (fan_in + fan_out) as f64).sqrt()),
+            Role::Normal { std, .. } if init == Init::Torch => (0.0, f64::from(std)),
+            Role::Normal { std_authors, .. } => (0.0, f64::from(std_authors)),
             Role::Scale => (1.0, 0.02),
             _ => (0.0, 1.0),
         };
@@ -163,6 +172,11 @@ impl Layout {
         self.len += span.len();
         self.spans.push(span);
         self.spans.len() - 1
+    }
+
+    /// Gives every span the role that `role` says.
+    pub(crate) fn set_roles(&mut self, role: impl Fn(&Span) -> Role) {
+        self.spans.iter_mut().for_each(|span| span.role = role(span));
     }
 
     /// Elements of the flat vector.
@@ -191,6 +205,23 @@ impl Layout {
 
     pub(crate) fn slice_mut<'a>(&self, id: SpanId, flat: &'a mut [f32]) -> &'a mut [f32] {
         &mut flat[self.spans[id].range()]
+    }
+
+    /// `len` elements from the start of a span on, over the spans that follow it.
+    pub(crate) fn slice_from<'a>(&self, id: SpanId, len: usize, flat: &'a [f32]) -> &'a [f32] {
+        &flat[self.spans[id].offset..][..len]
+    }
+
+    pub(crate) fn slice_from_mut<'a>(&self, id: SpanId, len: usize, flat: &'a mut [f32]) -> &'a mut [f32] {
+        &mut flat[self.spans[id].offset..][..len]
+    }
+
+    /// Three spans that follow each other.
+    pub(crate) fn three_mut<'a>(&self, first: SpanId, flat: &'a mut [f32]) -> [&'a mut [f32]; 3] {
+        let [a, b, c] = [0, 1, 2].map(|i| self.spans[first + i].len());
+        let (a, rest) = flat[self.spans[first].offset..].split_at_mut(a);
+        let (b, rest) = rest.split_at_mut(b);
+        [a, b, &mut rest[..c]]
     }
 
     /// Initial values of the whole vector.

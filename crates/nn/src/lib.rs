@@ -43,12 +43,13 @@ mod loss;
 pub mod models;
 mod optim;
 mod plan;
+mod tokens;
 pub mod vector;
 pub mod weights;
 
 pub use cpu::{Mode, Options, Workspace};
 pub use error::{Error, Result};
-pub use graph::{Graph, NodeId, Shape, Window};
+pub use graph::{Graph, NodeId, Shape, Tables, Window};
 pub use kernels::{Activation, Buffer, Cpu, Isa, NormMode, Team};
 pub use layout::{Init, Layout, Role, Span, Storage};
 pub use loss::{Direction, Loss};

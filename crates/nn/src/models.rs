@@ -1,6 +1,10 @@
-//! The networks of the FedProj paper and of the benchmarks it is compared on.
+//! The networks of the FedProj paper and of the benchmarks it is compared on; encoders of texts are in [`bert()`].
 //!
 //! Parameter names are those of the same networks in PyTorch, so weights go both ways.
+
+mod bert;
+
+pub use bert::{BertConfig, Pooling, bert};
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Shape, Window};
@@ -95,14 +99,17 @@ impl ResNet<'_> {
 }
 
 /// The last layers: an optional projection head (`head.0`, ReLU, `head.2`), then the linear classifier `name`.
-fn classifier(g: &mut Graph, name: &str, mut x: NodeId, head: Option<usize>, classes: usize) -> Result<NodeId> {
+fn classifier(g: &mut Graph, name: &str, x: NodeId, head: Option<usize>, classes: usize) -> Result<NodeId> {
     g.mark_features(x);
-    if let Some(outputs) = head {
-        x = g.linear("head.0", x, g.shape(x).len(), true)?;
-        x = g.activation("head.1", x, Relu)?;
-        x = g.linear("head.2", x, outputs, true)?;
-    }
+    let x = projection_head(g, x, head)?;
     g.linear(name, x, classes, true)
+}
+
+fn projection_head(g: &mut Graph, x: NodeId, outputs: Option<usize>) -> Result<NodeId> {
+    let Some(outputs) = outputs else { return Ok(x) };
+    let y = g.linear("head.0", x, g.shape(x).len(), true)?;
+    let y = g.activation("head.1", y, Relu)?;
+    g.linear("head.2", y, outputs, true)
 }
 
 /// A multi-layer perceptron with ReLU between layers `fc1`, `fc2`, …; images are flattened first.
@@ -154,6 +161,8 @@ pub struct Entry {
     pub name: &'static str,
     /// One line about it.
     pub about: &'static str,
+    /// Whether it reads texts ([`Shape::tokens`]), not images or vectors.
+    pub reads_text: bool,
     build: fn(Shape, usize, Variant) -> Result<Graph>,
 }
 
@@ -162,34 +171,63 @@ pub const CATALOGUE: &[Entry] = &[
     Entry {
         name: "mlp",
         about: "perceptron with two hidden layers of 100",
+        reads_text: false,
         build: |s, c, v| mlp(s, &[100, 100], c, v),
     },
     Entry {
         name: "cnn",
         about: "two convolutions, two linear layers: the pfl-research benchmark",
+        reads_text: false,
         build: |s, c, v| cnn(s, [32, 64], 128, c, v),
     },
     Entry {
         name: "resnet8",
         about: "the paper's ResNet-8: 64-128-256, max-pool after the stem",
+        reads_text: false,
         build: |s, c, v| resnet(&[64, 128, 256], 1, true, v, s, c),
     },
     Entry {
         name: "resnet8-thin",
         about: "16-32-64 without the pool: quick studies on CPUs",
+        reads_text: false,
         build: |s, c, v| resnet(&[16, 32, 64], 1, false, v, s, c),
     },
     Entry {
         name: "resnet10",
         about: "64-128-256-512: what the paper's code calls ResNet-8",
+        reads_text: false,
         build: |s, c, v| resnet(&[64, 128, 256, 512], 1, true, v, s, c),
     },
     Entry {
         name: "resnet18",
         about: "64-128-256-512, two blocks a stage",
+        reads_text: false,
         build: |s, c, v| resnet(&[64, 128, 256, 512], 2, true, v, s, c),
     },
+    Entry {
+        name: "bert-tiny",
+        about: "BERT with 2 layers of 128: the paper's text encoder, untrained",
+        reads_text: true,
+        build: |s, c, v| encoder(&BertConfig::sized(2, 128, 2, 512), v, s, c),
+    },
+    Entry {
+        name: "minilm-l3",
+        about: "MiniLM with 3 layers of 384 and the mean of tokens, untrained",
+        reads_text: true,
+        build: |s, c, v| {
+            let config = BertConfig { pooling: Pooling::Mean, ..BertConfig::sized(3, 384, 12, 1536) };
+            encoder(&config, v, s, c)
+        },
+    },
 ];
+
+fn encoder(config: &BertConfig, variant: Variant, input: Shape, classes: usize) -> Result<Graph> {
+    if input != Shape::tokens(input.w) {
+        let problem = format!("an encoder of texts cannot take samples of shape {input}");
+        return Err(Error::Shape { node: "embeddings".into(), problem });
+    }
+    bert(config, input.w, classes, variant)
+}
 
 fn resnet(
     widths: &[usize],

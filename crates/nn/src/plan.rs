@@ -54,6 +54,11 @@ impl Plan {
     }
 }
 
+/// Whether an operation's backward pass turns the gradient of its output into that of its input where it lies.
+pub(crate) fn works_in_place(op: &Op) -> bool {
+    matches!(op, Op::BatchNorm { .. } | Op::GroupNorm { .. } | Op::LayerNorm { .. })
+}
+
 /// The nodes a step reads.
 pub(crate) fn inputs<'a>(graph: &'a Graph, step: &'a Step) -> impl Iterator<Item = usize> + 'a {
     graph.nodes[step.node].inputs.iter().map(|id| id.0).chain(step.residual)
@@ -199,6 +204,9 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Slot
                 | Op::Add
                 | Op::Flatten
                 | Op::Dropout { .. }
+                | Op::Attention { .. }
+                | Op::FirstToken
+                | Op::MeanOfTokens
         );
         needed[i] |= trains || node.inputs.iter().any(|input| needed[input.0]);
     }
@@ -222,7 +230,7 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Slot
     let mut work_slot: SlotOf = vec![None; steps.len()];
     for (at, step) in steps.iter().enumerate().rev() {
         let Some(mut out_slot) = slot_of[step.out] else { continue };
-        let is_norm = matches!(graph.nodes[step.node].op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
+        let is_norm = works_in_place(&graph.nodes[step.node].op);
         let mut handed_over = pinned[step.out];
         if pinned[step.out] && (is_norm || step.relu) {
             out_slot = slots.take(graph.nodes[step.out].shape.len());

@@ -4,6 +4,8 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::layout::Span;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 
 /// The batch counter that PyTorch keeps beside running statistics; nothing here needs it.
@@ -37,13 +39,12 @@ pub fn save(path: &Path, graph: &Graph, params: &[f32], buffers: &[f32]) -> Resu
 /// Names the first tensor that is missing, superfluous, of another shape or type, or not finite.
 pub fn load(path: &Path, graph: &Graph) -> Result<(Vec<f32>, Vec<f32>)> {
     let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
-    let file = SafeTensors::deserialize(&bytes)
-        .map_err(|e| weights_error(path, format!("not a complete safetensors file ({e})")))?;
+    let file = open(path, &bytes)?;
     let mut params = vec![0.0; graph.params().len()];
     let mut buffers = vec![0.0; graph.buffers().len()];
     for (layout, flat) in [(graph.params(), &mut params), (graph.buffers(), &mut buffers)] {
         for span in layout.spans() {
-            let tensor = read_tensor(&file, span).map_err(|problem| weights_error(path, problem))?;
+            let tensor = read_tensor(&file, &span.name, span).map_err(|problem| weights_error(path, problem))?;
             span.write_torch(&tensor, flat);
         }
     }
@@ -58,23 +59,122 @@ pub fn load(path: &Path, graph: &Graph) -> Result<(Vec<f32>, Vec<f32>)> {
     Ok((params, buffers))
 }
 
-fn read_tensor(file: &SafeTensors<'_>, span: &Span) -> std::result::Result<Vec<f32>, String> {
-    let name = &span.name;
+/// Reads a pretrained encoder into `params`, all but its classifier and head, which stay as they are. Names may begin with
+/// `bert.`; numbers may be single, half or bfloat16. Returns the names of the tensors that have no place in the graph.
+///
+/// # Errors
+/// Names every tensor that is missing, or the first of another shape or type, or not finite. `params` may be partly
+/// overwritten then.
+pub fn load_encoder(path: &Path, graph: &Graph, params: &mut [f32]) -> Result<Vec<String>> {
+    crate::cpu::check_len("the parameter vector", graph.params().len(), params.len())?;
+    let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    let file = open(path, &bytes)?;
+    let mut by_name: BTreeMap<String, &str> = BTreeMap::new();
+    for name in file.names() {
+        by_name.insert(plain_name(name), name);
+    }
+    let mut missing = Vec::new();
+    for span in graph.params().spans().iter().filter(|span| !is_fresh(&span.name)) {
+        let Some(name) = by_name.remove(&span.name) else {
+            missing.push(format!("`{}`", span.name));
+            continue;
+        };
+        let tensor = read_tensor(&file, name, span).map_err(|problem| weights_error(path, problem))?;
+        span.write_torch(&tensor, params);
+    }
+    if !missing.is_empty() {
+        let problem = format!("{} tensors of the encoder are missing: {}", missing.len(), missing.join(", "));
+        return Err(weights_error(path, problem));
+    }
+    Ok(by_name.into_values().map(str::to_owned).collect())
+}
+
+/// Whether a pretrained encoder does not set this parameter.
+fn is_fresh(name: &str) -> bool {
+    name.starts_with("classifier.") || name.starts_with("head.")
+}
+
+/// A tensor's name as this crate has it: without the prefix of models that wrap an encoder, and without the names that
+/// TensorFlow gave to normalisations.
+pub(crate) fn plain_name(name: &str) -> String {
+    let name = name.strip_prefix("bert.").unwrap_or(name);
+    name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+}
+
+/// The names of all tensors of a file; reads no more than its header.
+pub(crate) fn names(path: &Path) -> Result<Vec<String>> {
+    let io = |source| Error::Io { path: path.into(), source };
+    let mut file = std::fs::File::open(path).map_err(io)?;
+    let mut len = [0; 8];
+    file.read_exact(&mut len).map_err(io)?;
+    let mut header = Vec::new();
+    file.take(u64::from_le_bytes(len).min(HEADER_MAX)).read_to_end(&mut header).map_err(io)?;
+    let header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(&header)
+        .map_err(|e| weights_error(path, format!("not a complete safetensors file ({e})")))?;
+    Ok(header.into_keys().collect())
+}
+
+/// Bytes of a header that are read at most, as safetensors has it.
+const HEADER_MAX: u64 = 100_000_000;
+
+fn open<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>> {
+    SafeTensors::deserialize(bytes).map_err(|e| weights_error(path, format!("not a complete safetensors file ({e})")))
+}
+
+fn read_tensor(file: &SafeTensors<'_>, name: &str, span: &Span) -> std::result::Result<Vec<f32>, String> {
     let view = file.tensor(name).map_err(|_| format!("tensor `{name}` of shape {:?} is missing", span.shape))?;
     if view.shape() != span.shape {
         return Err(format!("tensor `{name}` has shape {:?}, but the graph expects {:?}", view.shape(), span.shape));
     }
-    if view.dtype() != Dtype::F32 {
-        return Err(format!("tensor `{name}` has type {:?}, but F32 is expected", view.dtype()));
-    }
-    let (quads, _) = view.data().as_chunks::<4>();
-    let tensor: Vec<f32> = quads.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let pairs = || view.data().as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b));
+    let tensor: Vec<f32> = match view.dtype() {
+        Dtype::F32 => view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        Dtype::F16 => pairs().map(from_half).collect(),
+        Dtype::BF16 => pairs().map(|bits| f32::from_bits(u32::from(bits) << 16)).collect(),
+        other => return Err(format!("tensor `{name}` has type {other:?}, but F32, F16 or BF16 is expected")),
+    };
     match tensor.iter().position(|v| !v.is_finite()) {
         Some(at) => Err(format!("tensor `{name}` holds {} at element {at}; all weights must be finite", tensor[at])),
         None => Ok(tensor),
     }
 }
 
+/// A number of half precision: 1 bit of sign, 5 of exponent, 10 of fraction.
+fn from_half(bits: u16) -> f32 {
+    let (exponent, fraction) = (bits >> 10 & 31, f32::from(bits & 1023));
+    let size = match exponent {
+        0 => fraction * 2f32.powi(-24),
+        31 if fraction == 0.0 => f32::INFINITY,
+        31 => f32::NAN,
+        e => (1024.0 + fraction) * 2f32.powi(i32::from(e) - 25),
+    };
+    if bits >> 15 == 0 { size } else { -size }
+}
+
 fn weights_error(path: &Path, problem: String) -> Error {
     Error::Weights { path: path.into(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_widened_exactly() {
+        for (bits, value) in [
+            (0x0000, 0.0),
+            (0x3c00, 1.0),
+            (0xc000, -2.0),
+            (0x3555, 0.333_251_95),
+            (0x7bff, 65_504.0),
+            (0x0400, 2f32.powi(-14)),
+            (0x0001, 2f32.powi(-24)),
+            (0x83ff, -1023.0 * 2f32.powi(-24)),
+            (0x7c00, f32::INFINITY),
+            (0xfc00, f32::NEG_INFINITY),
+        ] {
+            assert_eq!(from_half(bits).to_bits(), value.to_bits(), "{bits:#x}");
+        }
+        assert!(from_half(0x7e00).is_nan());
+    }
 }

@@ -5,7 +5,7 @@
 
 mod reference;
 
-use fedproj_nn::models::{self, Norm, ResNet, Variant};
+use fedproj_nn::models::{self, BertConfig, Norm, Pooling, ResNet, Variant};
 use fedproj_nn::{Graph, Init, Shape, weights};
 use proptest::prelude::*;
 use reference::bits;
@@ -180,7 +180,7 @@ fn tensors_of_another_type_are_named() {
         }
     };
     check(retype(Dtype::F64, 8), &["`fc.bias`", "F64", "F32"]);
-    check(retype(Dtype::F16, 2), &["`fc.bias`", "F16", "F32"]);
+    check(retype(Dtype::I16, 2), &["`fc.bias`", "I16", "F32"]);
     check(retype(Dtype::I32, 4), &["`fc.bias`", "I32", "F32"]);
 }
 
@@ -257,4 +257,120 @@ proptest! {
             prop_assert!(params.iter().chain(&buffers).all(|v| v.is_finite()));
         }
     }
+}
+
+/// A small encoder, and its weights under Hugging Face's names.
+fn encoder(pooling: Pooling) -> (Graph, Tensors) {
+    let config = BertConfig { vocabulary: 9, positions: 8, pooling, ..BertConfig::sized(1, 4, 2, 6) };
+    let graph = models::bert(&config, 8, 2, Variant::default()).unwrap();
+    let params = graph.init_params(7, Init::Torch);
+    let tensors = graph.params().spans().iter().map(|span| {
+        let bytes = span.to_torch(&params).iter().flat_map(|v| v.to_le_bytes()).collect();
+        (span.name.clone(), Tensor { dtype: Dtype::F32, shape: span.shape.clone(), bytes })
+    });
+    (graph.clone(), tensors.collect())
+}
+
+/// Loads what `change` made of an encoder's tensors over parameters of 0.5.
+fn load_changed(
+    pooling: Pooling,
+    change: impl FnOnce(&mut Tensors),
+) -> (Graph, fedproj_nn::Result<Vec<String>>, Vec<f32>) {
+    let (graph, mut tensors) = encoder(pooling);
+    change(&mut tensors);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    write(&path, &tensors);
+    let mut params = vec![0.5; graph.params().len()];
+    let loaded = weights::load_encoder(&path, &graph, &mut params);
+    (graph, loaded, params)
+}
+
+#[test]
+fn an_encoder_is_loaded_under_any_of_its_names_and_its_classifier_stays() {
+    let prefixed = |t: &mut Tensors| {
+        *t = std::mem::take(t).into_iter().map(|(name, tensor)| (format!("bert.{name}"), tensor)).collect();
+    };
+    let tensorflow = |t: &mut Tensors| {
+        let old = |name: String| {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        };
+        *t = std::mem::take(t).into_iter().map(|(name, tensor)| (old(name), tensor)).collect();
+    };
+    let changes: [&dyn Fn(&mut Tensors); 3] = [&|_| (), &prefixed, &tensorflow];
+    for change in changes {
+        let (graph, loaded, params) = load_changed(Pooling::Pooler, change);
+        let expected = graph.init_params(7, Init::Torch);
+        for span in graph.params().spans() {
+            let fresh = vec![0.5; span.len()];
+            let expected = if span.name.starts_with("classifier") { &fresh } else { &expected[span.range()] };
+            assert_eq!(bits(&params[span.range()]), bits(expected), "{}", span.name);
+        }
+        let ignored = loaded.unwrap();
+        assert!(ignored.len() == 2 && ignored.iter().all(|name| name.contains("classifier")), "{ignored:?}");
+    }
+}
+
+#[test]
+fn half_precision_is_widened() {
+    // 1.5 and −0.25 in both formats.
+    for (dtype, one, other) in [(Dtype::F16, 0x3e00u16, 0xb400u16), (Dtype::BF16, 0x3fc0, 0xbe80)] {
+        let (graph, loaded, params) = load_changed(Pooling::Mean, |t| {
+            let tensor = t.get_mut("embeddings.LayerNorm.bias").unwrap();
+            tensor.dtype = dtype;
+            tensor.bytes = [one, other, one, one].iter().flat_map(|v| v.to_le_bytes()).collect();
+        });
+        loaded.unwrap();
+        let span = graph.params().find("embeddings.LayerNorm.bias").unwrap().range();
+        assert_eq!(params[span], [1.5, -0.25, 1.5, 1.5]);
+    }
+}
+
+#[test]
+fn an_encoder_that_lacks_something_is_refused_and_what_it_has_too_much_is_told() {
+    let (_, loaded, _) = load_changed(Pooling::Pooler, |t| {
+        t.remove("pooler.dense.bias");
+        t.remove("encoder.layer.0.output.dense.weight");
+    });
+    let error = loaded.unwrap_err().to_string();
+    for said in ["model.safetensors", "2 tensors", "`pooler.dense.bias`", "`encoder.layer.0.output.dense.weight`"] {
+        assert!(error.contains(said), "{error}");
+    }
+    let extra = || Tensor { dtype: Dtype::I64, shape: vec![1], bytes: vec![0; 8] };
+    let (_, loaded, _) = load_changed(Pooling::Mean, |t| {
+        t.insert("embeddings.position_ids".into(), extra());
+        t.insert("cls.predictions.bias".into(), extra());
+    });
+    let mut ignored = loaded.unwrap();
+    ignored.retain(|name| !name.starts_with("classifier"));
+    assert_eq!(ignored, ["cls.predictions.bias", "embeddings.position_ids"]);
+    let (_, loaded, _) = load_changed(Pooling::Mean, |t| {
+        t.get_mut("embeddings.word_embeddings.weight").unwrap().shape = vec![4, 9];
+    });
+    let error = loaded.unwrap_err().to_string();
+    assert!(error.contains("embeddings.word_embeddings.weight") && error.contains("[9, 4]"), "{error}");
+}
+
+#[test]
+fn a_folder_says_what_encoder_it_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name| folder.path().join(name);
+    let json = r#"{"model_type": "bert", "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 6, "vocab_size": 9, "max_position_embeddings": 8}"#;
+    std::fs::write(path("config.json"), json).unwrap();
+    let problem = |found: fedproj_nn::Result<BertConfig>| found.unwrap_err().to_string();
+    assert!(problem(BertConfig::open(folder.path())).contains("model.safetensors"));
+    for pooling in [Pooling::Pooler, Pooling::Mean] {
+        write(&path("model.safetensors"), &encoder(pooling).1);
+        let expected = BertConfig { vocabulary: 9, positions: 8, pooling, ..BertConfig::sized(1, 4, 2, 6) };
+        assert_eq!(BertConfig::open(folder.path()).unwrap(), expected);
+    }
+    let whole = std::fs::read(path("model.safetensors")).unwrap();
+    for end in 0..200 {
+        std::fs::write(path("model.safetensors"), &whole[..end]).unwrap();
+        assert!(problem(BertConfig::open(folder.path())).contains("model.safetensors"));
+    }
+    std::fs::write(path("config.json"), json.replace("bert", "distilbert")).unwrap();
+    let error = problem(BertConfig::open(folder.path()));
+    assert!(error.contains("config.json") && error.contains("`distilbert`") && error.contains("`bert`"), "{error}");
 }

@@ -1,12 +1,16 @@
 //! The backward pass: each step turns the gradient of its output into gradients of its inputs and parameters.
 
-use super::{Workspace, check_len};
+use super::{Workspace, check_len, len_of};
 use crate::error::Result;
 use crate::graph::{NORM_EPS, Op};
+use crate::kernels::attention::Attention;
 use crate::kernels::conv::Scratch;
+use crate::kernels::dense::Dense;
+use crate::kernels::layer_norm::LayerNorm;
 use crate::kernels::linear::Linear;
 use crate::kernels::norm::{self, BatchNorm, FusedBackward, GroupNorm};
-use crate::kernels::{Buffer, Sum, dropout, elementwise, pool};
+use crate::kernels::{Buffer, Sum, dropout, elementwise, embedding, pool};
+use crate::plan::works_in_place;
 
 /// The gradient memory of a node, taken out of the workspace's list while a step runs.
 struct Taken {
@@ -49,21 +53,32 @@ impl Workspace {
 
     fn zero_params(&self, i: usize, grad: &mut [f32]) {
         let layout = self.graph.params();
-        let (weight, bias) = match self.graph.nodes[self.plan.steps[i].node].op {
-            Op::Conv { weight, bias, .. } | Op::Linear { weight, bias } => (weight, bias),
-            Op::BatchNorm { weight, bias, .. } | Op::GroupNorm { weight, bias, .. } => (weight, Some(bias)),
-            _ => return,
-        };
-        layout.slice_mut(weight, grad).fill(0.0);
-        if let Some(bias) = bias {
-            layout.slice_mut(bias, grad).fill(0.0);
+        let node = &self.graph.nodes[self.plan.steps[i].node];
+        let mut zero = |span| layout.slice_mut(span, grad).fill(0.0);
+        match node.op {
+            Op::Conv { weight, bias, .. } => {
+                zero(weight);
+                bias.into_iter().for_each(zero);
+            }
+            Op::Linear { weight, bias } => {
+                let outputs = node.shape.c;
+                layout.slice_from_mut(weight, self.graph.linear_inputs(node) * outputs, grad).fill(0.0);
+                if let Some(bias) = bias {
+                    layout.slice_from_mut(bias, outputs, grad).fill(0.0);
+                }
+            }
+            Op::BatchNorm { weight, bias, .. }
+            | Op::GroupNorm { weight, bias, .. }
+            | Op::LayerNorm { weight, bias, .. } => [weight, bias].into_iter().for_each(zero),
+            Op::Embedding { word, position, kind } => [word, position, kind].into_iter().for_each(zero),
+            _ => (),
         }
     }
 
     /// Takes a node's gradient memory, where the node needs a gradient; what is added there counts from now on.
     fn take_grad(&mut self, node: usize) -> Option<Taken> {
         let slot = self.plan.grad_slot[node]?;
-        let (owner, len) = (self.owner(node), self.batch * self.graph.nodes[node].shape.len());
+        let (owner, len) = (self.owner(node), self.len_of(node));
         let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
         Some(Taken { slot, buffer: std::mem::take(&mut self.grads[slot]), len, fresh })
     }
@@ -71,7 +86,7 @@ impl Workspace {
     fn run_step_backward(&mut self, i: usize, params: &[f32], grad: &mut [f32]) {
         let step = self.plan.steps[i];
         let Some(mut out_slot) = self.plan.grad_slot[step.out] else { return };
-        let dy_len = self.batch * self.graph.nodes[step.out].shape.len();
+        let dy_len = self.len_of(step.out);
         if let Some(work) = self.plan.work_slot[i] {
             let observed = std::mem::take(&mut self.grads[out_slot]);
             self.grads[work][..dy_len].copy_from_slice(&observed[..dy_len]);
@@ -81,8 +96,7 @@ impl Workspace {
         let mut dy_buffer = std::mem::take(&mut self.grads[out_slot]);
         let inputs = &self.graph.nodes[step.node].inputs;
         let (input, second) = (inputs[0].0, inputs.get(1).map(|id| id.0).filter(|&id| id != inputs[0].0));
-        let is_norm = matches!(self.graph.nodes[step.node].op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
-        if is_norm {
+        if works_in_place(&self.graph.nodes[step.node].op) {
             let mut residual = step.residual.and_then(|r| self.take_grad(r));
             self.norm_backward(i, params, &mut dy_buffer[..dy_len], residual.as_mut().map(Taken::sum), grad);
             self.put_back(residual);
@@ -114,11 +128,16 @@ impl Workspace {
 
     /// dz becomes the gradient of the normalisation's input.
     fn norm_backward(&mut self, i: usize, params: &[f32], dz: &mut [f32], residual: Option<Sum<'_>>, grad: &mut [f32]) {
-        let Self { graph, plan, cpu, values, saved, scratch, batch, mode, .. } = self;
+        let Self { graph, plan, cpu, values, saved, scratch, batch, tokens, mode, .. } = self;
         let step = plan.steps[i];
         let node = &graph.nodes[step.node];
-        let (Op::BatchNorm { weight, bias, .. } | Op::GroupNorm { weight, bias, .. }) = node.op else { return };
-        let len_of = |node: usize| *batch * graph.nodes[node].shape.len();
+        let (Op::BatchNorm { weight, bias, .. }
+        | Op::GroupNorm { weight, bias, .. }
+        | Op::LayerNorm { weight, bias, .. }) = node.op
+        else {
+            return;
+        };
+        let len_of = |node: usize| len_of(&graph.nodes[node], *batch, tokens);
         let value = |node: usize| plan.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
         let x = value(node.inputs[0].0);
         let fused = FusedBackward { z: step.relu.then(|| value(step.out)), residual };
@@ -127,7 +146,10 @@ impl Workspace {
         let at = layout.spans()[weight].offset;
         let (dweight, dbias) = grad[at..at + 2 * node.shape.c].split_at_mut(node.shape.c);
         let (weight, bias) = (layout.slice(weight, params), layout.slice(bias, params));
-        if let Op::GroupNorm { groups, .. } = node.op {
+        if let Op::LayerNorm { eps, .. } = node.op {
+            let layer = LayerNorm { weight, bias, eps };
+            layer.backward(cpu, x, &saved[i], dz, dweight, dbias, &mut scratch.shared);
+        } else if let Op::GroupNorm { groups, .. } = node.op {
             let layer = GroupNorm { weight, bias, groups, image: node.shape.len(), eps: NORM_EPS };
             let (shared, private) = (&mut scratch.shared, &mut scratch.private);
             layer.backward(cpu, x, &saved[i], fused, dz, dweight, dbias, shared, private);
@@ -139,10 +161,10 @@ impl Workspace {
 
     /// Every other operation: adds to the gradient of the (first) input, where one is needed.
     fn layer_backward(&mut self, i: usize, params: &[f32], dy: &mut [f32], dx: Option<Sum<'_>>, grad: &mut [f32]) {
-        let Self { graph, plan, cpu, values, saved_bytes, scratch, batch, mode, .. } = self;
+        let Self { graph, plan, cpu, values, saved, saved_bytes, scratch, batch, tokens, mode, .. } = self;
         let step = plan.steps[i];
         let node = &graph.nodes[step.node];
-        let len_of = |node: usize| *batch * graph.nodes[node].shape.len();
+        let len_of = |node: usize| len_of(&graph.nodes[node], *batch, tokens);
         let value = |node: usize| plan.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
         let (x, y) = (value(node.inputs[0].0), value(step.out));
         let layout = graph.params();
@@ -150,7 +172,8 @@ impl Workspace {
             elementwise::mask_negative(cpu, y, dy);
         }
         if let Op::Conv { bias: Some(bias), .. } | Op::Linear { bias: Some(bias), .. } = node.op {
-            norm::column_sums(cpu, dy, layout.slice_mut(bias, grad), &mut scratch.shared);
+            let bias = layout.slice_from_mut(bias, node.shape.c, grad);
+            norm::column_sums(cpu, dy, bias, &mut scratch.shared);
         }
         match (&node.op, dx) {
             (Op::Conv { geometry, weight, .. }, dx) => {
@@ -159,18 +182,46 @@ impl Workspace {
                 geometry.backward(cpu, x, layout.slice(*weight, params), dy, dx, dw, s);
             }
             (Op::Linear { weight, .. }, dx) => {
-                let layer = Linear { inputs: graph.shape(node.inputs[0]).len(), outputs: node.shape.c };
-                layer.backward_weights(cpu, x, dy, layout.slice_mut(*weight, grad));
-                if let Some(dx) = dx {
-                    layer.backward_input(cpu, layout.slice(*weight, params), dy, dx, &mut scratch.shared);
+                let (inputs, outputs) = (graph.linear_inputs(node), node.shape.c);
+                let dw = layout.slice_from_mut(*weight, inputs * outputs, grad);
+                let w = layout.slice_from(*weight, inputs * outputs, params);
+                let scratch = &mut scratch.shared;
+                if node.packed {
+                    let layer = Dense { inputs, outputs };
+                    layer.backward_weights(cpu, x, dy, dw, scratch);
+                    if let Some(dx) = dx {
+                        layer.backward_input(cpu, w, dy, dx, scratch);
+                    }
+                } else {
+                    let layer = Linear { inputs, outputs };
+                    layer.backward_weights(cpu, x, dy, dw);
+                    if let Some(dx) = dx {
+                        layer.backward_input(cpu, w, dy, dx, scratch);
+                    }
                 }
+            }
+            (Op::Embedding { word, .. }, dx) => {
+                // The three tables follow each other in the layout; tokens themselves have no gradient.
+                let tables = layout.three_mut(*word, grad);
+                embedding::backward(cpu, tokens, dy, node.shape.c, tables, &mut scratch.shared);
+                if let Some(dx) = dx {
+                    dx.values.fill(0.0);
+                }
+            }
+            (Op::Attention { heads, rate }, Some(dx)) => {
+                let drop = mode.drop_key(step.node, *rate).map(|key| (key, *rate));
+                let layer = Attention { tokens, heads: *heads, width: node.shape.c, drop };
+                layer.backward(cpu, x, y, &saved[i], dy, dx, &mut scratch.private);
+            }
+            (Op::FirstToken | Op::MeanOfTokens, Some(dx)) => {
+                embedding::pool_backward(cpu, tokens, node.op == Op::MeanOfTokens, dy, node.shape.c, dx);
             }
             (Op::Activation(f), Some(dx)) => f.backward(cpu, x, y, dy, dx),
             (Op::MaxPool(geometry), Some(dx)) => geometry.backward(cpu, &saved_bytes[i], dy, dx),
             (Op::GlobalAveragePool, Some(dx)) => {
                 pool::global_average_backward(cpu, graph.shape(node.inputs[0]).pixels(), node.shape.c, dy, dx);
             }
-            (Op::Dropout { rate }, Some(dx)) if mode.dropout.is_some() && *rate > 0.0 => {
+            (Op::Dropout { rate }, Some(dx)) if mode.drop_key(step.node, *rate).is_some() => {
                 dropout::backward(cpu, *rate, &saved_bytes[i], dy, dx);
             }
             (Op::Dropout { .. }, Some(dx)) => elementwise::add(cpu, dx, dy),
@@ -181,7 +232,10 @@ impl Workspace {
                     elementwise::add(cpu, Sum { values, fresh: false }, dy);
                 }
             }
-            (_, None) | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. }, Some(_)) => (),
+            // Normalisations have been served elsewhere.
+            (_, None)
+            | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) =>
+                {}
         }
     }
 }

@@ -1,19 +1,21 @@
 //! The forward pass: each step reads values of earlier nodes and writes its own.
 
-use super::{Mode, Workspace, check_len};
+use super::{Mode, Workspace, check_len, len_of};
 use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
+use crate::kernels::attention::Attention;
 use crate::kernels::conv::{Epilogue, Scratch};
+use crate::kernels::dense::Dense;
+use crate::kernels::layer_norm::LayerNorm;
 use crate::kernels::linear::Linear;
 use crate::kernels::norm::{BatchNorm, Fused, GroupNorm};
-use crate::kernels::{Sum, dropout, elementwise, pool};
-use fedproj_rng::{Purpose, philox4x32_10};
+use crate::kernels::{Sum, dropout, elementwise, embedding, pool};
 
 impl Workspace {
     /// Computes every node for the samples `x` (batch, H, W, C). Buffers move only in [`super::NormMode::Update`].
     ///
     /// # Errors
-    /// If a vector does not fit the graph.
+    /// If a vector does not fit the graph, or a text has a token that the network does not know.
     pub fn forward(&mut self, params: &[f32], buffers: &mut [f32], x: &[f32], mode: Mode) -> Result<()> {
         check_len("the parameter vector", self.graph.params().len(), params.len())?;
         check_len("the buffer vector", self.graph.buffers().len(), buffers.len())?;
@@ -23,6 +25,7 @@ impl Workspace {
         if batch == 0 || batch > self.batch_max {
             return Err(Error::Batch { found: batch, max: self.batch_max });
         }
+        self.tokens.read(x)?;
         (self.batch, self.mode) = (batch, mode);
         self.has_grad.fill(false);
         if let Some(slot) = self.plan.value_slot[0] {
@@ -35,10 +38,10 @@ impl Workspace {
     }
 
     fn run_step(&mut self, i: usize, params: &[f32], buffers: &mut [f32]) {
-        let Self { graph, plan, cpu, values, saved, saved_bytes, scratch, batch, mode, .. } = self;
+        let Self { graph, plan, cpu, values, saved, saved_bytes, scratch, batch, tokens, mode, .. } = self;
         let step = &plan.steps[i];
         let node = &graph.nodes[step.node];
-        let len_of = |node: usize| *batch * graph.nodes[node].shape.len();
+        let len_of = |node: usize| len_of(&graph.nodes[node], *batch, tokens);
         let Some(out_slot) = plan.value_slot[step.out] else { return };
         // Taken out of the list while the step runs, so that the others can be read; nothing is allocated.
         let mut out = std::mem::take(&mut values[out_slot]);
@@ -54,9 +57,15 @@ impl Workspace {
                 geometry.forward(cpu, x, param(*weight), end, y, s);
             }
             Op::Linear { weight, bias } => {
-                let layer = Linear { inputs: graph.shape(node.inputs[0]).len(), outputs: node.shape.c };
-                let end = Epilogue { bias: bias.map(param), relu: step.relu };
-                layer.forward(cpu, x, param(*weight), end, y, &mut scratch.shared);
+                let (inputs, outputs) = (graph.linear_inputs(node), node.shape.c);
+                let weight = graph.params().slice_from(*weight, inputs * outputs, params);
+                let bias = bias.map(|bias| graph.params().slice_from(bias, outputs, params));
+                let end = Epilogue { bias, relu: step.relu };
+                if node.packed {
+                    Dense { inputs, outputs }.forward(cpu, x, weight, end, y, &mut scratch.shared);
+                } else {
+                    Linear { inputs, outputs }.forward(cpu, x, weight, end, y, &mut scratch.shared);
+                }
             }
             Op::BatchNorm { weight, bias, mean, var } => {
                 let (weight, bias) = (param(*weight), param(*bias));
@@ -81,14 +90,26 @@ impl Workspace {
                 y.copy_from_slice(x);
                 elementwise::add(cpu, Sum { values: y, fresh: false }, value(node.inputs[1].0));
             }
-            Op::Dropout { rate } => match mode.dropout {
-                Some(key) if *rate > 0.0 => {
-                    let words = [Purpose::Dropout as u32, step.node as u32, 0, 0];
-                    let [k0, k1, ..] = philox4x32_10(words, [key as u32, (key >> 32) as u32]);
-                    dropout::forward(cpu, [k0, k1], *rate, x, y, &mut saved_bytes[i][..y.len()]);
-                }
-                _ => y.copy_from_slice(x),
+            Op::Dropout { rate } => match mode.drop_key(step.node, *rate) {
+                Some(key) => dropout::forward(cpu, key, *rate, x, y, &mut saved_bytes[i][..y.len()]),
+                None => y.copy_from_slice(x),
             },
+            Op::Embedding { word, position, kind } => {
+                let tables = [param(*word), param(*position), param(*kind)];
+                embedding::forward(cpu, tokens, tables, node.shape.c, y);
+            }
+            Op::LayerNorm { weight, bias, eps } => {
+                let layer = LayerNorm { weight: param(*weight), bias: param(*bias), eps: *eps };
+                layer.forward(cpu, x, y, &mut saved[i]);
+            }
+            Op::Attention { heads, rate } => {
+                let drop = mode.drop_key(step.node, *rate).map(|key| (key, *rate));
+                let layer = Attention { tokens, heads: *heads, width: node.shape.c, drop };
+                layer.forward(cpu, x, y, &mut saved[i], &mut scratch.private);
+            }
+            Op::FirstToken | Op::MeanOfTokens => {
+                embedding::pool(cpu, tokens, node.op == Op::MeanOfTokens, x, node.shape.c, y);
+            }
             Op::Input | Op::Flatten => (),
         }
         values[out_slot] = out;

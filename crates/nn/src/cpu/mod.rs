@@ -4,11 +4,14 @@ mod backward;
 mod forward;
 
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId, Op};
-use crate::kernels::norm;
+use crate::graph::{Graph, Node, NodeId, Op};
+use crate::kernels::dense::Dense;
 use crate::kernels::{Buffer, Cpu, Isa, NormMode};
+use crate::kernels::{attention, embedding, layer_norm, norm};
 use crate::loss::Loss;
 use crate::plan::Plan;
+use crate::tokens::Tokens;
+use fedproj_rng::{Purpose, philox4x32_10};
 
 /// What a workspace is made for.
 #[derive(Clone, Debug)]
@@ -50,6 +53,14 @@ impl Mode {
     pub fn train(dropout_key: u64) -> Self {
         Self { norm: NormMode::Update, dropout: Some(dropout_key) }
     }
+
+    /// The key of a node's mask, where the pass drops elements there.
+    fn drop_key(self, node: usize, rate: f32) -> Option<[u32; 2]> {
+        let key = self.dropout.filter(|_| rate > 0.0)?;
+        let words = [Purpose::Dropout as u32, node as u32, 0, 0];
+        let [k0, k1, ..] = philox4x32_10(words, [key as u32, (key >> 32) as u32]);
+        Some([k0, k1])
+    }
 }
 
 /// The memory and threads that execute a graph. After construction no pass allocates.
@@ -59,8 +70,9 @@ pub struct Workspace {
     plan: Plan,
     cpu: Cpu,
     batch_max: usize,
-    /// Samples of the last forward pass.
+    /// Samples of the last forward pass, and their tokens where they are texts.
     batch: usize,
+    tokens: Tokens,
     mode: Mode,
     is_tap: Vec<bool>,
     values: Vec<Buffer>,
@@ -108,14 +120,29 @@ impl Workspace {
                     let (conv_shared, conv_private) = geometry.scratch_len(n);
                     ((conv_shared.max(norm::scratch_len(len, c)), conv_private), 0, 0)
                 }
+                Op::Linear { .. } if node.packed => {
+                    let layer = Dense { inputs: graph.shape(node.inputs[0]).c, outputs: c };
+                    ((layer.scratch_len(n * node.shape.w).max(norm::scratch_len(len, c)), 0), 0, 0)
+                }
                 Op::Linear { .. } => {
                     let packed = graph.shape(node.inputs[0]).len() * c;
                     ((packed.max(norm::scratch_len(len, c)), 0), 0, 0)
                 }
                 Op::BatchNorm { .. } => ((norm::scratch_len(len, c), 0), 2 * c, 0),
                 Op::GroupNorm { groups, .. } => ((2 * n * c, norm::private_len(c)), 2 * n * groups, 0),
+                Op::LayerNorm { .. } => ((layer_norm::scratch_len(len, c), 0), 2 * len / c, 0),
+                Op::Embedding { .. } => ((embedding::scratch_len(len / c, c), 0), 0, 0),
+                Op::Attention { heads, .. } => {
+                    ((0, attention::private_len(node.shape.w, c / heads)), 2 * len / c * heads, 0)
+                }
                 Op::MaxPool(_) | Op::Dropout { .. } => ((0, 0), 0, len),
-                Op::Input | Op::Activation(_) | Op::GlobalAveragePool | Op::Add | Op::Flatten => ((0, 0), 0, 0),
+                Op::Input
+                | Op::Activation(_)
+                | Op::GlobalAveragePool
+                | Op::Add
+                | Op::Flatten
+                | Op::FirstToken
+                | Op::MeanOfTokens => ((0, 0), 0, 0),
             };
             (shared, private) = (shared.max(step_shared), private.max(step_private));
             saved.push(Buffer::zeros(kept));
@@ -135,6 +162,7 @@ impl Workspace {
             cpu,
             batch_max: n,
             batch: 0,
+            tokens: Tokens::new(graph, n),
             mode: Mode::EVAL,
             is_tap,
             saved,
@@ -171,7 +199,7 @@ impl Workspace {
         self.node_value(self.graph.output().0)
     }
 
-    /// The value of the output or of a tap, (batch, …) channels-last.
+    /// The value of the output or of a tap, (batch, …) channels-last, or (tokens of the batch, C) without padding.
     ///
     /// # Errors
     /// If the node is neither.
@@ -181,8 +209,13 @@ impl Workspace {
     }
 
     fn node_value(&self, node: usize) -> &[f32] {
-        let len = self.batch * self.graph.nodes[node].shape.len();
+        let len = self.len_of(node);
         self.plan.value_slot[node].map_or(&[], |slot| &self.values[slot][..len])
+    }
+
+    /// Floats of a node's value in the last forward pass.
+    fn len_of(&self, node: usize) -> usize {
+        len_of(&self.graph.nodes[node], self.batch, &self.tokens)
     }
 
     fn check_tap(&self, node: NodeId) -> Result<()> {
@@ -201,7 +234,7 @@ impl Workspace {
         if self.batch == 0 {
             return Err(Error::Batch { found: 0, max: self.batch_max });
         }
-        let len = self.batch * self.graph.nodes[node.0].shape.len();
+        let len = self.len_of(node.0);
         let (Some(value), Some(grad)) = (self.plan.value_slot[node.0], self.plan.grad_slot[node.0]) else {
             return Err(Error::NotATap { node: self.graph.nodes[node.0].name.clone() });
         };
@@ -218,6 +251,10 @@ impl Workspace {
     /// # Errors
     /// If the loss does not fit the node's shape, or as [`Workspace::inject`].
     pub fn add_loss(&mut self, node: NodeId, loss: &Loss<'_>, weight: f32) -> Result<f64> {
+        if self.graph.nodes[node.0].packed {
+            let problem = "has tokens, not one vector a sample; losses stand behind a node that pools them".into();
+            return Err(Error::Shape { node: self.graph.name(node).into(), problem });
+        }
         loss.check(self.batch, self.graph.shape(node).len())?;
         let batch = self.batch;
         self.inject(node, |value, grad| loss.add_gradient(batch, value, weight, grad))
@@ -229,7 +266,7 @@ impl Workspace {
     /// If the node is not a tap.
     pub fn gradient(&self, node: NodeId) -> Result<&[f32]> {
         self.check_tap(node)?;
-        let len = self.batch * self.graph.nodes[node.0].shape.len();
+        let len = self.len_of(node.0);
         Ok(self.plan.grad_slot[node.0].map_or(&[], |slot| &self.grads[slot][..len]))
     }
 
@@ -259,6 +296,11 @@ impl Workspace {
         }
         node
     }
+}
+
+/// Floats of a node's value for a batch.
+fn len_of(node: &Node, batch: usize, tokens: &Tokens) -> usize {
+    if node.packed { tokens.len() * node.shape.c } else { batch * node.shape.len() }
 }
 
 pub(crate) fn check_len(what: &'static str, expected: usize, found: usize) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::conv;
 use super::gpu::{Captured, Gpu, Memory, Parameter, failed_lane, parameters};
+use super::layers::{has_kernels, not_on_gpu};
 use crate::cpu::check_len;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Op};
@@ -253,8 +254,11 @@ impl Cohort {
     /// Memory for a cohort.
     ///
     /// # Errors
-    /// If the GPU's memory is too small.
+    /// If the GPU's memory is too small, or a layer runs on the CPU only.
     pub fn new(gpu: &Arc<Gpu>, graph: &Graph, options: &CohortOptions<'_>) -> Result<Self> {
+        if let Some(node) = graph.nodes.iter().find(|node| !has_kernels(&node.op)) {
+            return Err(not_on_gpu(node));
+        }
         let (k, n) = (options.lanes.max(1), options.batch.max(1));
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
         let plan = Plan::new(graph, &observed, options.training, true);

@@ -4,11 +4,27 @@ use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass, Rows};
 use super::conv::{Div, Geometry, Launch};
 use super::gpu::{self, Parameter, parameters};
 use crate::error::{Error, Result};
-use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
+use crate::graph::{NORM_EPS, NORM_MOMENTUM, Node, NodeId, Op};
 use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
 use crate::kernels::{Activation, NormMode};
 use fedproj_rng::Purpose;
+
+/// The layers that have no kernels here yet. Their twin will run texts padded to one of a few lengths, with the lengths in
+/// memory beside the batch: the graph has the padded shapes already.
+pub(super) fn has_kernels(op: &Op) -> bool {
+    !matches!(
+        op,
+        Op::Embedding { .. } | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens
+    )
+}
+
+pub(super) fn not_on_gpu(node: &Node) -> Error {
+    Error::Gpu {
+        what: format!("cannot run node `{}`", node.name),
+        problem: "layers of text encoders run on the CPU only; choose the device `cpu`".into(),
+    }
+}
 
 /// The geometry of a max-pool as `pool.cu` takes it, with how many floats are handled at a time.
 #[repr(C)]
@@ -255,6 +271,10 @@ impl Cohort {
             }
             Op::Dropout { .. } => self.each("accumulate", len, &[&lanes, &len_i, &x, &y, &1i32]),
             Op::Input | Op::Flatten => Ok(()),
+            // `Cohort::new` has refused the graph.
+            Op::Embedding { .. } | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens => {
+                Err(not_on_gpu(node))
+            }
         }
     }
 
@@ -587,6 +607,10 @@ impl Cohort {
             }
             (Op::Dropout { .. } | Op::Add, Some(dx)) => self.accumulate(len, dy, dx),
             (_, None) | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. }, Some(_)) => Ok(()),
+            (
+                Op::Embedding { .. } | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens,
+                Some(_),
+            ) => Err(not_on_gpu(node)),
         }
     }
 

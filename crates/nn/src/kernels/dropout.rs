@@ -10,6 +10,7 @@ use fedproj_rng::philox4x32_10;
 const PER_CALL: usize = 8;
 /// Philox calls that run side by side in vector lanes.
 const LANES: usize = 16;
+const BLOCK: usize = PER_CALL * LANES;
 
 /// y = x / (1 − rate) for elements that are kept, else 0; `kept` remembers which.
 pub(crate) fn forward(cpu: &mut Cpu, key: [u32; 2], rate: f32, x: &[f32], y: &mut [f32], kept: &mut [u8]) {
@@ -33,31 +34,59 @@ pub(crate) fn backward(cpu: &mut Cpu, rate: f32, kept: &[u8], dy: &[f32], dx: Su
     });
 }
 
+dispatch! {
+    /// What dropout multiplies each of some elements by: 0 or 1 / (1 − rate). `part` tells the parts of one operation apart.
+    pub(super) fn multipliers(key: [u32; 2], part: [u32; 2], rate: f32, factors: &mut [f32]) = multiplier_kernel
+}
 dispatch! { fn drop_chunk(key: [u32; 2], first_call: u32, rate: f32, x: &[f32], y: &mut [f32], kept: &mut [u8]) = drop_kernel }
 dispatch! { fn drop_backward_chunk(rate: f32, kept: &[u8], dy: &[f32], dx: &mut [f32]) = drop_backward_kernel }
 
 #[inline(always)]
 unsafe fn drop_kernel<S: Simd>(key: [u32; 2], first_call: u32, rate: f32, x: &[f32], y: &mut [f32], kept: &mut [u8]) {
-    const BLOCK: usize = PER_CALL * LANES;
-    let threshold = (rate * 65_536.0) as u32;
-    let scale = 1.0 / (1.0 - rate);
+    let (threshold, scale) = (threshold(rate), 1.0 / (1.0 - rate));
     let blocks = x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)).zip(kept.chunks_mut(BLOCK));
     for (block, ((x, y), kept)) in blocks.enumerate() {
-        let mut words = [[0u32; LANES]; 4];
-        for lane in 0..LANES {
-            let call = philox4x32_10([first_call + (block * LANES + lane) as u32, 0, 0, 0], key);
-            for (word, value) in words.iter_mut().zip(call) {
-                word[lane] = value;
-            }
-        }
-        // Element (half, word, lane) of a block; which bits decide which element is arbitrary but fixed.
+        let words = block_words(first_call + (block * LANES) as u32, [0, 0], key);
         for (i, ((x, y), kept)) in x.iter().zip(y).zip(kept).enumerate() {
-            let bits = words[i / LANES % 4][i % LANES] >> (16 * (i / (4 * LANES))) & 0xFFFF;
-            let keep = bits >= threshold;
+            let keep = bits(&words, i) >= threshold;
             *kept = u8::from(keep);
             *y = if keep { x * scale } else { 0.0 };
         }
     }
+}
+
+#[inline(always)]
+unsafe fn multiplier_kernel<S: Simd>(key: [u32; 2], part: [u32; 2], rate: f32, factors: &mut [f32]) {
+    let (threshold, scale) = (threshold(rate), 1.0 / (1.0 - rate));
+    for (block, factors) in factors.chunks_mut(BLOCK).enumerate() {
+        let words = block_words((block * LANES) as u32, part, key);
+        for (i, factor) in factors.iter_mut().enumerate() {
+            *factor = if bits(&words, i) >= threshold { scale } else { 0.0 };
+        }
+    }
+}
+
+fn threshold(rate: f32) -> u32 {
+    (rate * 65_536.0) as u32
+}
+
+/// The random words of a block of elements.
+#[inline(always)]
+fn block_words(first_call: u32, part: [u32; 2], key: [u32; 2]) -> [[u32; LANES]; 4] {
+    let mut words = [[0; LANES]; 4];
+    for lane in 0..LANES {
+        let call = philox4x32_10([first_call + lane as u32, part[0], part[1], 0], key);
+        for (word, value) in words.iter_mut().zip(call) {
+            word[lane] = value;
+        }
+    }
+    words
+}
+
+/// Element (half, word, lane) of a block; which bits decide which element is arbitrary but fixed.
+#[inline(always)]
+fn bits(words: &[[u32; LANES]; 4], i: usize) -> u32 {
+    words[i / LANES % 4][i % LANES] >> (16 * (i / (4 * LANES))) & 0xFFFF
 }
 
 #[inline(always)]

@@ -42,12 +42,16 @@ macro_rules! dispatch {
         }
     };
 }
+pub(crate) mod attention;
 mod buffer;
 pub(crate) mod conv;
+pub(crate) mod dense;
 pub(crate) mod dropout;
 pub(crate) mod elementwise;
+pub(crate) mod embedding;
 pub(crate) mod flat;
 mod gemm;
+pub(crate) mod layer_norm;
 pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod pool;

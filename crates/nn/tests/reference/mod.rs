@@ -7,7 +7,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use fedproj_nn::{
-    Activation, Cpu, Direction, Graph, Isa, Loss, Mode, NodeId, NormMode, Options, Role, Shape, Window, Workspace,
+    Activation, Cpu, Direction, Graph, Isa, Loss, Mode, NodeId, NormMode, Options, Role, Shape, Tables, Window,
+    Workspace,
 };
 use fedproj_rng::{Purpose, Stream};
 use std::collections::BTreeMap;
@@ -37,6 +38,15 @@ pub enum Layer {
     Add(usize),
     Flatten,
     Dropout(f32),
+    /// From the input, a row of slots.
+    Embedding(Tables),
+    /// Layer normalisation.
+    RowNorm(f32),
+    SelfAttention {
+        heads: usize,
+    },
+    FirstToken,
+    MeanOfTokens,
 }
 
 pub fn conv(channels: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
@@ -87,6 +97,22 @@ impl Net {
         self.layers.len()
     }
 
+    /// Whether the value of a node is one row a token.
+    fn has_tokens(&self, node: usize) -> bool {
+        match node.checked_sub(1).map(|i| self.layers[i]) {
+            None | Some((_, Layer::FirstToken | Layer::MeanOfTokens)) => false,
+            Some((_, Layer::Embedding(_))) => true,
+            Some((from, _)) => self.has_tokens(from),
+        }
+    }
+
+    /// The tables of the embedding, if there is one.
+    fn tables(&self) -> Option<Tables> {
+        self.layers
+            .iter()
+            .find_map(|(_, layer)| if let Layer::Embedding(tables) = layer { Some(*tables) } else { None })
+    }
+
     /// The engine's graph; node i is called `n<i>`.
     pub fn graph(&self) -> Graph {
         let mut g = Graph::new(self.input);
@@ -104,6 +130,11 @@ impl Net {
                 Layer::Add(other) => g.add(name, x, ids[other]),
                 Layer::Flatten => g.flatten(name, x),
                 Layer::Dropout(rate) => g.dropout(name, x, rate),
+                Layer::Embedding(tables) => g.embedding(name, tables),
+                Layer::RowNorm(eps) => g.layer_norm(name, x, eps),
+                Layer::SelfAttention { heads } => g.self_attention(name, x, heads, 0.0),
+                Layer::FirstToken => g.first_token(name, x),
+                Layer::MeanOfTokens => g.mean_of_tokens(name, x),
             };
             ids.push(id.unwrap_or_else(|e| panic!("{self:?}: {e}")));
         }
@@ -224,6 +255,20 @@ pub fn normals(s: &mut Stream, n: usize, mean: f64, std: f64) -> Vec<f32> {
     (0..n).map(|_| (mean + std * s.normal()) as f32).collect()
 }
 
+/// Rows of slots: the first text is as long as can be, the second has one token, the third none, the others any number.
+pub fn texts(s: &mut Stream, batch: usize, slots: usize, tables: Tables) -> Vec<f32> {
+    let mut x = vec![0.0; batch * slots];
+    for (i, text) in x.chunks_exact_mut(slots).enumerate() {
+        let n = [slots, 1, 0].get(i).copied().unwrap_or_else(|| 1 + s.below(slots as u32) as usize);
+        let second = s.below(n as u32 + 1) as usize;
+        for (at, slot) in text[..n].iter_mut().enumerate() {
+            let kind = if tables.types == 2 && at >= second { 1.0 } else { 0.0 };
+            *slot = 1.0 + 2.0 * s.below(tables.vocabulary as u32) as f32 + kind;
+        }
+    }
+    x
+}
+
 pub fn mode(norm: NormMode) -> Mode {
     Mode { norm, dropout: None }
 }
@@ -246,7 +291,10 @@ impl Problem {
         for span in graph.buffers().spans().iter().filter(|span| span.role == Role::Scale) {
             buffers[span.range()].iter_mut().for_each(|v| *v = 0.5 + v.abs());
         }
-        let x = normals(&mut s, batch * net.input.len(), 0.1, 1.0);
+        let x = match net.tables() {
+            Some(tables) => texts(&mut s, batch, net.input.w, tables),
+            None => normals(&mut s, batch * net.input.len(), 0.1, 1.0),
+        };
         let terms = terms
             .iter()
             .map(|&(node, kind, weight)| {
@@ -329,15 +377,8 @@ impl Problem {
                 convolve(x, s_in, s_out, window, param("weight").expect("a weight"), param("bias"))
             }
             Layer::Linear { .. } => {
-                let (w, b) = (param("weight").expect("a weight"), param("bias"));
-                let mut y = Vec::new();
-                for row in x.chunks_exact(s_in.len()) {
-                    for (o, w) in w.chunks_exact(s_in.len()).enumerate() {
-                        let products = row.iter().zip(w).map(|(x, w)| x * w);
-                        y.push(products.sum::<f64>() + b.map_or(0.0, |b| b[o]));
-                    }
-                }
-                y
+                let inputs = if self.net.has_tokens(from) { s_in.c } else { s_in.len() };
+                multiply(x, inputs, param("weight").expect("a weight"), param("bias"))
             }
             Layer::BatchNorm => {
                 let (weight, bias) = (param("weight").expect("a weight"), param("bias").expect("a bias"));
@@ -393,7 +434,74 @@ impl Problem {
                 Some(mask) => x.iter().zip(mask).map(|(x, m)| x * m).collect(),
                 None => x.clone(),
             },
+            _ => self.apply_text(node, from, layer, params, x),
         }
+    }
+
+    /// The layers of text encoders.
+    fn apply_text(&self, node: usize, from: usize, layer: Layer, params: &[f64], x: &[f64]) -> Vec<f64> {
+        let s_in = self.graph.shape(id(&self.graph, from));
+        let span = |suffix: &str| self.graph.params().find(&format!("n{node}.{suffix}"));
+        let param = |suffix: &str| span(suffix).map(|span| &params[span.range()]);
+        match layer {
+            Layer::Embedding(tables) => {
+                let row = |suffix: &str, at: usize| {
+                    &param(&format!("{suffix}_embeddings.weight")).expect("a table")[at * tables.width..]
+                        [..tables.width]
+                };
+                let mut y = Vec::new();
+                for text in self.x.chunks_exact(s_in.len()) {
+                    for (at, &slot) in text.iter().take_while(|&&slot| slot > 0.0).enumerate() {
+                        let code = slot as usize - 1;
+                        let rows = [row("word", code / 2), row("position", at), row("token_type", code % 2)];
+                        y.extend((0..tables.width).map(|i| rows.iter().map(|row| row[i]).sum::<f64>()));
+                    }
+                }
+                y
+            }
+            Layer::RowNorm(eps) => {
+                let (weight, bias) = (param("weight").expect("a weight"), param("bias").expect("a bias"));
+                let mut y = vec![0.0; x.len()];
+                for row in 0..x.len() / s_in.c {
+                    let places: Vec<usize> = (row * s_in.c..(row + 1) * s_in.c).collect();
+                    let (m, v) = moments(x, &places);
+                    for i in places {
+                        let c = i % s_in.c;
+                        y[i] = (x[i] - m) / (v + f64::from(eps)).sqrt() * weight[c] + bias[c];
+                    }
+                }
+                y
+            }
+            Layer::SelfAttention { heads } => {
+                let [q, k, v] = ["query", "key", "value"].map(|part| {
+                    let weight = param(&format!("{part}.weight")).expect("a weight");
+                    multiply(x, s_in.c, weight, param(&format!("{part}.bias")))
+                });
+                let texts = self.texts().into_iter();
+                texts.flat_map(|text| attend(&q, &k, &v, text, s_in.c, heads)).collect()
+            }
+            Layer::FirstToken | Layer::MeanOfTokens => {
+                let mut y = Vec::new();
+                for text in self.texts() {
+                    let n = if matches!(layer, Layer::FirstToken) { text.len().min(1) } else { text.len() };
+                    let column = |c: usize| (0..n).map(|t| x[(text.start + t) * s_in.c + c]).sum::<f64>();
+                    y.extend((0..s_in.c).map(|c| column(c) / n.max(1) as f64));
+                }
+                y
+            }
+            _ => unreachable!("every other layer is in `apply`"),
+        }
+    }
+
+    /// The tokens of each text among those of the batch.
+    fn texts(&self) -> Vec<std::ops::Range<usize>> {
+        let mut end = 0;
+        let texts = self.x.chunks_exact(self.net.input.len()).map(|text| {
+            let start = end;
+            end += text.iter().filter(|&&slot| slot > 0.0).count();
+            start..end
+        });
+        texts.collect()
     }
 
     /// ∂L along `direction` of a parameter tensor or a node's value, by a central difference.
@@ -461,6 +569,37 @@ fn convolve(x: &[f64], s_in: Shape, s_out: Shape, window: Window, w: &[f64], bia
                     }
                 }
                 y.push(sum);
+            }
+        }
+    }
+    y
+}
+
+/// Rows of x times the rows of w, plus the bias.
+fn multiply(x: &[f64], inputs: usize, w: &[f64], bias: Option<&[f64]>) -> Vec<f64> {
+    let mut y = Vec::new();
+    for row in x.chunks_exact(inputs) {
+        for (o, w) in w.chunks_exact(inputs).enumerate() {
+            let products = row.iter().zip(w).map(|(x, w)| x * w);
+            y.push(products.sum::<f64>() + bias.map_or(0.0, |b| b[o]));
+        }
+    }
+    y
+}
+
+/// Attention of the tokens of one text to each other.
+fn attend(q: &[f64], k: &[f64], v: &[f64], text: std::ops::Range<usize>, c: usize, heads: usize) -> Vec<f64> {
+    let d = c / heads;
+    let mut y = vec![0.0; text.len() * c];
+    for head in 0..heads {
+        let at = |token: usize| token * c + head * d;
+        for i in text.clone() {
+            let score = |j: usize| (0..d).map(|x| q[at(i) + x] * k[at(j) + x]).sum::<f64>() / (d as f64).sqrt();
+            let log_weights = log_softmax(&text.clone().map(score).collect::<Vec<_>>(), 1.0);
+            for (j, log_weight) in text.clone().zip(log_weights) {
+                for x in 0..d {
+                    y[at(i - text.start) + x] += log_weight.exp() * v[at(j) + x];
+                }
             }
         }
     }

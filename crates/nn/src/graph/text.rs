@@ -1,0 +1,155 @@
+//! The layers of text encoders.
+//!
+//! A sample is a row of slots. A slot holds `1 + 2·id + type` of a token as a whole number, or 0 where there is none; tokens
+//! come first. From the embedding on, the tokens of a batch lie one after the other and empty slots are not computed.
+
+use super::{Graph, NodeId, Op, Shape};
+use crate::error::{Error, Result};
+use crate::layout::{Role, Storage};
+
+/// How weights of an encoder are drawn: BERT's standard deviation.
+pub(crate) const STD: f32 = 0.02;
+
+/// Sizes of the tables of [`Graph::embedding`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tables {
+    /// Word pieces.
+    pub vocabulary: usize,
+    /// Positions that have a vector; at least as many as the input has slots.
+    pub positions: usize,
+    /// Segments: 2 for models that read pairs of texts, at most 2.
+    pub types: usize,
+    /// Length of a vector.
+    pub width: usize,
+}
+
+impl Graph {
+    /// The sum of a token's word, position and type vectors. Parameters `name.word_embeddings.weight`,
+    /// `name.position_embeddings.weight` and `name.token_type_embeddings.weight`.
+    ///
+    /// # Errors
+    /// If the input is not a row of slots, a table is empty or has too few positions, or the name is taken.
+    pub fn embedding(&mut self, name: &str, tables: Tables) -> Result<NodeId> {
+        self.check_name(name)?;
+        let slots = self.shape(self.input());
+        let Tables { vocabulary, positions, types, width } = tables;
+        let problem = if slots != Shape::tokens(slots.w) || self.token_tables().is_some() {
+            format!("reads the input, a row of slots, once; the input is {slots}")
+        } else if vocabulary == 0 || width == 0 || !(1..=2).contains(&types) {
+            format!("cannot have {vocabulary} words of {width} numbers and {types} types; types are 1 or 2")
+        } else if vocabulary >= 1 << 22 {
+            format!("{vocabulary} words are more than a slot can tell apart")
+        } else if positions < slots.w {
+            format!("has {positions} positions, but texts of up to {} tokens", slots.w)
+        } else {
+            let mut table = |suffix: &str, rows: usize| {
+                let role = Role::Normal { std: STD, std_authors: STD };
+                self.params.push(format!("{name}.{suffix}_embeddings.weight"), vec![rows, width], Storage::Plain, role)
+            };
+            let (word, position) = (table("word", vocabulary), table("position", positions));
+            let kind = table("token_type", types);
+            let shape = Shape { c: width, ..slots };
+            return self.add_node(name, Op::Embedding { word, position, kind }, &[self.input()], shape);
+        };
+        Err(Error::Shape { node: name.into(), problem })
+    }
+
+    /// Vocabulary and types of the embedding, if there is one.
+    pub(crate) fn token_tables(&self) -> Option<(usize, usize)> {
+        let rows = |span: usize| self.params().spans()[span].shape[0];
+        self.nodes.iter().find_map(|node| match node.op {
+            Op::Embedding { word, kind, .. } => Some((rows(word), rows(kind))),
+            _ => None,
+        })
+    }
+
+    /// Normalises the channels of every token, or pixel; parameters `name.weight`, `name.bias`.
+    ///
+    /// # Errors
+    /// If ε is not positive, or the name is taken.
+    pub fn layer_norm(&mut self, name: &str, x: NodeId, eps: f32) -> Result<NodeId> {
+        self.check_name(name)?;
+        if !(eps.is_finite() && eps > 0.0) {
+            return Err(Error::Shape { node: name.into(), problem: format!("ε = {eps} must be positive") });
+        }
+        let shape = self.shape(x);
+        let weight = self.params.push(format!("{name}.weight"), vec![shape.c], Storage::Plain, Role::Scale);
+        let bias = self.params.push(format!("{name}.bias"), vec![shape.c], Storage::Plain, Role::Shift);
+        self.add_node(name, Op::LayerNorm { weight, bias, eps }, &[x], shape)
+    }
+
+    /// Multi-head self-attention among the tokens of a sample, up to and without the layer that mixes the heads. Parameters
+    /// `name.query`, `name.key` and `name.value`, each with weight and bias. `rate`: of the dropout on attention.
+    ///
+    /// # Errors
+    /// If the input has no tokens, the heads do not divide its channels, the rate is not in [0, 1), or the name is taken.
+    pub fn self_attention(&mut self, name: &str, x: NodeId, heads: usize, rate: f32) -> Result<NodeId> {
+        self.check_name(name)?;
+        let (shape, packed) = (self.shape(x), self.nodes[x.0].packed);
+        let problem = if !packed {
+            format!("needs tokens, but `{}` has none", self.name(x))
+        } else if heads == 0 || !shape.c.is_multiple_of(heads) {
+            format!("{} channels cannot be cut into {heads} equal heads", shape.c)
+        } else if !(0.0..1.0).contains(&rate) {
+            format!("rate {rate} must lie in [0, 1)")
+        } else {
+            let joined = self.joined_linear(name, x, ["query", "key", "value"])?;
+            return self.add_node(name, Op::Attention { heads, rate }, &[joined], shape);
+        };
+        Err(Error::Shape { node: name.into(), problem })
+    }
+
+    /// Linear layers of equal size side by side, as one product: their weights follow each other, then their biases.
+    fn joined_linear(&mut self, name: &str, x: NodeId, parts: [&str; 3]) -> Result<NodeId> {
+        let joined = format!("{name}.joined");
+        self.check_name(&joined)?;
+        let (from, c) = (self.shape(x), self.shape(x).c);
+        let params = &mut self.params;
+        let weights = parts.map(|part| {
+            let role = Role::Weight { fan_in: c, fan_out: c };
+            params.push(format!("{name}.{part}.weight"), vec![c, c], Storage::Plain, role)
+        });
+        let biases = parts.map(|part| {
+            params.push(format!("{name}.{part}.bias"), vec![c], Storage::Plain, Role::LinearBias { fan_in: c })
+        });
+        let op = Op::Linear { weight: weights[0], bias: Some(biases[0]) };
+        self.add_node(&joined, op, &[x], Shape { c: parts.len() * c, ..from })
+    }
+
+    /// The vector of each sample's first token; 0 where there is none.
+    ///
+    /// # Errors
+    /// If the input has no tokens, or the name is taken.
+    pub fn first_token(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
+        self.pool_tokens(name, x, Op::FirstToken)
+    }
+
+    /// The mean of each sample's tokens; 0 where there are none.
+    ///
+    /// # Errors
+    /// If the input has no tokens, or the name is taken.
+    pub fn mean_of_tokens(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
+        self.pool_tokens(name, x, Op::MeanOfTokens)
+    }
+
+    fn pool_tokens(&mut self, name: &str, x: NodeId, op: Op) -> Result<NodeId> {
+        if !self.nodes[x.0].packed {
+            let problem = format!("needs tokens, but `{}` has none", self.name(x));
+            return Err(Error::Shape { node: name.into(), problem });
+        }
+        self.add_node(name, op, &[x], Shape::vector(self.shape(x).c))
+    }
+
+    /// Lets all weights start as BERT's do: weights from N(0, 0.02²), biases at 0; the classifier `name` from N(0, 1) under
+    /// [`crate::Init::Authors`].
+    pub(crate) fn start_as_bert(&mut self, classifier: &str) {
+        let classifier = format!("{classifier}.weight");
+        self.params.set_roles(|span| match span.role {
+            Role::Weight { .. } => {
+                Role::Normal { std: STD, std_authors: if span.name == classifier { 1.0 } else { STD } }
+            }
+            Role::LinearBias { .. } => Role::Shift,
+            role => role,
+        });
+    }
+}

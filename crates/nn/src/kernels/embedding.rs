@@ -1,0 +1,136 @@
+//! Vectors of tokens: looked up in tables and summed, and pooled again into one vector a text.
+
+use super::simd::Simd;
+use super::team::Shards;
+use super::{Cpu, Sum};
+use crate::tokens::Tokens;
+
+/// Rows of a table in a unit of work.
+const UNIT_ROWS: usize = 2048;
+/// Tokens whose types' gradients are summed in single precision.
+const CHUNK: usize = 64;
+
+/// y (tokens, C) = word + position + type, each table with rows of `width`.
+pub(crate) fn forward(cpu: &mut Cpu, tokens: &Tokens, tables: [&[f32]; 3], width: usize, y: &mut [f32]) {
+    let (c, isa) = (width, cpu.isa);
+    let [words, positions, types] = tables;
+    let y = Shards::new(y);
+    cpu.team.run(tokens.n_texts(), &|text, _| {
+        let range = tokens.of(text);
+        // SAFETY: each text is one unit's.
+        let y = unsafe { y.part(range.start * c..range.end * c) };
+        for ((y, t), position) in y.chunks_exact_mut(c).zip(range).zip(positions.chunks_exact(c)) {
+            let (word, kind) = (tokens.ids[t] as usize * c, tokens.types_of[t] as usize * c);
+            y.copy_from_slice(position);
+            add_row(isa, y, &words[word..word + c]);
+            add_row(isa, y, &types[kind..kind + c]);
+        }
+    });
+}
+
+/// Floats of scratch for the gradient of `n_tokens` tokens, of at most two types.
+pub(crate) fn scratch_len(n_tokens: usize, width: usize) -> usize {
+    n_tokens.div_ceil(CHUNK) * 2 * width
+}
+
+/// The gradients of the three tables. That of the words is dense, mostly zeros: the vector of all parameters has no holes.
+pub(crate) fn backward(
+    cpu: &mut Cpu,
+    tokens: &Tokens,
+    dy: &[f32],
+    width: usize,
+    tables: [&mut [f32]; 3],
+    scratch: &mut [f32],
+) {
+    let (c, isa) = (width, cpu.isa);
+    let [words, positions, types] = tables;
+    let n_words = words.len() / c;
+    let words = Shards::new(words);
+    cpu.team.run(n_words.div_ceil(UNIT_ROWS), &|unit, _| {
+        let rows = unit * UNIT_ROWS..((unit + 1) * UNIT_ROWS).min(n_words);
+        // SAFETY: each unit has its own rows.
+        let words = unsafe { words.part(rows.start * c..rows.end * c) };
+        words.fill(0.0);
+        for (&id, dy) in tokens.ids.iter().zip(dy.chunks_exact(c)) {
+            if rows.contains(&(id as usize)) {
+                add_row(isa, &mut words[(id as usize - rows.start) * c..][..c], dy);
+            }
+        }
+    });
+    let positions = Shards::new(positions);
+    cpu.team.run(positions.len() / c, &|position, _| {
+        // SAFETY: each unit has its own row.
+        let row = unsafe { positions.part(position * c..(position + 1) * c) };
+        row.fill(0.0);
+        for text in 0..tokens.n_texts() {
+            let range = tokens.of(text);
+            if position < range.len() {
+                add_row(isa, row, &dy[(range.start + position) * c..][..c]);
+            }
+        }
+    });
+    // Every token has one of few types: summed in chunks, so that no digits are lost, and then in double precision.
+    let n_chunks = tokens.len().div_ceil(CHUNK);
+    let partial = Shards::new(&mut scratch[..n_chunks * types.len()]);
+    cpu.team.run(n_chunks, &|chunk, _| {
+        // SAFETY: each chunk is one unit's.
+        let sums = unsafe { partial.part(chunk * types.len()..(chunk + 1) * types.len()) };
+        sums.fill(0.0);
+        let first = chunk * CHUNK;
+        for (&kind, dy) in tokens.types_of[first..].iter().zip(dy[first * c..].chunks_exact(c)).take(CHUNK) {
+            add_row(isa, &mut sums[kind as usize * c..][..c], dy);
+        }
+    });
+    let (partial, len) = (&scratch[..n_chunks * types.len()], types.len());
+    for (i, sum) in types.iter_mut().enumerate() {
+        *sum = partial.iter().skip(i).step_by(len).map(|&v| f64::from(v)).sum::<f64>() as f32;
+    }
+}
+
+/// y (texts, C) = the mean of each text's tokens, or its first token; 0 where it has none.
+pub(crate) fn pool(cpu: &mut Cpu, tokens: &Tokens, mean: bool, x: &[f32], width: usize, y: &mut [f32]) {
+    let (c, isa) = (width, cpu.isa);
+    let y = Shards::new(y);
+    cpu.team.run(tokens.n_texts(), &|text, _| {
+        let range = tokens.of(text);
+        // SAFETY: each text has its own row.
+        let y = unsafe { y.part(text * c..(text + 1) * c) };
+        y.fill(0.0);
+        let n = if mean { range.len() } else { range.len().min(1) };
+        x[range.start * c..].chunks_exact(c).take(n).for_each(|x| add_row(isa, y, x));
+        let share = share(n);
+        for v in y {
+            *v *= share;
+        }
+    });
+}
+
+/// dx += the gradient of [`pool`].
+pub(crate) fn pool_backward(cpu: &mut Cpu, tokens: &Tokens, mean: bool, dy: &[f32], width: usize, dx: Sum<'_>) {
+    let c = width;
+    let dx = dx.shards();
+    cpu.team.run(tokens.n_texts(), &|text, _| {
+        let range = tokens.of(text);
+        // SAFETY: each text is one unit's.
+        let dx = unsafe { dx.part(range.start * c..range.end * c) };
+        let n = if mean { range.len() } else { range.len().min(1) };
+        let share = share(n);
+        for dx in dx.chunks_exact_mut(c).take(n) {
+            dx.iter_mut().zip(&dy[text * c..]).for_each(|(dx, dy)| *dx += share * dy);
+        }
+    });
+}
+
+/// What one of `n` tokens counts.
+fn share(n: usize) -> f32 {
+    1.0 / n.max(1) as f32
+}
+
+dispatch! { fn add_row(y: &mut [f32], x: &[f32]) = add }
+
+#[inline(always)]
+unsafe fn add<S: Simd>(y: &mut [f32], x: &[f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += x;
+    }
+}

@@ -1,0 +1,138 @@
+//! Layer normalisation: every row of C values for itself.
+
+use super::Cpu;
+use super::simd::Simd;
+use super::team::Shards;
+
+/// Rows in a unit of work; their share of the parameters' gradients is summed in single precision.
+const ROWS: usize = 64;
+/// Independent partial sums of a row; the same on every instruction set.
+const LANES: usize = 32;
+
+/// Normalisation of rows with its parameters.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerNorm<'a> {
+    pub weight: &'a [f32],
+    pub bias: &'a [f32],
+    pub eps: f32,
+}
+
+/// Floats of scratch for the gradient of a tensor of `len` floats.
+pub(crate) fn scratch_len(len: usize, channels: usize) -> usize {
+    len.div_ceil(ROWS * channels) * 2 * channels
+}
+
+impl LayerNorm<'_> {
+    /// y = norm(x) row by row. `saved` (rows, 2) keeps mean and 1/σ for the backward pass.
+    pub fn forward(&self, cpu: &mut Cpu, x: &[f32], y: &mut [f32], saved: &mut [f32]) {
+        let (c, isa) = (self.weight.len(), cpu.isa);
+        let (n_rows, y, saved) = (x.len() / c, Shards::new(y), Shards::new(saved));
+        cpu.team.run(n_rows.div_ceil(ROWS), &|unit, _| {
+            let (first, last) = (unit * ROWS, ((unit + 1) * ROWS).min(n_rows));
+            // SAFETY: each unit has its own rows.
+            let (y, saved) = unsafe { (y.part(first * c..last * c), saved.part(2 * first..2 * last)) };
+            normalise_rows(isa, *self, &x[first * c..last * c], y, saved);
+        });
+    }
+
+    /// dy becomes dx in place; writes the gradients of weight and bias.
+    #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
+    pub fn backward(
+        &self,
+        cpu: &mut Cpu,
+        x: &[f32],
+        saved: &[f32],
+        dy: &mut [f32],
+        dweight: &mut [f32],
+        dbias: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let (c, isa) = (self.weight.len(), cpu.isa);
+        let n_rows = x.len() / c;
+        let n_units = n_rows.div_ceil(ROWS);
+        let partial = &mut scratch[..n_units * 2 * c];
+        let (dy, sums) = (Shards::new(dy), Shards::new(partial));
+        cpu.team.run(n_units, &|unit, _| {
+            let (first, last) = (unit * ROWS, ((unit + 1) * ROWS).min(n_rows));
+            // SAFETY: each unit has its own rows and sums.
+            let (dy, sums) = unsafe { (dy.part(first * c..last * c), sums.part(unit * 2 * c..(unit + 1) * 2 * c)) };
+            sums.fill(0.0);
+            let (dweight, dbias) = sums.split_at_mut(c);
+            derive_rows(isa, *self, &x[first * c..last * c], &saved[2 * first..2 * last], dy, dweight, dbias);
+        });
+        for (i, sum) in dweight.iter_mut().chain(dbias).enumerate() {
+            *sum = partial.iter().skip(i).step_by(2 * c).map(|&v| f64::from(v)).sum::<f64>() as f32;
+        }
+    }
+}
+
+dispatch! { fn normalise_rows(norm: LayerNorm<'_>, x: &[f32], y: &mut [f32], saved: &mut [f32]) = normalise }
+dispatch! {
+    fn derive_rows(norm: LayerNorm<'_>, x: &[f32], saved: &[f32], dy: &mut [f32], dweight: &mut [f32], dbias: &mut [f32])
+        = derive
+}
+
+/// Σ f(i) over 0..n in [`LANES`] partial sums.
+#[inline(always)]
+fn sum(n: usize, f: impl Fn(usize) -> f32) -> f32 {
+    let mut acc = [0.0; LANES];
+    let whole = n / LANES * LANES;
+    for start in (0..whole).step_by(LANES) {
+        for (lane, acc) in acc.iter_mut().enumerate() {
+            *acc += f(start + lane);
+        }
+    }
+    for i in whole..n {
+        acc[i - whole] += f(i);
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            acc[i] += acc[i + width];
+        }
+        width /= 2;
+    }
+    acc[0]
+}
+
+#[inline(always)]
+unsafe fn normalise<S: Simd>(norm: LayerNorm<'_>, x: &[f32], y: &mut [f32], saved: &mut [f32]) {
+    let c = norm.weight.len();
+    let n = c as f32;
+    let (weight, bias) = (&norm.weight[..c], &norm.bias[..c]);
+    for ((x, y), saved) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(saved.chunks_exact_mut(2)) {
+        let mean = sum(c, |i| x[i]) / n;
+        // About the mean, in a second pass over a row that lies in the first-level cache: no digits cancel.
+        let inv = 1.0 / (sum(c, |i| (x[i] - mean) * (x[i] - mean)) / n + norm.eps).sqrt();
+        (saved[0], saved[1]) = (mean, inv);
+        for i in 0..c {
+            y[i] = S::fma_scalar((x[i] - mean) * inv, weight[i], bias[i]);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn derive<S: Simd>(
+    norm: LayerNorm<'_>,
+    x: &[f32],
+    saved: &[f32],
+    dy: &mut [f32],
+    dweight: &mut [f32],
+    dbias: &mut [f32],
+) {
+    let c = norm.weight.len();
+    let n = c as f32;
+    let (weight, dweight, dbias) = (&norm.weight[..c], &mut dweight[..c], &mut dbias[..c]);
+    for ((x, dy), saved) in x.chunks_exact(c).zip(dy.chunks_exact_mut(c)).zip(saved.chunks_exact(2)) {
+        let (mean, inv) = (saved[0], saved[1]);
+        // dx = 1/σ (γ dy − Σ(γ dy)/n − x̂ Σ(γ dy x̂)/n)
+        let g1 = sum(c, |i| weight[i] * dy[i]) / n;
+        let g2 = sum(c, |i| weight[i] * dy[i] * ((x[i] - mean) * inv)) / n;
+        for i in 0..c {
+            let normal = (x[i] - mean) * inv;
+            dweight[i] = S::fma_scalar(dy[i], normal, dweight[i]);
+            dbias[i] += dy[i];
+            dy[i] = inv * (weight[i] * dy[i] - g1 - normal * g2);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The tokens of a batch of texts, taken out of their slots.
+
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use std::ops::Range;
+
+/// The tokens of a batch, text after text. Memory is taken once, for the largest batch.
+#[derive(Debug, Default)]
+pub(crate) struct Tokens {
+    /// Slots of a sample; 0 where the network reads no text.
+    slots: usize,
+    vocabulary: usize,
+    types: usize,
+    /// Of every token: its word, and its type.
+    pub ids: Vec<u32>,
+    pub types_of: Vec<u32>,
+    /// Where the tokens of each text start, and behind the last one their number.
+    pub starts: Vec<usize>,
+}
+
+impl Tokens {
+    /// For batches of up to `batch` samples of a network.
+    pub fn new(graph: &Graph, batch: usize) -> Self {
+        let Some((vocabulary, types)) = graph.token_tables() else { return Self::default() };
+        let slots = graph.shape(graph.input()).w;
+        let memory = || Vec::with_capacity(batch * slots);
+        Self { slots, vocabulary, types, ids: memory(), types_of: memory(), starts: Vec::with_capacity(batch + 1) }
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Number of texts.
+    pub fn n_texts(&self) -> usize {
+        self.starts.len().saturating_sub(1)
+    }
+
+    /// The tokens of a text.
+    pub fn of(&self, text: usize) -> Range<usize> {
+        self.starts[text]..self.starts[text + 1]
+    }
+
+    /// Reads a batch; does nothing where the network reads no text.
+    pub fn read(&mut self, x: &[f32]) -> Result<()> {
+        if self.slots == 0 {
+            return Ok(());
+        }
+        self.ids.clear();
+        self.types_of.clear();
+        self.starts.clear();
+        self.starts.push(0);
+        for (sample, slots) in x.chunks_exact(self.slots).enumerate() {
+            let n = slots.iter().position(|&v| v == 0.0).unwrap_or(slots.len());
+            for (slot, &value) in slots.iter().enumerate() {
+                if let Err(problem) = self.push(value, slot < n) {
+                    return Err(Error::Token { sample, slot, problem });
+                }
+            }
+            self.starts.push(self.ids.len());
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, value: f32, in_text: bool) -> std::result::Result<(), String> {
+        if !in_text {
+            return if value == 0.0 { Ok(()) } else { Err(format!("{value} follows an empty slot")) };
+        }
+        // Whole numbers below 2²⁴ are exact; NaN fails the comparison.
+        if !(1.0..16_777_216.0).contains(&value) || value.fract() != 0.0 {
+            return Err(format!("{value} is not 1 + 2·id + type of a token"));
+        }
+        let code = value as u32 - 1;
+        let (id, kind) = (code / 2, code % 2);
+        if id as usize >= self.vocabulary {
+            return Err(format!("token {id} is outside the vocabulary of {}", self.vocabulary));
+        }
+        if kind as usize >= self.types {
+            return Err(format!("segment {kind}, but the network knows {} only", self.types));
+        }
+        self.ids.push(id);
+        self.types_of.push(kind);
+        Ok(())
+    }
+}
