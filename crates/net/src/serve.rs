@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::http::{Addresses, Server};
 use crate::identity::Authority;
 use crate::journal::Journal;
+use crate::local::refuse_texts;
 use crate::message::Done;
 use crate::registry::Registry;
 use crate::rounds::{Recovered, Rounds};
@@ -51,6 +52,7 @@ pub struct Served {
 /// If the folder is in use, an address is taken, or the disk fails.
 pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status>)) -> Result<Served> {
     let ServeSetup { dir, config, server: settings, data_dir, n_threads } = setup;
+    refuse_texts(&config)?;
     std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
     let _lock = lock(&dir)?;
     let authority = Authority::open(&dir)?;
