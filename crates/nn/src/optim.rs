@@ -1,7 +1,7 @@
 //! Optimisers on flat vectors, their learning-rate schedule and the clipping of gradients.
 
 use crate::error::{Error, Result};
-use crate::kernels::flat::{self, Update};
+use crate::kernels::flat::{self, BLOCK, Memory, Update};
 use crate::kernels::{Buffer, Cpu};
 use crate::vector;
 
@@ -93,6 +93,7 @@ pub struct Optimizer {
     n_steps: u32,
     mean: Buffer,
     mean_square: Buffer,
+    moves: Vec<bool>,
 }
 
 impl Optimizer {
@@ -107,7 +108,13 @@ impl Optimizer {
             Rule::Sgd { .. } => (n_params, 0),
             Rule::Adam { .. } => (n_params, n_params),
         };
-        Ok(Self { rule, n_steps: 0, mean: Buffer::zeros(m), mean_square: Buffer::zeros(v) })
+        let moves = vec![Self::all_move(rule); v.div_ceil(BLOCK)];
+        Ok(Self { rule, n_steps: 0, mean: Buffer::zeros(m), mean_square: Buffer::zeros(v), moves })
+    }
+
+    /// Decay moves parameters that have no gradient.
+    fn all_move(rule: Rule) -> bool {
+        matches!(rule, Rule::Adam { weight_decay, .. } if weight_decay != 0.0)
     }
 
     /// Forgets all steps, without giving memory back.
@@ -115,6 +122,7 @@ impl Optimizer {
         self.n_steps = 0;
         self.mean.fill(0.0);
         self.mean_square.fill(0.0);
+        self.moves.fill(Self::all_move(self.rule));
     }
 
     /// One step along `grad`, with the learning rate times `lr_factor`.
@@ -143,7 +151,8 @@ impl Optimizer {
                 }
             }
         };
-        flat::update(cpu, rule, theta, grad, &mut self.mean, &mut self.mean_square);
+        let Self { mean, mean_square, moves, .. } = self;
+        flat::update(cpu, rule, theta, grad, Memory { mean, mean_square, moves });
     }
 }
 

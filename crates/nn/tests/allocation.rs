@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
-use fedproj_nn::models::{self, Variant};
+use fedproj_nn::models::{self, BertConfig, Variant};
 use fedproj_nn::{Cpu, Graph, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace, clip_norm, vector};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,13 +41,13 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Allocations of each of five steps: forward, losses at the output and a tap, backward, projection, clipping, Adam.
-fn allocations_of_steps(graph: &Graph, batch: usize, n_threads: usize) -> [usize; 5] {
+fn allocations_of_steps(graph: &Graph, x: &[f32], n_threads: usize) -> [usize; 5] {
+    let batch = x.len() / graph.shape(graph.input()).len();
     let tap = graph.features().unwrap_or(graph.input());
     let options = Options { batch, taps: &[tap], training: true };
     let mut ws = Workspace::new(graph, &options, Cpu::new(n_threads)).unwrap();
     let (mut params, mut buffers) = (graph.init_params(1, Init::Torch), graph.init_buffers());
     let mut adam = Optimizer::new(Rule::adam(0.001), params.len()).unwrap();
-    let x: Vec<f32> = (0..batch * graph.shape(graph.input()).len()).map(|i| (i % 17) as f32 * 0.1 - 0.8).collect();
     let labels: Vec<u32> = (0..batch as u32).map(|i| i % 10).collect();
     let target = vec![0.5; batch * graph.shape(tap).len()];
     let teacher = vec![0.25; batch * graph.shape(graph.output()).len()];
@@ -57,7 +57,7 @@ fn allocations_of_steps(graph: &Graph, batch: usize, n_threads: usize) -> [usize
         for (out, loss) in
             [(&mut reference, Loss::kl(&teacher, 3.0)), (&mut grad, Loss::CrossEntropy { labels: &labels })]
         {
-            ws.forward(&params, &mut buffers, &x, Mode::train(key)).unwrap();
+            ws.forward(&params, &mut buffers, x, Mode::train(key)).unwrap();
             ws.add_loss(graph.output(), &loss, 1.0).unwrap();
             ws.add_loss(tap, &Loss::SquaredError { target: &target }, 0.1).unwrap();
             ws.backward(&params, out).unwrap();
@@ -70,6 +70,13 @@ fn allocations_of_steps(graph: &Graph, batch: usize, n_threads: usize) -> [usize
     std::array::from_fn(|i| step(i as u64))
 }
 
+fn check(name: &str, graph: &Graph, x: &[f32]) {
+    for n_threads in [1, 2] {
+        let counts = allocations_of_steps(graph, x, n_threads);
+        assert_eq!(counts[1..], [0; 4], "{name} on {n_threads} threads");
+    }
+}
+
 #[test]
 fn training_steps_after_the_first_allocate_nothing() {
     let counted = ALLOCATIONS.load(Ordering::SeqCst);
@@ -77,9 +84,10 @@ fn training_steps_after_the_first_allocate_nothing() {
     assert!(ALLOCATIONS.load(Ordering::SeqCst) > counted, "the allocator counts");
     for name in ["resnet8-thin", "cnn", "mlp"] {
         let graph = models::build(name, Shape::image(32, 32, 3), 10, Variant::default()).unwrap();
-        for n_threads in [1, 2] {
-            let counts = allocations_of_steps(&graph, 8, n_threads);
-            assert_eq!(counts[1..], [0; 4], "{name} on {n_threads} threads");
-        }
+        let x: Vec<f32> = (0..8 * 32 * 32 * 3).map(|i| (i % 17) as f32 * 0.1 - 0.8).collect();
+        check(name, &graph, &x);
     }
+    let config = BertConfig { vocabulary: 20, ..BertConfig::sized(2, 32, 2, 48) };
+    let x: Vec<f32> = (0..8 * 70).map(|i| if i % 70 < 9 * (i / 70) { 1.0 + (i % 40) as f32 } else { 0.0 }).collect();
+    check("bert", &models::bert(&config, 70, 10, Variant::default()).unwrap(), &x);
 }

@@ -2,21 +2,32 @@
 
 use std::ops::{Deref, DerefMut};
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
+/// Floats of a cache line.
+const LINE: usize = 16;
 
-/// A fixed-size slice of `f32` on a 64-byte boundary: a vector load never straddles two cache lines.
-#[derive(Clone, Default)]
+/// A fixed-size slice of `f32` on a 64-byte boundary: a vector load never straddles two cache lines. Large ones take no
+/// memory before they are written: what a workspace keeps for the longest texts costs nothing while they are short.
+#[derive(Default)]
 pub struct Buffer {
-    lines: Vec<Line>,
+    memory: Vec<f32>,
+    start: usize,
     len: usize,
 }
 
 impl Buffer {
     /// `len` zeros.
     pub fn zeros(len: usize) -> Self {
-        Self { lines: vec![Line([0.0; 16]); len.div_ceil(16)], len }
+        // Zeros of a plain type come from the system as pages that do not exist yet.
+        let memory = vec![0.0; len + LINE - 1];
+        let start = memory.as_ptr().align_offset(4 * LINE);
+        Self { memory, start, len }
+    }
+}
+
+impl Clone for Buffer {
+    /// Another place, another distance to the next cache line.
+    fn clone(&self) -> Self {
+        Self::from(&**self)
     }
 }
 
@@ -32,15 +43,13 @@ impl Deref for Buffer {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        // SAFETY: `lines` holds at least `len` initialised floats without padding (repr(C), size 64 = 16 floats).
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+        &self.memory[self.start..self.start + self.len]
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as in `deref`, and `self` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+        &mut self.memory[self.start..self.start + self.len]
     }
 }
 
@@ -61,6 +70,8 @@ mod tests {
             assert_eq!(buffer.len(), len);
             assert_eq!(buffer.as_ptr() as usize % 64, 0);
         }
-        assert_eq!(&*Buffer::from(&[1.0, 2.0][..]), &[1.0, 2.0]);
+        let buffer = Buffer::from(&[1.0, 2.0][..]);
+        assert_eq!(&*buffer.clone(), &[1.0, 2.0]);
+        assert_eq!(buffer.clone().as_ptr() as usize % 64, 0);
     }
 }

@@ -117,7 +117,8 @@ unsafe fn derive<S: Simd>(f: Activation, x: &[f32], y: &[f32], dy: &[f32], dx: &
         Activation::Relu => all.for_each(|((dx, dy), (_, y))| *dx += if *y > 0.0 { *dy } else { 0.0 }),
         Activation::Gelu => all.for_each(|((dx, dy), (x, _))| {
             const INV_SQRT_TAU: f32 = 0.398_942_3;
-            *dx += dy * (normal_cdf(*x) + x * INV_SQRT_TAU * exp(-0.5 * x * x));
+            let density = exp(-0.5 * x * x);
+            *dx += dy * (cdf_from_density(*x, density) + x * INV_SQRT_TAU * density);
         }),
         Activation::Tanh => all.for_each(|((dx, dy), (_, y))| *dx += dy * (1.0 - y * y)),
     }
@@ -145,10 +146,16 @@ unsafe fn mask_kernel<S: Simd>(z: &[f32], dz: &mut [f32]) {
 /// Φ(x), the distribution function of the standard normal (Abramowitz and Stegun 7.1.26, error below 1.5e-7).
 #[inline(always)]
 fn normal_cdf(x: f32) -> f32 {
+    cdf_from_density(x, exp(-0.5 * x * x))
+}
+
+/// As [`normal_cdf`], from e^(−x²/2).
+#[inline(always)]
+fn cdf_from_density(x: f32, density: f32) -> f32 {
     let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
     let t = 1.0 / (1.0 + 0.327_591_1 * z);
     let poly = t * (0.254_829_6 + t * (-0.284_496_72 + t * (1.421_413_8 + t * (-1.453_152_1 + t * 1.061_405_4))));
-    let half_tail = 0.5 * poly * exp(-z * z);
+    let half_tail = 0.5 * poly * density;
     if x >= 0.0 { 1.0 - half_tail } else { half_tail }
 }
 
