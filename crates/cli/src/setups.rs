@@ -124,7 +124,7 @@ impl Setup {
     /// The same study in minutes on two CPU cores: the beginning of training, of images with a small network.
     pub const fn quick(self) -> Self {
         if self.is_text() {
-            return Self { rounds: 10, private_samples: 8_000, public_samples: 2_000, memory_batch: 64, ..self };
+            return Self { rounds: 8, private_samples: 6_000, public_samples: 1_000, memory_batch: 32, ..self };
         }
         Self {
             model: "resnet8-thin",

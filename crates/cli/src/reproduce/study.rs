@@ -267,14 +267,15 @@ fn samples(runs: &[PathBuf]) -> Result<String> {
     Ok(format!("; {private} private, {test} test and {public} public samples"))
 }
 
-/// The files of a checkpoint.
+/// The files of a checkpoint; without the last one it gives a network's shape alone.
 const CHECKPOINT: [&str; 3] = ["config.json", "vocab.txt", "model.safetensors"];
 
 /// What a checkpoint lacks, and how to get it.
 fn missing_of_checkpoint(config: &Config, data_dir: Option<&Path>) -> Option<String> {
     let name = &config.model.checkpoint;
     let folder = data_dir.map_or_else(|| PathBuf::from(name), |dir| dir.join(name));
-    let missing = CHECKPOINT.into_iter().find(|file| !folder.join(file).is_file());
+    let n_needed = if config.model.pretrained { 3 } else { 2 };
+    let missing = CHECKPOINT.into_iter().take(n_needed).find(|file| !folder.join(file).is_file());
     missing.filter(|_| !name.is_empty()).map(|file| {
         format!(
             "checkpoint `{name}` is not under {}: no `{name}/{file}`\nhint: put a BERT model's {} there, as Hugging Face has \
