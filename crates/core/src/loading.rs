@@ -25,6 +25,8 @@ pub(crate) fn load(
     needs_public: bool,
 ) -> Result<(Dataset, Dataset, Option<Dataset>)> {
     let data = &config.data;
+    // Missing data are told with the way to get them, before what is missing for texts.
+    registry::check(&data.private, data_dir)?;
     let tokenizer = tokenizer(config, data_dir)?;
     let read = |source: &SourceConfig| -> Result<Splits> {
         Ok(fedproj_data::load_with(source, data_dir, tokenizer.as_ref())?)
