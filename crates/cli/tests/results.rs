@@ -87,10 +87,10 @@ fn the_pilot_beside_the_paper_is_what_was_measured() {
     check("docs/reproduction.md", "pilot", &markdown(head, "|---|---|---|---|---|---|", rows));
 }
 
-/// The quick study's rows, from every run's metrics.
-fn table1() -> Vec<ComparedRow> {
-    let runs = StoredRun::find(&root().join("results/table1-cifar10-quick")).unwrap();
-    assert_eq!(runs.len(), 27);
+/// A study's rows, from every run's metrics.
+fn study(folder: &str, n_runs: usize) -> Vec<ComparedRow> {
+    let runs = StoredRun::find(&root().join("results").join(folder)).unwrap();
+    assert_eq!(runs.len(), n_runs);
     let order =
         |run: &StoredRun| fedproj_core::methods::CATALOGUE.iter().position(|(name, _)| *name == run.summary.method);
     let mut outcomes: Vec<(Option<usize>, String, Summary)> = Vec::new();
@@ -105,6 +105,14 @@ fn table1() -> Vec<ComparedRow> {
     compare(&outcomes.into_iter().map(|(_, method, summary)| (method, summary)).collect::<Vec<_>>()).rows
 }
 
+fn table1() -> Vec<ComparedRow> {
+    study("table1-cifar10-quick", 27)
+}
+
+fn table2() -> Vec<ComparedRow> {
+    study("table2-sst2-quick", 8)
+}
+
 fn accuracy(row: &ComparedRow) -> String {
     format!("{:.2} ± {:.2}", 100.0 * row.mean, 100.0 * row.std.unwrap())
 }
@@ -114,34 +122,58 @@ fn difference(row: &ComparedRow) -> String {
     typographic(&row.difference.map_or(String::new(), text))
 }
 
-/// The paper's figure for CIFAR-10 at β = 0.3.
-fn paper(method: &str) -> String {
+/// The paper's figure for a setting such as `cv,CIFAR-10,CIFAR-100,0.3`.
+fn paper(setting: &str, method: &str) -> String {
     let tables = std::fs::read_to_string(root().join("crates/cli/data/paper_tables.csv")).unwrap();
-    let start = format!("cv,CIFAR-10,CIFAR-100,0.3,{method},,");
+    let start = format!("{setting},{method},,");
     let line = tables.lines().find_map(|line| line.strip_prefix(&start)).unwrap();
     line.replace(',', " ± ")
 }
 
-#[test]
-fn table1_beside_the_paper_is_what_was_measured() {
-    let rows = table1().into_iter().map(|row| {
+fn check_beside_paper(name: &str, setting: &str, rows: Vec<ComparedRow>) {
+    let rows = rows.into_iter().map(|row| {
         let method = title(&row.name);
-        format!("| {method} | {} | {} | {} |", paper(method), accuracy(&row), difference(&row))
+        format!("| {method} | {} | {} | {} |", paper(setting, method), accuracy(&row), difference(&row))
     });
     let head = "| method | paper, full scale, % | ours, quick scale, % | ours less FedAvg |";
-    check("docs/reproduction.md", "table1", &markdown(head, "|---|---:|---:|---:|", rows));
+    check("docs/reproduction.md", name, &markdown(head, "|---|---:|---:|---:|", rows));
 }
 
 #[test]
-fn the_folders_own_table_is_what_was_measured() {
-    let rows = table1().into_iter().map(|row| {
+fn table1_beside_the_paper_is_what_was_measured() {
+    check_beside_paper("table1", "cv,CIFAR-10,CIFAR-100,0.3", table1());
+}
+
+#[test]
+fn table2_beside_the_paper_is_what_was_measured() {
+    check_beside_paper("table2", "nlp,SST-2,Sentiment140,0.3", table2());
+}
+
+#[test]
+fn what_is_said_of_fine_tuning_in_one_place_is_what_was_measured() {
+    let run = StoredRun::open(&root().join("results/sst2-central")).unwrap();
+    let accuracy = format!("**{:.2} %**", 100.0 * run.rounds.last().unwrap().accuracy.unwrap());
+    for page in ["docs/text.md", "results/sst2-central/README.md"] {
+        let text = std::fs::read_to_string(root().join(page)).unwrap();
+        assert!(text.contains(&accuracy), "{page} does not say {accuracy}");
+    }
+}
+
+fn check_folder(name: &str, folder: &str, rows: Vec<ComparedRow>) {
+    let rows = rows.into_iter().map(|row| {
         let (method, last, best) = (title(&row.name), 100.0 * row.last, 100.0 * row.best);
         let (accuracy, difference, seconds) = (accuracy(&row), difference(&row), row.seconds);
         format!("| {method} | {accuracy} | {difference} | {last:.2} | {best:.2} | {seconds:.0} |")
     });
     let head = "| method | accuracy % | difference to FedAvg | last % | best % | seconds a run |";
-    let page = "results/table1-cifar10-quick/README.md";
-    check(page, "table1", &markdown(head, "|---|---:|---:|---:|---:|---:|", rows));
+    let page = format!("results/{folder}/README.md");
+    check(&page, name, &markdown(head, "|---|---:|---:|---:|---:|---:|", rows));
+}
+
+#[test]
+fn the_folders_own_tables_are_what_was_measured() {
+    check_folder("table1", "table1-cifar10-quick", table1());
+    check_folder("table2", "table2-sst2-quick", table2());
 }
 
 #[test]
