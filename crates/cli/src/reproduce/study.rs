@@ -313,7 +313,7 @@ mod tests {
     use super::super::studies::{TABLE1, TABLE2};
     use super::*;
     use clap::Parser;
-    use fedproj_core::{Draw, InitConfig, OptimizerConfig};
+    use fedproj_core::{Draw, InitConfig, OptimizerConfig, StoredRun};
 
     #[derive(Parser)]
     struct Line {
@@ -414,14 +414,15 @@ mod tests {
 
     #[test]
     fn the_committed_results_are_of_the_study_that_the_command_runs() {
-        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/table1-cifar10-quick");
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results");
+        let stored = |folder: &str, id: &str| StoredRun::open(&results.join(folder).join(id)).unwrap().config;
         for run in plan("--scale quick --dataset cifar10 --beta 0.3 --seeds 3") {
-            assert_eq!(
-                fedproj_core::StoredRun::open(&committed.join(&run.id)).unwrap().config,
-                run.config,
-                "{}",
-                run.id
-            );
+            assert_eq!(stored("table1-cifar10-quick", &run.id), run.config, "{}", run.id);
+        }
+        let args = Line::parse_from(["study", "--scale", "quick", "--beta", "0.3", "--seeds", "2"]).args;
+        let methods = ["fedavg", "feddf", "fedet", "fedproj"].map(Value::from).to_vec();
+        for run in TABLE2.plan(&args, &TABLE2.setup(&args).unwrap(), methods, None).unwrap() {
+            assert_eq!(stored("table2-sst2-quick", &run.id), run.config, "{}", run.id);
         }
     }
 
