@@ -34,7 +34,7 @@ impl Tokens {
     /// Appends a text: its ids, how many of them come before the second text of a pair, and whether it was cut.
     ///
     /// # Errors
-    /// If there is no token, more of them in the first text than in all, or an id of [`ID_LIMIT`] or above.
+    /// If there is no token, more of them in the first text than in all, or an id of 2²² or above.
     pub fn push(&mut self, ids: &[u32], n_first: usize, is_truncated: bool) -> Result<()> {
         let problem = |what: String| Err(Error::inconsistent("tokens", format!("text {}: {what}", self.rows.len())));
         if ids.is_empty() || n_first > ids.len() {
