@@ -3,8 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic too")]
 
+mod data_dir;
+
 use std::path::{Path, PathBuf};
 
+use data_dir::data_dir;
 use fedproj_data::{SourceConfig, Text, TextConfig, Texts, Tokenizer, load_texts, load_with};
 
 const WORDS: &[&str] = &["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "cafe", "play", "##ing", "!", "b", "c", "d"];
@@ -99,15 +102,6 @@ fn tokens_are_kept_by_content_vocabulary_and_settings_and_damage_is_mended() {
     std::fs::write(&words, [WORDS.join("\n"), "\nmore\n".into()].concat()).unwrap();
     tokens(&["a b", "Café"], &TextConfig::default());
     assert_eq!(files().len(), 5);
-}
-
-/// The data directory, if it holds `folder`; otherwise says that the test does nothing.
-fn data_dir(folder: &str) -> Option<PathBuf> {
-    let dir = std::env::var_os("FEDPROJ_DATA").map(PathBuf::from).filter(|dir| dir.join(folder).is_dir());
-    if dir.is_none() {
-        eprintln!("skipped: FEDPROJ_DATA is not set or holds no {folder}");
-    }
-    dir
 }
 
 #[test]
