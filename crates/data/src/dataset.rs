@@ -302,8 +302,9 @@ impl Dataset {
     pub fn with_normalisation(mut self, normalisation: Normalisation) -> Result<Self> {
         let n = self.shape.n_channels();
         let Normalisation { unit, mean, std } = &normalisation;
-        let usable = mean.iter().all(|m| m.is_finite()) && std.iter().all(|s| s.is_finite() && *s > 0.0);
-        if mean.len() != n || std.len() != n || !usable || !unit.is_finite() {
+        let is_scale = |s: &f32| s.is_finite() && *s > 0.0;
+        let usable = mean.iter().all(|m| m.is_finite()) && std.iter().all(is_scale) && is_scale(unit);
+        if mean.len() != n || std.len() != n || !usable {
             let problem = format!("{n} channels cannot be normalised with mean {mean:?}, std {std:?}, unit {unit}");
             return Err(Error::inconsistent(&self.name, problem));
         }

@@ -189,6 +189,17 @@ mod tests {
         assert!(decode_u32(&encode_u32(&[1, 9]), 2, 9, "i").unwrap_err().to_string().contains("9 is not below 9"));
     }
 
+    /// Found by fuzzing: protobuf leaves out a unit of −0, which then came back as 0, in a set of another hash.
+    #[test]
+    fn a_unit_that_makes_all_inputs_equal_is_refused() {
+        for unit in [0.0, -0.0, -1.0, f32::NAN] {
+            let mut bytes = encode_public(&images());
+            let at = bytes.windows(4).position(|four| four == (1.0f32 / 255.0).to_le_bytes()).unwrap();
+            bytes[at..at + 4].copy_from_slice(&f32::to_le_bytes(unit));
+            assert!(decode_public(&bytes).unwrap_err().to_string().contains("cannot be normalised"), "unit {unit}");
+        }
+    }
+
     proptest! {
         #[test]
         fn damaged_public_sets_are_errors_or_sets_never_panics(
