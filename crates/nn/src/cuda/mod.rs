@@ -15,6 +15,7 @@ mod hopper;
 mod layers;
 mod losses;
 mod optimizer;
+mod text;
 mod vectors;
 
 pub use cohort::{Batches, Cohort, CohortOptions, Data, Keys, NOBODY, Pass, Recording, Rows, Stats, Vectors};
