@@ -601,16 +601,19 @@ impl Cohort {
         self.gpu.launch(kernel, [grid[0], grid[1], self.active.len()], block, shared, parameters)
     }
 
-    /// One thread an element, as many as run at once: the kernels go on to further elements.
+    /// One thread an element. Where it is not known how many there are, the threads go on to further elements.
     pub(super) fn each_of(&self, kernel: &str, extent: Extent, parameters: &[&dyn Parameter]) -> Result<()> {
-        self.launch(kernel, [self.blocks((extent.len as usize).div_ceil(256)), 1], [256, 1], 0, parameters)
+        let all = (extent.len as usize).div_ceil(256);
+        let blocks = if extent.tokens == 0 { all } else { self.blocks(all) };
+        self.launch(kernel, [blocks, 1], [256, 1], 0, parameters)
     }
 
-    /// Blocks of a lane, of those that have work, for kernels that go on by the whole grid.
-    pub(super) fn blocks(&self, wanted: usize) -> usize {
-        /// Of 256 threads on a processor; several waves, so that none waits for the slowest.
+    /// Blocks of a lane for kernels that go on by the whole grid: `most`, or as many as keep the processors busy, so that
+    /// few are started for tokens that are not there.
+    pub(super) fn blocks(&self, most: usize) -> usize {
+        /// Of 256 threads on a processor, a few waves.
         const BLOCKS: usize = 32;
-        wanted.min((BLOCKS * self.gpu.processors()).div_ceil(self.n_active().max(1)))
+        most.min((BLOCKS * self.gpu.processors()).div_ceil(self.n_active().max(1)))
     }
 
     /// One thread an element (or four).
@@ -826,6 +829,11 @@ impl Extent {
     /// Rows of `width` floats, `len` in all or as many as stand at `tokens` for each lane.
     pub fn rows(len: usize, width: usize, tokens: u64) -> Self {
         Self { len: len as i32, width: width as i32, tokens }
+    }
+
+    /// As many threads as dropout asks for: one for eight elements.
+    pub fn calls(self) -> Self {
+        Self { len: (self.len + 127) / 128 * 16, ..self }
     }
 
     /// The most rows there can be.

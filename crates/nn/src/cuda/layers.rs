@@ -356,7 +356,7 @@ impl Cohort {
                 let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
                 let drop = self.drop_of(step.node, *rate)?;
                 let p: [&dyn Parameter; 7] = [&lanes, &drop, &extent, &x, &y, &kept.at(), &(*stride as i64)];
-                self.launch("dropout", [self.blocks((len.div_ceil(128) * 16).div_ceil(256)), 1], [256, 1], 0, &p)
+                self.each_of("dropout", extent.calls(), &p)
             }
             Op::Dropout { .. } => self.accumulate(extent, x, Sum { rows: y, fresh: true }),
             Op::Input | Op::Flatten => Ok(()),
@@ -652,18 +652,8 @@ impl Cohort {
                 0 => (self.valid.at(), node.shape.pixels() as i32),
                 tokens => (tokens, 1),
             };
-            let p: [&dyn Parameter; 10] = [
-                &lanes,
-                &valid,
-                &pixels,
-                &(c as i32),
-                &(chunk_rows as i32),
-                &none,
-                &dy,
-                &none,
-                &none,
-                &partial,
-            ];
+            let p: [&dyn Parameter; 10] =
+                [&lanes, &valid, &pixels, &(c as i32), &(chunk_rows as i32), &none, &dy, &none, &none, &partial];
             self.launch(&format!("reduce_COLUMNS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
             let p: [&dyn Parameter; 5] = [&lanes, &(c as i32), &(n_chunks as i32), &partial, &self.param(grad, bias)];
             self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
@@ -710,8 +700,9 @@ impl Cohort {
             (Op::FirstToken | Op::MeanOfTokens, Some(dx)) => self.pool_tokens_backward(i, dy, dx),
             // Normalisations have been served elsewhere.
             (_, None)
-            | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) =>
-                Ok(()),
+            | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) => {
+                Ok(())
+            }
         }
     }
 

@@ -122,8 +122,7 @@ impl Cohort {
         let slots = memory.slots as i32;
         self.launch("count_tokens", [self.batch, 1], [32, 1], 0, &[&lanes, &texts, &slots, &x])?;
         self.launch("place_texts", [1, 1], [256, 1], 0, &[&lanes, &texts])?;
-        let p: [&dyn Parameter; 6] =
-            [&lanes, &texts, &slots, &(memory.words as i32), &(memory.types as i32), &x];
+        let p: [&dyn Parameter; 6] = [&lanes, &texts, &slots, &(memory.words as i32), &(memory.types as i32), &x];
         self.launch("place_tokens", [self.batch, 1], [128, 1], 0, &p)
     }
 
@@ -160,8 +159,7 @@ impl Cohort {
             }
             Op::Attention { heads, rate } => {
                 let (drop, saved) = (self.drop_of(step.node, rate)?, self.saved_rows(i));
-                let p: [&dyn Parameter; 8] =
-                    [&lanes, &self.batch_texts()?, &(heads as i32), &c, &x, &y, &saved, &drop];
+                let p: [&dyn Parameter; 8] = [&lanes, &self.batch_texts()?, &(heads as i32), &c, &x, &y, &saved, &drop];
                 self.attend("attention", Attend::Forward, node, heads, &p)
             }
             _ => {
@@ -185,8 +183,7 @@ impl Cohort {
         let (x, y, lanes) = (self.value(node.inputs[0].0), self.value(step.out), self.lanes.at());
         let (texts, drop, saved) = (self.batch_texts()?, self.drop_of(step.node, rate)?, self.saved_rows(i));
         let (heads_i, c, fresh) = (heads as i32, node.shape.c as i32, i32::from(dx.fresh));
-        let p: [&dyn Parameter; 11] =
-            [&lanes, &texts, &heads_i, &c, &x, &y, &saved, &drop, &dy, &dx.rows, &fresh];
+        let p: [&dyn Parameter; 11] = [&lanes, &texts, &heads_i, &c, &x, &y, &saved, &drop, &dy, &dx.rows, &fresh];
         self.attend("attention_backward_queries", Attend::Queries, node, heads, &p)?;
         let p: [&dyn Parameter; 10] = [&lanes, &texts, &heads_i, &c, &x, &saved, &drop, &dy, &dx.rows, &fresh];
         self.attend("attention_backward_keys", Attend::Keys, node, heads, &p)
@@ -244,13 +241,11 @@ impl Cohort {
         let (extent, c): (Extent, usize) = (self.extent(step.out), node.shape.c);
         // Before dx, which may take dy's place.
         let (chunk_rows, n_chunks) = chunks(extent.n_rows());
-        let p: [&dyn Parameter; 7] =
-            [&lanes, &extent, &(chunk_rows as i32), &x, &saved, &dy, &self.partial.rows()];
+        let p: [&dyn Parameter; 7] = [&lanes, &extent, &(chunk_rows as i32), &x, &saved, &dy, &self.partial.rows()];
         self.launch("layer_norm_sums", [n_chunks, c.div_ceil(32)], [32, 8], 0, &p)?;
         self.put_together(c, n_chunks, self.param(grad, weight), self.param(grad, bias))?;
         let weight = self.param(params, weight);
-        let p: [&dyn Parameter; 8] =
-            [&lanes, &extent, &x, &weight, &saved, &dy, &dx.rows, &i32::from(dx.fresh)];
+        let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &weight, &saved, &dy, &dx.rows, &i32::from(dx.fresh)];
         self.each_row("layer_norm_backward", extent.n_rows(), &p)
     }
 }

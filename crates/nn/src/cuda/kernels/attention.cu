@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_rows(float* to, int pitch, const float* fro
 }
 
 // out[k] = ⟨row 4·warp + k of a, row `thread` of b⟩
-__device__ __forceinline__ void dots(float (&out)[4], const float* a, const float* b, int pitch, int d) {
+__device__ __forceinline__ void inner_products(float (&out)[4], const float* a, const float* b, int pitch, int d) {
     a += threadIdx.x / 32 * 4 * pitch, b += threadIdx.x % 32 * pitch;
 #pragma unroll
     for (int k = 0; k < 4; k++) out[k] = 0;
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(128) attention(const int* lanes, Te
             copy_rows(keys, h.pitch, x + j0 * stride + width, stride, min(PARTNERS, h.n - j0), PARTNERS, h.d);
             __syncthreads();
             float s[4];
-            dots(s, queries, keys, h.pitch, h.d);
+            inner_products(s, queries, keys, h.pitch, h.d);
             for (int k = 0; k < 4 && j0 + thread < h.n; k++) scores[(4 * warp + k) * h.n + j0 + thread] = s[k];
         }
         __syncwarp();
@@ -171,8 +171,8 @@ extern "C" __global__ void __launch_bounds__(128) attention_backward_queries(con
             copy_rows(values, h.pitch, x + j0 * stride + 2 * width, stride, n, PARTNERS, h.d);
             __syncthreads();
             float s[4], dp[4];
-            dots(s, queries, keys, h.pitch, h.d);
-            dots(dp, slopes, values, h.pitch, h.d);
+            inner_products(s, queries, keys, h.pitch, h.d);
+            inner_products(dp, slopes, values, h.pitch, h.d);
             for (int k = 0; k < 4 && thread < n; k++) {
                 const int i = 4 * warp + k, j = j0 + thread;
                 const float p = expf(h.scale * s[k] - top[k]) * inverse[k];
@@ -212,8 +212,8 @@ extern "C" __global__ void __launch_bounds__(128) attention_backward_keys(const 
             copy_rows(slopes, h.pitch, dy + (long long)q0 * width, width, n, PARTNERS, h.d);
             __syncthreads();
             float s[4], dp[4];
-            dots(s, keys, queries, h.pitch, h.d);
-            dots(dp, values, slopes, h.pitch, h.d);
+            inner_products(s, keys, queries, h.pitch, h.d);
+            inner_products(dp, values, slopes, h.pitch, h.d);
             const float* const kept = h.statistics(statistics, heads, q0 + min(thread, n - 1));
             for (int k = 0; k < 4 && thread < n; k++) {
                 const int i = 4 * warp + k, at = i * h.n + q0 + thread;
