@@ -4,7 +4,7 @@ use crate::say;
 use anyhow::Result;
 use clap::Args;
 use fedproj_data::catalogue::{self, Depth, Entry, Part, State};
-use fedproj_data::{Dataset, SourceConfig, registry};
+use fedproj_data::{Dataset, SourceConfig, Splits, Texts, registry};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -59,13 +59,13 @@ impl Data {
 
 fn print_list(entries: &[Entry], dir: Option<&Path>, with_hash: bool) {
     let hash_header = if with_hash { "hash (train)  " } else { "" };
-    say!("{:<15}{:>7}{:>7}{:>9}{:>9}  {hash_header}where", "name", "train", "test", "classes", "shape");
+    say!("{:<15}{:>9}{:>7}{:>9}{:>12}  {hash_header}where", "name", "train", "test", "classes", "shape");
     for e in entries {
         let (train, test) = (text(n_samples(e.train.as_ref())), text(n_samples(e.test.as_ref())));
         let (shape, classes) = (text(e.shape), text(e.n_classes));
         let hash = e.train.as_ref().and_then(|part| part.hash.as_deref()).map_or("–", |hash| &hash[..12]);
         let hash = if with_hash { format!("{hash:<14}") } else { String::new() };
-        say!("{:<15}{train:>7}{test:>7}{classes:>9}{shape:>9}  {hash}{}", e.name, place(e));
+        say!("{:<15}{train:>9}{test:>7}{classes:>9}{shape:>12}  {hash}{}", e.name, place(e));
     }
     say!("");
     for e in entries {
@@ -96,27 +96,48 @@ struct Class {
     n_test: usize,
 }
 
+/// What is in one part of a data set.
+struct Content {
+    part: Part,
+    classes: Vec<String>,
+    /// Samples of each class.
+    counts: Vec<usize>,
+}
+
 impl Details {
     fn new(name: &str, dir: Option<&Path>) -> Result<Self> {
         let find = || catalogue::list(dir, Depth::Presence).into_iter().find(|e| e.name == name);
         let readable = |e: &Entry| matches!(e.state, State::Embedded | State::Found | State::Archive);
-        let splits = if find().is_some_and(|e| readable(&e)) {
-            Some(fedproj_data::load(&SourceConfig::named(name), dir)?)
-        } else {
+        let content = if !find().is_some_and(|e| readable(&e)) {
             None
+        } else if registry::find(name)?.is_text() {
+            let Splits { train, test } = fedproj_data::load_texts(&SourceConfig::named(name), dir)?;
+            let content = |set: Texts| Content {
+                part: Part { n_samples: set.texts.len(), hash: Some(set.hash()) },
+                counts: counts(set.labels.as_deref(), set.class_names.len()),
+                classes: set.class_names,
+            };
+            Some((content(train), test.map(content)))
+        } else {
+            let Splits { train, test } = fedproj_data::load(&SourceConfig::named(name), dir)?;
+            let content = |set: Dataset| Content {
+                part: Part { n_samples: set.n_samples(), hash: Some(set.hash()) },
+                counts: counts(set.labels(), set.n_classes()),
+                classes: set.class_names().to_vec(),
+            };
+            Some((content(train), test.map(content)))
         };
         // Once more: reading unpacks an archive.
         let mut entry = find().ok_or_else(|| anyhow::anyhow!("`{name}` is not in the catalogue"))?;
-        let Some(splits) = splits else { return Ok(Self { entry, classes: Vec::new() }) };
-        let part = |data: &Dataset| Part { n_samples: data.n_samples(), hash: Some(data.hash()) };
-        entry.train = Some(part(&splits.train));
-        entry.test = splits.test.as_ref().map(part);
-        let (train, test) = (counts(&splits.train), splits.test.as_ref().map(counts));
-        let class = |(at, name): (usize, &String)| {
-            let n_test = test.as_ref().map_or(0, |test| test[at]);
-            Class { name: name.clone(), n_train: train[at], n_test }
+        let Some((train, test)) = content else { return Ok(Self { entry, classes: Vec::new() }) };
+        let n_test = test.as_ref().map(|test| test.counts.clone());
+        entry.train = Some(train.part);
+        entry.test = test.map(|test| test.part);
+        let class = |(at, (name, n_train)): (usize, (String, usize))| {
+            let n_test = n_test.as_ref().map_or(0, |test| test[at]);
+            Class { name, n_train, n_test }
         };
-        Ok(Self { entry, classes: splits.train.class_names().iter().enumerate().map(class).collect() })
+        Ok(Self { entry, classes: train.classes.into_iter().zip(train.counts).enumerate().map(class).collect() })
     }
 
     fn print(&self) {
@@ -145,9 +166,9 @@ impl Details {
 }
 
 /// Samples of each class.
-fn counts(data: &Dataset) -> Vec<usize> {
-    let mut counts = vec![0; data.n_classes()];
-    for &label in data.labels().unwrap_or_default() {
+fn counts(labels: Option<&[u32]>, n_classes: usize) -> Vec<usize> {
+    let mut counts = vec![0; n_classes];
+    for &label in labels.unwrap_or_default() {
         counts[label as usize] += 1;
     }
     counts

@@ -5,6 +5,7 @@ use crate::interrupt::{self, Stopped};
 use anyhow::{Result, bail};
 use fedproj_core::{Config, Device, Progress, RoundRecord, Run, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,6 +44,7 @@ impl Driver {
         let mut outcomes =
             jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
         interrupt::watch(&self.go_on)?;
+        let mut told = BTreeSet::new();
         for (at, job) in jobs.iter().enumerate() {
             let title =
                 if jobs.len() == 1 { String::new() } else { format!("[{}/{}] {} ", at + 1, jobs.len(), job.id) };
@@ -57,16 +59,28 @@ impl Driver {
                 let left = seconds_left(jobs, &outcomes, at, rounds).filter(|_| jobs.len() > 1);
                 left.map_or(String::new(), |left| format!(", {} for all runs", duration(left)))
             };
-            let summary = self.run_one(job, &title, &note)?;
+            let summary = self.run_one(job, &title, &note, &mut told)?;
             outcomes[at] = Some(summary.clone());
             tell(&title, job, &summary, seconds_left(jobs, &outcomes, at, &[]));
         }
         Ok(outcomes.into_iter().flatten().collect())
     }
 
-    fn run_one(&self, job: &Job, title: &str, note: &dyn Fn(&[RoundRecord]) -> String) -> Result<Summary> {
+    /// `told` are the notes that earlier runs have had, so that each is told once.
+    fn run_one(
+        &self,
+        job: &Job,
+        title: &str,
+        note: &dyn Fn(&[RoundRecord]) -> String,
+        told: &mut BTreeSet<String>,
+    ) -> Result<Summary> {
         let Job { dir, config, .. } = job;
         let mut run = Run::open(dir, config, self.data_dir.as_deref(), self.device.clone(), self.resume)?;
+        for note in run.simulation().experiment().notes() {
+            if told.insert(note.clone()) && !self.quiet {
+                eprintln!("note: {note}");
+            }
+        }
         let n_rounds = config.federation.rounds;
         let cohort = config.federation.cohort(run.simulation().experiment().partition.n_clients()) as u64;
         let bar = self.bar(title, u64::from(n_rounds) * cohort);

@@ -1,18 +1,27 @@
-//! Ctrl-C: the first one asks a run to stop after the round it is in, a second one ends the program at once.
+//! Ctrl-C, and the signal by which clusters and services end a program: the first one asks a run to stop after the round it is
+//! in, a second one ends it at once.
 
 use anyhow::{Context, Result};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// As shells report a program that Ctrl-C ended.
 pub const EXIT_CODE: u8 = 130;
 
 static ASKED: AtomicBool = AtomicBool::new(false);
 
+/// `timeout` and some terminals send a signal twice, to a program and to its group. Nobody presses a key again so soon.
+const SAME: Duration = Duration::from_millis(300);
+
 /// From now on Ctrl-C is noticed by [`is_asked`]; `go_on` is the command that continues the work.
 pub fn watch(go_on: &str) -> Result<()> {
     let go_on = go_on.to_owned();
+    let mut first: Option<Instant> = None;
     let handler = move || {
+        if first.get_or_insert_with(Instant::now).elapsed() < SAME && ASKED.load(Ordering::SeqCst) {
+            return;
+        }
         if ASKED.swap(true, Ordering::SeqCst) {
             eprintln!(
                 "\nstopped at once; the round in progress is lost, the rounds before are on disk\nto go on: {go_on}"

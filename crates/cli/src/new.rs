@@ -58,10 +58,15 @@ const SECTIONS: &[(&str, &[(&str, &str)])] = &[
         &[
             ("private", "the labelled set that clients share out (`fedproj data` lists them)"),
             ("private_samples", "training samples used; 0 is all"),
+            ("private_draw", "\"uniform\", or \"balanced\": as many of each class, private_samples at most"),
             ("test_fraction", "held out for testing where a set has no test part"),
             ("public", "the unlabelled set: a data set, \"split\" (part of the private one) or \"none\""),
             ("public_fraction", "share that \"split\" takes"),
             ("public_samples", "public samples used; 0 is all"),
+            ("public_draw", "as private_draw; \"balanced\" looks at the public labels"),
+            ("text.vocabulary", "a vocab.txt; empty is the checkpoint's"),
+            ("text.max_length", "tokens of a text; longer ones are cut"),
+            ("text.lowercase", "for uncased vocabularies"),
             (
                 "partition",
                 "how samples are dealt: dirichlet, iid, shards, labels, quantity, one_class, natural, file or virtual",
@@ -71,7 +76,9 @@ const SECTIONS: &[(&str, &[(&str, &str)])] = &[
     (
         "model",
         &[
-            ("name", "`fedproj models` lists them"),
+            ("name", "`fedproj models` lists them; \"bert\" is a checkpoint's"),
+            ("checkpoint", "folder of a BERT model: config.json, vocab.txt, model.safetensors"),
+            ("pretrained", "start from its weights, or take its shape alone"),
             ("hidden", "hidden layers of mlp"),
             ("group_norm", "groups of group-norm; 0 is batch-norm"),
             ("init", "\"torch\" or \"authors\""),
@@ -121,8 +128,22 @@ const SECTIONS: &[(&str, &[(&str, &str)])] = &[
             ("distill.alpha", "weight α of the weight-divergence term"),
         ],
     ),
-    ("method.feddf", &[("distill.epochs", "the server's passes over the public set")]),
-    ("method.fedet", &[("epochs", "the server's passes over the public set")]),
+    (
+        "method.feddf",
+        &[
+            ("distill.epochs", "the server's passes over the public set"),
+            ("distill.batch", "samples in a step of the server"),
+            ("distill.optimizer.lr", "the server's learning rate"),
+        ],
+    ),
+    (
+        "method.fedet",
+        &[
+            ("epochs", "the server's passes over the public set"),
+            ("batch", "samples in a step of the server"),
+            ("optimizer.lr", "the server's learning rate"),
+        ],
+    ),
     ("method.fedprox", &[("proximal_weight", "μ; 0 is FedAvg")]),
 ];
 

@@ -44,6 +44,7 @@ impl Partition {
         }
         let method = first.config.method.build()?;
         let experiment = Experiment::load(first.config.clone(), &*method, self.settings.data_dir().as_deref())?;
+        experiment.notes().iter().for_each(|note| eprintln!("note: {note}"));
         let (partition, data) = (&experiment.partition, &experiment.private);
         if partition.n_moved() > 0 {
             let n = partition.n_moved();

@@ -126,8 +126,8 @@ mod signals {
         fedproj(folder, args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    fn interrupt(child: &Child) {
-        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    fn signal(child: &Child, name: &str) {
+        assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
     }
 
     /// Waits until `ready`, while the child lives.
@@ -142,11 +142,13 @@ mod signals {
         std::fs::read_to_string(dir.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
     }
 
-    /// Stops a command by Ctrl-C once `dir` has some rounds, follows its advice, and returns what it said.
-    fn stop_and_follow(folder: &Path, args: &[&str], dir: &Path) -> String {
+    /// Stops a command by a signal once `dir` has some rounds, follows its advice, and returns what it said. The signal comes
+    /// twice, as `timeout` sends it.
+    fn stop_and_follow(folder: &Path, args: &[&str], dir: &Path, name: &str) -> String {
         let mut child = spawn(folder, args);
         wait_until(&mut child, || n_rounds(dir) >= 3);
-        interrupt(&child);
+        let twice = format!("kill {name} {0}; kill {name} {0} 2>&1 || true", child.id());
+        assert!(Command::new("sh").args(["-c", &twice]).status().unwrap().success());
         let output = child.wait_with_output().unwrap();
         let told = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(130), "{told}");
@@ -169,7 +171,7 @@ mod signals {
         };
         stdout(folder.path(), &args("undisturbed"));
         let dir = folder.path().join("o'stopped run");
-        let told = stop_and_follow(folder.path(), &args("o'stopped run"), &dir);
+        let told = stop_and_follow(folder.path(), &args("o'stopped run"), &dir, "-INT");
         assert!(told.contains("--resume") && told.contains("nothing is lost"), "{told}");
         assert_eq!(rounds(&dir), rounds(&folder.path().join("undisturbed")));
         let model = |dir: &Path| std::fs::read(dir.join("model.safetensors")).unwrap();
@@ -192,7 +194,7 @@ mod signals {
         wait_until(&mut child, || n_rounds(&first) >= 3);
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9));
-        stop_and_follow(folder.path(), &args("out"), &second);
+        stop_and_follow(folder.path(), &args("out"), &second, "-TERM");
         for run in ["beta0.5-fedavg-seed0", "beta0.5-scaffold-seed0"] {
             assert_eq!(
                 rounds(&folder.path().join("out").join(run)),
@@ -208,13 +210,14 @@ mod signals {
         // A round that nobody will see the end of.
         let mut child = spawn(folder.path(), &["run", "--out", "endless", "local.epochs=4000000000"]);
         wait_until(&mut child, || folder.path().join("endless/metrics.jsonl").exists());
-        interrupt(&child);
+        signal(&child, "-INT");
         let mut lines = BufReader::new(child.stderr.take().unwrap());
         let mut told = String::new();
         while !told.contains("Ctrl-C again") {
             assert_ne!(lines.read_line(&mut told).unwrap(), 0, "{told}");
         }
-        interrupt(&child);
+        std::thread::sleep(Duration::from_millis(400)); // two signals at once count as one
+        signal(&child, "-INT");
         assert_eq!(child.wait().unwrap().code(), Some(130));
         lines.read_to_string(&mut told).unwrap();
         assert!(told.contains("to go on: ") && told.contains("--resume"), "{told}");

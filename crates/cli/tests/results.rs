@@ -87,13 +87,14 @@ fn the_pilot_beside_the_paper_is_what_was_measured() {
     check("docs/reproduction.md", "pilot", &markdown(head, "|---|---|---|---|---|---|", rows));
 }
 
-/// The studies of the first table that were run: nine methods, three seeds; three methods, two seeds.
-const QUICK: (&str, usize) = ("results/table1-cifar10-quick", 27);
-const FULL: (&str, usize) = ("results/table1-cifar10-full", 6);
+/// The studies that were run: nine methods and three seeds; three and two; four and two.
+const QUICK: (&str, usize) = ("table1-cifar10-quick", 27);
+const FULL: (&str, usize) = ("table1-cifar10-full", 6);
+const TEXT: (&str, usize) = ("table2-sst2-quick", 8);
 
 /// A study's rows, from every run's metrics.
-fn table1((folder, n_runs): (&str, usize)) -> Vec<ComparedRow> {
-    let runs = StoredRun::find(&root().join(folder)).unwrap();
+fn study((folder, n_runs): (&str, usize)) -> Vec<ComparedRow> {
+    let runs = StoredRun::find(&root().join("results").join(folder)).unwrap();
     assert_eq!(runs.len(), n_runs);
     let order =
         |run: &StoredRun| fedproj_core::methods::CATALOGUE.iter().position(|(name, _)| *name == run.summary.method);
@@ -118,20 +119,24 @@ fn difference(row: &ComparedRow) -> String {
     typographic(&row.difference.map_or(String::new(), text))
 }
 
-/// The paper's figure for CIFAR-10 at β = 0.3.
-fn paper(method: &str) -> String {
+/// The paper's figure for a setting such as `cv,CIFAR-10,CIFAR-100,0.3`.
+fn paper(setting: &str, method: &str) -> String {
     let tables = std::fs::read_to_string(root().join("crates/cli/data/paper_tables.csv")).unwrap();
-    let start = format!("cv,CIFAR-10,CIFAR-100,0.3,{method},,");
+    let start = format!("{setting},{method},,");
     let line = tables.lines().find_map(|line| line.strip_prefix(&start)).unwrap();
     line.replace(',', " ± ")
 }
 
 #[test]
-fn table1_beside_the_paper_is_what_was_measured() {
-    for (study, scale, name) in [(QUICK, "quick", "table1"), (FULL, "full", "table1 full")] {
-        let rows = table1(study).into_iter().map(|row| {
+fn tables_beside_the_paper_are_what_was_measured() {
+    for (runs, scale, name, setting) in [
+        (QUICK, "quick", "table1", "cv,CIFAR-10,CIFAR-100,0.3"),
+        (FULL, "full", "table1 full", "cv,CIFAR-10,CIFAR-100,0.3"),
+        (TEXT, "quick", "table2", "nlp,SST-2,Sentiment140,0.3"),
+    ] {
+        let rows = study(runs).into_iter().map(|row| {
             let method = title(&row.name);
-            format!("| {method} | {} | {} | {} |", paper(method), accuracy(&row), difference(&row))
+            format!("| {method} | {} | {} | {} |", paper(setting, method), accuracy(&row), difference(&row))
         });
         let head = format!("| method | paper, full scale, % | ours, {scale} scale, % | ours less FedAvg |");
         check("docs/reproduction.md", name, &markdown(&head, "|---|---:|---:|---:|", rows));
@@ -139,16 +144,26 @@ fn table1_beside_the_paper_is_what_was_measured() {
 }
 
 #[test]
+fn what_is_said_of_fine_tuning_in_one_place_is_what_was_measured() {
+    let run = StoredRun::open(&root().join("results/sst2-central")).unwrap();
+    let accuracy = format!("**{:.2} %**", 100.0 * run.rounds.last().unwrap().accuracy.unwrap());
+    for page in ["docs/text.md", "results/sst2-central/README.md"] {
+        let text = std::fs::read_to_string(root().join(page)).unwrap();
+        assert!(text.contains(&accuracy), "{page} does not say {accuracy}");
+    }
+}
+
+#[test]
 fn the_folders_own_tables_are_what_was_measured() {
-    for study in [QUICK, FULL] {
-        let rows = table1(study).into_iter().map(|row| {
+    for (runs, name) in [(QUICK, "table1"), (FULL, "table1"), (TEXT, "table2")] {
+        let rows = study(runs).into_iter().map(|row| {
             let (method, last, best) = (title(&row.name), 100.0 * row.last, 100.0 * row.best);
             let (accuracy, difference, seconds) = (accuracy(&row), difference(&row), row.seconds);
             format!("| {method} | {accuracy} | {difference} | {last:.2} | {best:.2} | {seconds:.0} |")
         });
         let head = "| method | accuracy % | difference to FedAvg | last % | best % | seconds a run |";
-        let page = format!("{}/README.md", study.0);
-        check(&page, "table1", &markdown(head, "|---|---:|---:|---:|---:|---:|", rows));
+        let page = format!("results/{}/README.md", runs.0);
+        check(&page, name, &markdown(head, "|---|---:|---:|---:|---:|---:|", rows));
     }
 }
 
@@ -156,7 +171,7 @@ fn the_folders_own_tables_are_what_was_measured() {
 #[test]
 fn the_full_study_in_more_detail_is_what_was_measured() {
     let metrics = |method: &str, seed: u32| {
-        let dir = root().join(FULL.0).join(format!("beta0.3-{method}-seed{seed}"));
+        let dir = root().join("results").join(FULL.0).join(format!("beta0.3-{method}-seed{seed}"));
         StoredRun::find(&dir).unwrap().remove(0).rounds
     };
     let mean = |values: Vec<f64>| 100.0 * values.iter().sum::<f64>() / values.len() as f64;
@@ -183,8 +198,8 @@ fn the_full_study_in_more_detail_is_what_was_measured() {
 
 #[test]
 fn every_method_of_a_seed_begins_alike() {
-    for (folder, _) in [QUICK, FULL] {
-        let runs = StoredRun::find(&root().join(folder)).unwrap();
+    for (folder, _) in [QUICK, FULL, TEXT] {
+        let runs = StoredRun::find(&root().join("results").join(folder)).unwrap();
         let hashes = |run: &StoredRun| Manifest::read(&run.dir).unwrap().unwrap().hashes;
         for run in &runs {
             let first = runs.iter().find(|other| other.config.seed == run.config.seed).unwrap();
@@ -203,7 +218,7 @@ fn every_method_of_a_seed_begins_alike() {
 
 #[test]
 fn the_readmes_results_are_what_was_measured() {
-    let rows = table1(FULL).into_iter();
+    let rows = study(FULL).into_iter();
     let rows = rows.map(|row| format!("| {} | {} | {} |", title(&row.name), accuracy(&row), difference(&row)));
     let head = "| method | accuracy % | difference to FedAvg |";
     check("README.md", "table1", &markdown(head, "|---|---:|---:|", rows));

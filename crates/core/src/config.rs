@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::methods::MethodConfig;
 use crate::presets::{self, Preset};
 use crate::robust::RobustConfig;
-use fedproj_data::{PartitionConfig, SourceConfig};
+use fedproj_data::{PartitionConfig, SourceConfig, TextConfig};
 use fedproj_nn::{Init, Rule, models};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -55,6 +55,8 @@ pub struct DataConfig {
     pub private: SourceConfig,
     /// Training samples that are used; 0 is all.
     pub private_samples: usize,
+    /// Whether these are drawn uniformly, or as many of each class; then `private_samples` is the most that there may be.
+    pub private_draw: Draw,
     /// Held out for testing where the set comes without a test part.
     pub test_fraction: f64,
     /// The public unlabelled set: a data set, `"split"` for a part of the private one, or `"none"`.
@@ -63,6 +65,10 @@ pub struct DataConfig {
     pub public_fraction: f64,
     /// Public samples that are used; 0 is all, of training and test part together.
     pub public_samples: usize,
+    /// As `private_draw`. A balanced draw looks at the public set's labels, as the authors' code for texts does.
+    pub public_draw: Draw,
+    /// How texts become tokens.
+    pub text: TextConfig,
     /// Compatibility with the authors' code: pixels are cast to bytes once more after normalisation, which destroys them.
     pub byte_cast: bool,
     /// How the private samples are dealt to clients.
@@ -74,22 +80,39 @@ impl Default for DataConfig {
         Self {
             private: SourceConfig::named("digits"),
             private_samples: 0,
+            private_draw: Draw::Uniform,
             test_fraction: 0.2,
             public: SourceConfig::named("split"),
             public_fraction: 0.5,
             public_samples: 0,
+            public_draw: Draw::Uniform,
+            text: TextConfig::default(),
             byte_cast: false,
             partition: PartitionConfig::Dirichlet { beta: 0.3, clients: 10, min_samples: 15 },
         }
     }
 }
 
+/// How samples are drawn from a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Draw {
+    /// Every sample with the same chance.
+    Uniform,
+    /// As many of each class, as far as they go.
+    Balanced,
+}
+
 /// The network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// A name of `fedproj models`.
+    /// A name of `fedproj models`, or `"bert"` for the network of a checkpoint.
     pub name: String,
+    /// A folder with a BERT model's `config.json`, `vocab.txt` and `model.safetensors`, relative to the data directory.
+    pub checkpoint: String,
+    /// Whether the checkpoint's weights are the start; otherwise it gives the network's shape alone.
+    pub pretrained: bool,
     /// Hidden layers of `mlp`; other networks have sizes of their own.
     pub hidden: Vec<usize>,
     /// Groups of group-norm; 0 is batch-norm.
@@ -104,6 +127,8 @@ impl Default for ModelConfig {
     fn default() -> Self {
         Self {
             name: "mlp".into(),
+            checkpoint: String::new(),
+            pretrained: true,
             hidden: vec![100, 100],
             group_norm: 0,
             init: InitConfig::Torch,
@@ -383,6 +408,9 @@ impl Config {
         Error::require((0.0..1.0).contains(&d.public_fraction), "data.public_fraction", d.public_fraction, share)?;
         let hidden = format!("{:?}", self.model.hidden);
         Error::require(!self.model.hidden.contains(&0), "model.hidden", hidden, "a list of positive widths")?;
+        let (bert, checkpoint) = (self.model.name == "bert", &self.model.checkpoint);
+        let needed = "the folder of a BERT model where model.name is \"bert\", and only there";
+        Error::require(bert != checkpoint.is_empty(), "model.checkpoint", format!("\"{checkpoint}\""), needed)?;
         l.optimizer.check("local.optimizer")?;
         self.method.build()?.check(self)
     }

@@ -2,8 +2,9 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::loading;
 use crate::method::Method;
-use fedproj_data::{Dataset, Partition, SplitConfig, SplitFor};
+use fedproj_data::{Dataset, Partition};
 use fedproj_nn::{Graph, models};
 use fedproj_rng::{Purpose, Stream};
 use std::path::Path;
@@ -27,11 +28,9 @@ pub struct Experiment {
     pub public: Option<Dataset>,
     /// Which samples each client holds.
     pub partition: Partition,
+    /// Tensors of the checkpoint that have no place in the network.
+    unused_tensors: Vec<String>,
 }
-
-/// Ids of this module's own draws, beyond those of `fedproj_data::split`.
-const PRIVATE_SUBSET: u32 = 100;
-const PUBLIC_SUBSET: u32 = 101;
 
 impl Experiment {
     /// Loads the data of a configuration and prepares the rest.
@@ -53,8 +52,9 @@ impl Experiment {
         public: Option<Dataset>,
     ) -> Result<Self> {
         let needs_public = method.needs_public() && public.is_none();
-        let (private, test, own) = load_data(&config, method, data_dir, needs_public)?;
-        Self::new(config, method, private, test, public.or(own))
+        let (private, test, own) = loading::load(&config, method, data_dir, needs_public)?;
+        let partition = config.data.partition.build(&private, config.seed)?;
+        Self::assemble(config, method, (private, test, public.or(own)), partition, data_dir)
     }
 
     /// An experiment on data that are in memory already.
@@ -83,6 +83,16 @@ impl Experiment {
         test: Dataset,
         public: Option<Dataset>,
         partition: Partition,
+    ) -> Result<Self> {
+        Self::assemble(config, method, (private, test, public), partition, None)
+    }
+
+    fn assemble(
+        config: Config,
+        method: &dyn Method,
+        (private, test, public): (Dataset, Dataset, Option<Dataset>),
+        partition: Partition,
+        data_dir: Option<&Path>,
     ) -> Result<Self> {
         if private.labels().is_none() || test.labels().is_none() {
             return Err(Error::config(format!("the private set `{}` has no labels", private.name())));
@@ -116,29 +126,66 @@ impl Experiment {
                 method.name()
             )));
         }
-        let graph = Self::network(&config, method, &private)?;
+        let graph = Self::network(&config, method, &private, data_dir)?;
+        let mut unused_tensors = Vec::new();
         let (weights, buffers) = if config.model.weights.is_empty() {
-            (graph.init_params(config.seed, config.model.init()), graph.init_buffers())
+            let mut weights = graph.init_params(config.seed, config.model.init());
+            if !config.model.checkpoint.is_empty() && config.model.pretrained {
+                let path = loading::in_data_dir(data_dir, &config.model.checkpoint).join("model.safetensors");
+                unused_tensors = fedproj_nn::weights::load_encoder(&path, &graph, &mut weights)?;
+            }
+            (weights, graph.init_buffers())
         } else {
             fedproj_nn::weights::load(Path::new(&config.model.weights), &graph)?
         };
-        Ok(Self { config, graph, weights, buffers, private, test, public, partition })
+        Ok(Self { config, graph, weights, buffers, private, test, public, partition, unused_tensors })
     }
 
-    /// The network of a configuration for such data: only its layout, which takes no memory to speak of.
+    /// The network of a configuration for such data: only its layout, which takes no memory to speak of. A checkpoint's is
+    /// described by a file in the data directory.
     ///
     /// # Errors
     /// If there is no such network or it cannot take such samples.
-    pub fn network(config: &Config, method: &dyn Method, private: &Dataset) -> Result<Graph> {
+    pub fn network(config: &Config, method: &dyn Method, private: &Dataset, data_dir: Option<&Path>) -> Result<Graph> {
         let shape = match private.shape() {
             fedproj_data::Shape::Image { height, width, channels } => fedproj_nn::Shape::image(height, width, channels),
             fedproj_data::Shape::Vector { features } => fedproj_nn::Shape::vector(features),
+            fedproj_data::Shape::Tokens { len } => fedproj_nn::Shape::tokens(len),
         };
-        let variant = method.variant(config.model.variant());
-        Ok(match config.model.name.as_str() {
-            "mlp" => models::mlp(shape, &config.model.hidden, private.n_classes(), variant)?,
-            name => models::build(name, shape, private.n_classes(), variant)?,
+        let (variant, classes) = (method.variant(config.model.variant()), private.n_classes());
+        let bert = loading::checkpoint(config, data_dir)?;
+        let entry = models::CATALOGUE.iter().find(|entry| entry.name == config.model.name);
+        let reads_text = bert.is_some() || entry.is_some_and(|entry| entry.reads_text);
+        let is_text = matches!(private.shape(), fedproj_data::Shape::Tokens { .. });
+        if is_text != reads_text && (entry.is_some() || bert.is_some()) {
+            return Err(Error::config(format!(
+                "model `{}` is for {}, but the samples of `{}` are {}\nhint: texts need model.name = \"bert\" with a \
+                 model.checkpoint, or an encoder of `fedproj models`",
+                config.model.name,
+                if reads_text { "texts" } else { "numbers" },
+                private.name(),
+                if is_text { "texts" } else { "numbers" },
+            )));
+        }
+        Ok(match (bert, config.model.name.as_str()) {
+            (Some(bert), _) => models::bert(&bert, shape.len(), classes, variant)?,
+            (None, "mlp") => models::mlp(shape, &config.model.hidden, classes, variant)?,
+            (None, name) => models::build(name, shape, classes, variant)?,
         })
+    }
+
+    /// What a user should know before trusting what comes of a run: texts that were cut, weights that were left out.
+    pub fn notes(&self) -> Vec<String> {
+        let sets = [&self.private, &self.test].into_iter().chain(&self.public);
+        let cut = sets.filter(|data| data.n_truncated() > 0).map(|data| {
+            let (n, all, name) = (data.n_truncated(), data.n_samples(), data.name());
+            format!("{n} of {all} texts of `{name}` are longer than {} and were cut", data.shape())
+        });
+        let unused = self.unused_tensors.first().map(|first| {
+            let n = self.unused_tensors.len();
+            format!("{n} tensors of `{}` have no place in the network, such as `{first}`", self.config.model.checkpoint)
+        });
+        cut.chain(unused).collect()
     }
 
     /// Where running variances lie among the buffers.
@@ -161,56 +208,4 @@ impl Experiment {
         let drawn = stream.choose(clients.len() as u32, size.min(clients.len()) as u32);
         drawn.into_iter().map(|at| clients[at as usize]).collect()
     }
-}
-
-fn load_data(
-    config: &Config,
-    method: &dyn Method,
-    data_dir: Option<&Path>,
-    needs_public: bool,
-) -> Result<(Dataset, Dataset, Option<Dataset>)> {
-    let data = &config.data;
-    let splits = fedproj_data::load(&data.private, data_dir)?;
-    let (mut private, test) = if let Some(test) = splits.test {
-        (splits.train, test)
-    } else {
-        let how = SplitConfig { fraction: data.test_fraction, stratified: true };
-        let (kept, held_out) = fedproj_data::split(&splits.train, SplitFor::Test, how, config.seed)?;
-        (splits.train.subset(&kept), splits.train.subset(&held_out))
-    };
-    let public = match data.public.name.as_str() {
-        "none" => None,
-        "split" => {
-            let how = SplitConfig { fraction: data.public_fraction, stratified: false };
-            let (kept, held_out) = fedproj_data::split(&private, SplitFor::Public, how, config.seed)?;
-            let public = private.subset(&held_out);
-            private = private.subset(&kept);
-            Some(public)
-        }
-        // A split changes the private set, so it is done for every method; a set of its own is only read where it is used.
-        _ if !needs_public => None,
-        _ => Some(fedproj_data::load(&data.public, data_dir)?.concatenated()?),
-    };
-    private = subset(private, data.private_samples, config.seed, PRIVATE_SUBSET, "data.private_samples")?;
-    let public = public
-        .map(|p| if method.needs_public_labels() { p } else { p.without_labels() })
-        .map(|p| subset(p, data.public_samples, config.seed, PUBLIC_SUBSET, "data.public_samples"))
-        .transpose()?;
-    if data.byte_cast {
-        return Ok((private.with_byte_cast(), test.with_byte_cast(), public.map(Dataset::with_byte_cast)));
-    }
-    Ok((private, test, public))
-}
-
-/// `n` samples drawn without replacement; 0 is all.
-fn subset(data: Dataset, n: usize, seed: u64, id: u32, key: &str) -> Result<Dataset> {
-    if n == 0 || n == data.n_samples() {
-        return Ok(data);
-    }
-    if n > data.n_samples() {
-        let all = data.n_samples();
-        return Err(Error::config(format!("{key} = {n}, but `{}` has only {all} samples", data.name())));
-    }
-    let chosen = Stream::new(seed, Purpose::Split, [id, 0, 0]).choose(data.n_samples() as u32, n as u32);
-    Ok(data.subset(&chosen))
 }

@@ -16,6 +16,7 @@ mod experiment;
 mod fusion;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod loading;
 mod memory;
 mod method;
 pub mod methods;
@@ -33,7 +34,7 @@ mod trainer;
 pub use checkpoint::write_atomically;
 pub use compare::{ComparedRow, Comparison, Difference, compare, deviation, mean};
 pub use config::{
-    Config, DataConfig, FederationConfig, InitConfig, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
+    Config, DataConfig, Draw, FederationConfig, InitConfig, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
     ScheduleConfig,
 };
 pub use contributions::{Contributions, Head, Part};

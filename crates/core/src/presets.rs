@@ -24,6 +24,17 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
         Preset::Paper => {
             format!("[method.fedproj]\nprojection = {{ warmup = 1 }}\ndistill = {{ alpha = {} }}\n", paper_alpha(given))
         }
+        Preset::AuthorsCode if is_text(given) => "
+            [data]
+            public_draw = 'balanced'
+            text = { max_length = 512 }
+            [model]
+            init = 'authors'
+            [method.fedproj]
+            projection = { warmup = 0, dropout = 0.3 }
+            memory = { size = 30000, batch = 128 }
+            "
+        .to_owned(),
         // A.2 of the specification. The weight-divergence term of the code is identically zero.
         Preset::AuthorsCode => format!(
             "
@@ -52,11 +63,17 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
     toml::from_str(&text).map_err(|e| Error::config(format!("preset: {e}")))
 }
 
-/// The paper's best α: none at β = 0.3; at 0.5, 0.3 for CIFAR-10 and CINIC-10 and 0.5 for CIFAR-100.
+/// Whether a run is on texts, as far as can be told by the data set's name.
+fn is_text(given: &Table) -> bool {
+    fedproj_data::registry::find(private_name(given)).is_ok_and(fedproj_data::registry::Reader::is_text)
+}
+
+/// The paper's best α: none for texts, where its code has no such term, and none at β = 0.3; at 0.5, 0.3 for CIFAR-10 and CINIC-10 and 0.5 for CIFAR-100.
 fn paper_alpha(given: &Table) -> f64 {
     let beta = given.get("data").and_then(|d| number(d.get("partition")?.get("beta")?)).unwrap_or(0.3);
     match (beta >= 0.5, private_name(given)) {
         (false, _) => 0.0,
+        _ if is_text(given) => 0.0,
         (true, "cifar100") => 0.5,
         (true, _) => 0.3,
     }

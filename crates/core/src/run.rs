@@ -30,7 +30,7 @@ pub struct Manifest {
     pub hardware: BTreeMap<String, String>,
     /// BLAKE3 of private, test and public data, of the partition and of the initial weights.
     pub hashes: BTreeMap<String, String>,
-    /// Sizes: clients, cohort, samples, parameters.
+    /// Sizes: clients, cohort, samples, parameters; texts that were cut, if any.
     pub sizes: BTreeMap<String, usize>,
     /// Names of the classes; empty in runs of earlier versions.
     #[serde(default)]
@@ -100,7 +100,7 @@ impl Manifest {
             hardware.insert(text("gpu"), gpu);
         }
         let n_clients = e.partition.n_clients();
-        let sizes = BTreeMap::from([
+        let mut sizes = BTreeMap::from([
             (text("clients"), n_clients),
             (text("cohort"), e.config.federation.cohort(n_clients)),
             (text("private_samples"), e.private.n_samples()),
@@ -108,6 +108,10 @@ impl Manifest {
             (text("public_samples"), e.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples)),
             (text("parameters"), e.weights.len()),
         ]);
+        let sets = [("private", Some(&e.private)), ("test", Some(&e.test)), ("public", e.public.as_ref())];
+        let truncated =
+            sets.iter().filter_map(|(name, data)| Some((format!("{name}_truncated"), data.as_ref()?.n_truncated())));
+        sizes.extend(truncated.filter(|(_, n)| *n > 0));
         let (labels, n_classes) = (e.private.labels().unwrap_or(&[]), e.private.n_classes());
         let counted = 0..n_clients.min(N_CLIENTS_COUNTED);
         Self {

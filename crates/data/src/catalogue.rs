@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::dataset::{Dataset, Shape};
-use crate::registry::{Files, Origin, READERS, Reader, load};
+use crate::error::Result;
+use crate::registry::{Files, Origin, READERS, Reader, load, load_texts};
 use crate::source::SourceConfig;
+use crate::text::Texts;
 
 /// How closely to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +71,7 @@ pub enum State {
 pub struct Part {
     /// How many samples.
     pub n_samples: usize,
-    /// [`Dataset::hash`], if the content was read.
+    /// [`Dataset::hash`] or [`Texts::hash`], if the content was read.
     pub hash: Option<String>,
 }
 
@@ -111,13 +113,17 @@ fn entry(reader: &Reader, data_dir: Option<&Path>, depth: Depth) -> Entry {
         entry.shape = Some(shape);
         entry.n_classes = Some(n_classes);
         entry.train = Some(Part { n_samples: n_train, hash: None });
-        entry.test = Some(Part { n_samples: n_test, hash: None });
+        entry.test = (n_test > 0).then_some(Part { n_samples: n_test, hash: None });
         entry.files = files.members.iter().map(|m| format!("{}/{m}", files.folders[0])).collect();
         entry.how_to_get = (state == State::Missing).then_some(files.how_to_get);
     }
     let is_readable = matches!(state, State::Found | State::Archive) && depth == Depth::Contents;
     if state == State::Embedded || is_readable {
-        inspect(&mut entry, data_dir);
+        let read = if reader.is_text() { inspect_texts } else { inspect };
+        if let Err(error) = read(&mut entry, data_dir) {
+            entry.state = State::Damaged;
+            entry.problem = Some(error.to_string());
+        }
     }
     if let (State::Archive, Origin::Files(files), Some(dir), true) =
         (entry.state, &reader.origin, data_dir, is_readable)
@@ -139,20 +145,24 @@ fn presence(files: &Files, data_dir: &Path) -> (State, Option<PathBuf>) {
 }
 
 /// Reads the data set and puts what it really holds into `entry`.
-fn inspect(entry: &mut Entry, data_dir: Option<&Path>) {
+fn inspect(entry: &mut Entry, data_dir: Option<&Path>) -> Result<()> {
     let part = |data: &Dataset| Part { n_samples: data.n_samples(), hash: Some(data.hash()) };
-    match load(&SourceConfig::named(entry.name), data_dir) {
-        Ok(splits) => {
-            entry.shape = Some(splits.train.shape());
-            entry.n_classes = Some(splits.train.n_classes());
-            entry.train = Some(part(&splits.train));
-            entry.test = splits.test.as_ref().map(part);
-        }
-        Err(error) => {
-            entry.state = State::Damaged;
-            entry.problem = Some(error.to_string());
-        }
-    }
+    let splits = load(&SourceConfig::named(entry.name), data_dir)?;
+    entry.shape = Some(splits.train.shape());
+    entry.n_classes = Some(splits.train.n_classes());
+    entry.train = Some(part(&splits.train));
+    entry.test = splits.test.as_ref().map(part);
+    Ok(())
+}
+
+/// The same for texts, whose shape is a tokeniser's affair.
+fn inspect_texts(entry: &mut Entry, data_dir: Option<&Path>) -> Result<()> {
+    let part = |texts: &Texts| Part { n_samples: texts.texts.len(), hash: Some(texts.hash()) };
+    let splits = load_texts(&SourceConfig::named(entry.name), data_dir)?;
+    entry.n_classes = Some(splits.train.class_names.len());
+    entry.train = Some(part(&splits.train));
+    entry.test = splits.test.as_ref().map(part);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! A data set in memory: one contiguous buffer of samples, labels beside it, normalisation applied when gathering.
 //!
 //! Images stay `u8` and channels-last, so CIFAR-10 takes 184 MB rather than 737 MB, and a batch becomes `f32` only
-//! when it is gathered. A data set never changes after it is built; `subset`, `resized` and friends make new ones.
+//! when it is gathered. Texts stay ragged word pieces until then. A data set never changes after it is built; `subset`,
+//! `resized` and friends make new ones.
 
 use crate::error::{Error, Result};
+use crate::tokens::Tokens;
 
 /// What one sample looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -23,6 +25,11 @@ pub enum Shape {
         /// Values per row.
         features: usize,
     },
+    /// A text of at most `len` tokens: slots as [`Tokens`] has them.
+    Tokens {
+        /// Slots per text.
+        len: usize,
+    },
 }
 
 impl Shape {
@@ -31,6 +38,7 @@ impl Shape {
         match self {
             Self::Image { height, width, channels } => height * width * channels,
             Self::Vector { features } => features,
+            Self::Tokens { len } => len,
         }
     }
 
@@ -40,10 +48,12 @@ impl Shape {
     }
 
     /// How many (mean, std) pairs normalise a sample: one per channel, or one per feature of a table.
+    /// Texts are not normalised; they have one pair that changes nothing.
     pub fn n_channels(self) -> usize {
         match self {
             Self::Image { channels, .. } => channels,
             Self::Vector { features } => features,
+            Self::Tokens { .. } => 1,
         }
     }
 }
@@ -53,6 +63,7 @@ impl std::fmt::Display for Shape {
         match self {
             Self::Image { height, width, channels } => write!(f, "{height}×{width}×{channels}"),
             Self::Vector { features } => write!(f, "{features}"),
+            Self::Tokens { len } => write!(f, "{len} tokens"),
         }
     }
 }
@@ -64,14 +75,29 @@ pub enum Samples {
     U8(Vec<u8>),
     /// Floats, as tables have them.
     F32(Vec<f32>),
+    /// Word pieces, as texts have them.
+    Tokens(Tokens),
 }
 
 impl Samples {
-    fn len(&self) -> usize {
-        match self {
-            Self::U8(values) => values.len(),
-            Self::F32(values) => values.len(),
+    /// How many samples of a shape there are, or what does not fit it.
+    fn count(&self, shape: Shape) -> Result<usize, String> {
+        let n_values = match (self, shape) {
+            (Self::Tokens(texts), Shape::Tokens { len }) if !texts.is_empty() && texts.longest() <= len => {
+                return Ok(texts.len());
+            }
+            (Self::Tokens(texts), _) => {
+                let (n, longest) = (texts.len(), texts.longest());
+                return Err(format!("{n} texts of up to {longest} tokens are not samples of shape {shape}"));
+            }
+            (_, Shape::Tokens { .. }) => return Err("its samples are no texts".into()),
+            (Self::U8(values), _) => values.len(),
+            (Self::F32(values), _) => values.len(),
+        };
+        if shape.is_empty() || n_values == 0 || !n_values.is_multiple_of(shape.len()) {
+            return Err(format!("{n_values} values are not samples of shape {shape}"));
         }
+        Ok(n_values / shape.len())
     }
 }
 
@@ -139,11 +165,7 @@ impl Dataset {
         class_names: Vec<String>,
     ) -> Result<Self> {
         let name = name.into();
-        let n_values = samples.len();
-        if shape.is_empty() || n_values == 0 || !n_values.is_multiple_of(shape.len()) {
-            return Err(Error::inconsistent(&name, format!("{n_values} values are not samples of shape {shape}")));
-        }
-        let n_samples = n_values / shape.len();
+        let n_samples = samples.count(shape).map_err(|problem| Error::inconsistent(&name, problem))?;
         if u32::try_from(n_samples).is_err() {
             return Err(Error::inconsistent(&name, format!("{n_samples} samples exceed the limit of 2³² − 1")));
         }
@@ -179,7 +201,16 @@ impl Dataset {
 
     /// How many samples there are.
     pub fn n_samples(&self) -> usize {
-        self.samples.len() / self.shape.len()
+        match &self.samples {
+            Samples::U8(values) => values.len() / self.shape.len(),
+            Samples::F32(values) => values.len() / self.shape.len(),
+            Samples::Tokens(texts) => texts.len(),
+        }
+    }
+
+    /// How many texts were cut to fit their shape; 0 for anything else.
+    pub fn n_truncated(&self) -> usize {
+        if let Samples::Tokens(texts) = &self.samples { texts.n_truncated() } else { 0 }
     }
 
     /// How many classes there are; 0 for a set without labels.
@@ -224,6 +255,7 @@ impl Dataset {
             match &self.samples {
                 Samples::U8(values) => normalise_u8(&values[span], &self.scale_row, &self.shift_row, sample),
                 Samples::F32(values) => normalise_f32(&values[span], &self.scale_row, &self.shift_row, sample),
+                Samples::Tokens(texts) => texts.write(index as usize, sample),
             }
         }
     }
@@ -245,6 +277,7 @@ impl Dataset {
         let samples = match &self.samples {
             Samples::U8(values) => Samples::U8(rows(values, len, indices)),
             Samples::F32(values) => Samples::F32(rows(values, len, indices)),
+            Samples::Tokens(texts) => Samples::Tokens(texts.subset(indices)),
         };
         Self {
             samples,
@@ -309,6 +342,7 @@ impl Dataset {
         match &self.samples {
             Samples::U8(values) => part(values),
             Samples::F32(values) => part(&floats(values)),
+            Samples::Tokens(texts) => part(&texts.to_words().iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>()),
         }
         part(&ids(&self.labels));
         part(&ids(&self.groups));

@@ -2,7 +2,8 @@
 //!
 //! A [`Dataset`] holds samples in one buffer and hands out normalised batches. [`load`] reads one by name from the
 //! table in [`registry`]: adding a data set is one file under `readers/` and one line there. A [`PartitionConfig`]
-//! deals the samples of a data set to clients; [`picture`] draws the result.
+//! deals the samples of a data set to clients; [`picture`] draws the result. Texts are read by [`load_texts`] and become
+//! a [`Dataset`] of word pieces by a [`Tokenizer`]; [`load_with`] does both.
 //!
 //! This crate knows nothing of models or methods, opens no connection, and draws random numbers only from
 //! [`fedproj_rng`] streams. Foreign bytes never make it panic: they end in an [`Error`] that names file and place.
@@ -30,11 +31,15 @@ mod readers;
 pub mod registry;
 mod source;
 mod split;
+mod text;
+mod tokens;
 mod transform;
 
 pub use dataset::{Dataset, Normalisation, Samples, Shape};
 pub use error::{Error, Result};
 pub use partition::{Partition, PartitionConfig};
-pub use registry::load;
-pub use source::{Column, ImageLayout, LabelSet, SourceConfig, Splits};
-pub use split::{SplitConfig, SplitFor, split};
+pub use registry::{load, load_texts, load_with};
+pub use source::{Column, ImageLayout, LabelSet, SourceConfig, Splits, TextColumns};
+pub use split::{SplitConfig, SplitFor, balanced, split};
+pub use text::{Text, TextConfig, Texts, Tokenizer};
+pub use tokens::{Tokens, WORDS_PER_TEXT};

@@ -6,6 +6,7 @@ use crate::dataset::Shape;
 use crate::error::{Error, Result};
 use crate::readers;
 use crate::source::{SourceConfig, Splits};
+use crate::text::{Texts, Tokenizer};
 
 /// Every data set and format that [`load`] knows, in the order in which they are listed.
 pub static READERS: &[Reader] = &[
@@ -17,9 +18,16 @@ pub static READERS: &[Reader] = &[
     readers::tinyimagenet32::READER,
     readers::mnist::READER,
     readers::fashion_mnist::READER,
+    readers::sentences::SST2,
+    readers::sentences::MNLI,
+    readers::sentences::MARC,
+    readers::sentences::SENT140,
+    readers::sentences::SNLI,
+    readers::sentences::YELP,
     readers::csv::READER,
     readers::folder::READER,
     readers::numpy::READER,
+    readers::text::READER,
 ];
 
 /// One row of the table.
@@ -33,7 +41,15 @@ pub struct Reader {
     /// Option keys of [`SourceConfig`] that it takes.
     pub options: &'static [&'static str],
     /// Reads it.
-    pub read: fn(&Request<'_>) -> Result<Splits>,
+    pub read: Read,
+}
+
+/// How a row reads, by what comes of it.
+pub enum Read {
+    /// Images or tables of numbers.
+    Numbers(fn(&Request<'_>) -> Result<Splits>),
+    /// Texts, which need a tokeniser.
+    Text(fn(&Request<'_>) -> Result<Splits<Texts>>),
 }
 
 /// Where the samples of a reader come from.
@@ -72,7 +88,7 @@ pub struct Request<'a> {
     pub data_dir: Option<&'a Path>,
 }
 
-/// Reads a data set.
+/// Reads a data set of numbers; [`load_with`] also reads texts.
 ///
 /// `data_dir` is needed for anything that is not embedded. An official archive found there is unpacked first.
 ///
@@ -87,15 +103,23 @@ pub struct Request<'a> {
 /// # Errors
 /// If the name or an option is unknown, or the files are missing or damaged.
 pub fn load(config: &SourceConfig, data_dir: Option<&Path>) -> Result<Splits> {
-    let reader = find(&config.name)?;
-    if let Some(key) = config.options_given().find(|key| !reader.options.contains(key)) {
-        let hint = match reader.options {
-            [] => "it takes no options".to_owned(),
-            options => format!("its options are {}", options.join(", ")),
-        };
-        return Err(Error::bad_option(reader.name, format!("takes no option `{key}`"), hint));
-    }
-    let mut splits = (reader.read)(&Request { name: reader.name, config, data_dir })?;
+    load_with(config, data_dir, None)
+}
+
+/// As [`load`], with a tokeniser for texts.
+///
+/// # Errors
+/// As [`load`], or if a text data set finds no tokeniser.
+pub fn load_with(config: &SourceConfig, data_dir: Option<&Path>, tokenizer: Option<&Tokenizer>) -> Result<Splits> {
+    let (reader, request) = request(config, data_dir)?;
+    let mut splits = match (&reader.read, tokenizer) {
+        (Read::Numbers(read), _) => read(&request)?,
+        (Read::Text(read), Some(tokenizer)) => read(&request)?.map(|texts| tokenizer.dataset(texts))?,
+        (Read::Text(_), None) => {
+            let hint = "set model.name = \"bert\" and model.checkpoint to a BERT folder, or data.text.vocabulary to a vocab.txt";
+            return Err(Error::bad_option(reader.name, "texts need a model with a vocabulary", hint));
+        }
+    };
     if let Some([height, width]) = config.resize {
         splits = splits.map(|part| match part.shape() {
             Shape::Image { height: h, width: w, .. } if [h, w] == [height, width] => Ok(part),
@@ -107,6 +131,31 @@ pub fn load(config: &SourceConfig, data_dir: Option<&Path>) -> Result<Splits> {
         splits = splits.map(|part| part.with_normalisation(normalisation.clone()))?;
     }
     Ok(splits)
+}
+
+/// The texts of a data set as they are.
+///
+/// # Errors
+/// As [`load`], or if it is no data set of texts.
+pub fn load_texts(config: &SourceConfig, data_dir: Option<&Path>) -> Result<Splits<Texts>> {
+    let (reader, request) = request(config, data_dir)?;
+    match reader.read {
+        Read::Text(read) => read(&request),
+        Read::Numbers(_) => Err(Error::inconsistent(reader.name, "its samples are no texts")),
+    }
+}
+
+/// The row of a configuration and what it is given, once the options are known to be the row's.
+fn request<'a>(config: &'a SourceConfig, data_dir: Option<&'a Path>) -> Result<(&'static Reader, Request<'a>)> {
+    let reader = find(&config.name)?;
+    if let Some(key) = config.options_given().find(|key| !reader.options.contains(key)) {
+        let hint = match reader.options {
+            [] => "it takes no options".to_owned(),
+            options => format!("its options are {}", options.join(", ")),
+        };
+        return Err(Error::bad_option(reader.name, format!("takes no option `{key}`"), hint));
+    }
+    Ok((reader, Request { name: reader.name, config, data_dir }))
 }
 
 /// Whether the files of a data set are there, without reading them: what [`load`] would say at once.
@@ -142,6 +191,13 @@ pub fn find(name: &str) -> Result<&'static Reader> {
         };
         Error::UnknownDataset { name: name.to_owned(), hint }
     })
+}
+
+impl Reader {
+    /// Whether its samples are texts.
+    pub fn is_text(&self) -> bool {
+        matches!(self.read, Read::Text(_))
+    }
 }
 
 impl Files {
@@ -183,7 +239,12 @@ impl Request<'_> {
             let hint = format!("write {{ name = \"{}\", path = \"…\" }}", self.name);
             Error::bad_option(self.name, "a format needs to know what to read", hint)
         })?;
-        Ok(self.data_dir.map_or_else(|| path.to_owned(), |dir| dir.join(path)))
+        Ok(self.resolve(path))
+    }
+
+    /// A path of the configuration, which is relative to the data directory.
+    pub(crate) fn resolve(&self, path: &Path) -> PathBuf {
+        self.data_dir.map_or_else(|| path.to_owned(), |dir| dir.join(path))
     }
 }
 

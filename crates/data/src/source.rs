@@ -15,16 +15,24 @@ use crate::error::Result;
 pub struct SourceConfig {
     /// Name in the registry.
     pub name: String,
-    /// File or folder, for formats (`csv`, `folder`, `numpy`); relative to the data directory.
+    /// File or folder, for formats (`csv`, `folder`, `numpy`, `text`); relative to the data directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
+    /// File of the test part, for `text`; relative to the data directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test: Option<PathBuf>,
+    /// The column of text of a table of texts, or the two of a table of pairs; all that is neither label nor group unless
+    /// given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<TextColumns>,
     /// Which labels of CIFAR-100.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<LabelSet>,
-    /// Label column of a CSV file; the last one unless given, `"none"` for a file without labels.
+    /// Label column of a CSV file, the last one unless given, or of a table of texts, the one named `label` unless given;
+    /// `"none"` for a file without labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label: Option<Column>,
-    /// Column of a CSV file that says who owns a row; it is then no feature.
+    /// Column of a CSV file or table of texts that says who owns a row; it is then no feature.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<Column>,
     /// Order of axes of four-dimensional NumPy arrays, where their shape leaves it open.
@@ -49,7 +57,29 @@ pub enum LabelSet {
     Coarse,
 }
 
-/// A column of a CSV file.
+/// One column of text, or the two of pairs.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a column or a list of two columns, each by its name or its position counted from 0"
+)]
+pub enum TextColumns {
+    /// A single text.
+    One(Column),
+    /// A pair.
+    Pair([Column; 2]),
+}
+
+impl TextColumns {
+    pub(crate) fn as_slice(&self) -> &[Column] {
+        match self {
+            Self::One(column) => std::slice::from_ref(column),
+            Self::Pair(columns) => columns,
+        }
+    }
+}
+
+/// A column of a table.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(untagged, expecting = "expected the name of a column or its position counted from 0")]
 pub enum Column {
@@ -69,13 +99,13 @@ pub enum ImageLayout {
     Nchw,
 }
 
-/// What a reader gives back.
+/// What a reader gives back: data sets, or texts that are still to be tokenised.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Splits {
+pub struct Splits<T = Dataset> {
     /// The training part, or everything if the data set comes in one piece.
-    pub train: Dataset,
+    pub train: T,
     /// The published test part, if there is one.
-    pub test: Option<Dataset>,
+    pub test: Option<T>,
 }
 
 impl Splits {
@@ -89,10 +119,12 @@ impl Splits {
             None => Ok(self.train),
         }
     }
+}
 
+impl<T> Splits<T> {
     /// Applies `change` to both parts.
-    pub(crate) fn map(self, change: impl Fn(Dataset) -> Result<Dataset>) -> Result<Self> {
-        Ok(Self { train: change(self.train)?, test: self.test.map(change).transpose()? })
+    pub(crate) fn map<U>(self, change: impl Fn(T) -> Result<U>) -> Result<Splits<U>> {
+        Ok(Splits { train: change(self.train)?, test: self.test.map(change).transpose()? })
     }
 }
 
@@ -106,6 +138,8 @@ impl SourceConfig {
     pub(crate) fn options_given(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             ("path", self.path.is_some()),
+            ("test", self.test.is_some()),
+            ("text", self.text.is_some()),
             ("labels", self.labels.is_some()),
             ("label", self.label.is_some()),
             ("group", self.group.is_some()),
@@ -123,6 +157,8 @@ impl SourceConfig {
 struct Table {
     name: String,
     path: Option<PathBuf>,
+    test: Option<PathBuf>,
+    text: Option<TextColumns>,
     labels: Option<LabelSet>,
     label: Option<Column>,
     group: Option<Column>,
@@ -148,8 +184,8 @@ impl<'de> Deserialize<'de> for SourceConfig {
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<SourceConfig, M::Error> {
                 let table = Table::deserialize(MapAccessDeserializer::new(map))?;
-                let Table { name, path, labels, label, group, layout, resize, standardise } = table;
-                Ok(SourceConfig { name, path, labels, label, group, layout, resize, standardise })
+                let Table { name, path, test, text, labels, label, group, layout, resize, standardise } = table;
+                Ok(SourceConfig { name, path, test, text, labels, label, group, layout, resize, standardise })
             }
         }
         deserializer.deserialize_any(NameOrTable)

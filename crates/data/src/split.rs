@@ -73,6 +73,32 @@ pub fn split(data: &Dataset, purpose: SplitFor, config: SplitConfig, seed: u64) 
     Ok((kept, held_out))
 }
 
+/// At most `n_max` samples with as many of each class, in increasing order: n / classes of each, where n is `n_max` or all
+/// there are, and all of a class that has fewer. A `n_max` of 0 is no limit.
+///
+/// # Errors
+/// If the set has no labels, or `n_max` is less than a sample of each class.
+pub fn balanced(data: &Dataset, n_max: usize, stream: &mut Stream) -> Result<Vec<u32>> {
+    let impossible =
+        |problem: String, hint: &'static str| Error::ImpossibleSplit { name: data.name().to_owned(), problem, hint };
+    let Some(labels) = data.labels() else {
+        return Err(impossible("it has no labels to balance".into(), "draw it uniformly"));
+    };
+    let n = if n_max == 0 { data.n_samples() } else { n_max.min(data.n_samples()) };
+    let quota = n / data.n_classes();
+    if quota == 0 {
+        let problem = format!("{n} samples are not one of each of {} classes", data.n_classes());
+        return Err(impossible(problem, "take more samples"));
+    }
+    let mut drawn = Vec::with_capacity(n);
+    for mut class in indices_by_class(labels, data.n_classes()) {
+        stream.shuffle(&mut class);
+        drawn.extend_from_slice(&class[..quota.min(class.len())]);
+    }
+    drawn.sort_unstable();
+    Ok(drawn)
+}
+
 /// The samples of each class, in increasing order.
 pub(crate) fn indices_by_class(labels: &[u32], n_classes: usize) -> Vec<Vec<u32>> {
     let mut classes = vec![Vec::new(); n_classes];
@@ -124,6 +150,26 @@ mod tests {
         let config = SplitConfig { fraction: 0.25, stratified: true };
         let (_, test) = split(&data(labels.clone(), 2), SplitFor::Test, config, 1).unwrap();
         assert_eq!(test.iter().filter(|&&i| labels[i as usize] == 1).count(), 25);
+    }
+
+    #[test]
+    fn a_balanced_draw_takes_as_many_of_each_class_as_there_are() {
+        // As many as SST-2 has: the paper's code draws 63 454 of them.
+        let labels: Vec<u32> = (0..67_349).map(|i| u32::from(i >= 29_780)).collect();
+        let data = data(labels.clone(), 2);
+        let draw = |n_max, seed| balanced(&data, n_max, &mut Stream::new(seed, Purpose::Split, [9, 0, 0])).unwrap();
+        let counts = |drawn: &[u32]| {
+            let n_second: u32 = drawn.iter().map(|&i| labels[i as usize]).sum();
+            (drawn.len() - n_second as usize, n_second as usize)
+        };
+        assert_eq!(counts(&draw(100_000, 0)), (29_780, 33_674));
+        assert_eq!(draw(0, 0), draw(100_000, 0));
+        let some = draw(1001, 0);
+        assert_eq!(counts(&some), (500, 500));
+        assert!(some.is_sorted() && some != draw(1001, 1) && some == draw(1001, 0));
+        assert!(balanced(&data, 1, &mut Stream::new(0, Purpose::Split, [0; 3])).is_err());
+        let unlabelled = data.without_labels();
+        assert!(balanced(&unlabelled, 10, &mut Stream::new(0, Purpose::Split, [0; 3])).is_err());
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl Dataset {
     /// If the samples are no images or a side is 0.
     pub fn resized(&self, height: usize, width: usize) -> Result<Self> {
         let Shape::Image { height: from_height, width: from_width, channels } = self.shape else {
-            return Err(Error::inconsistent(&self.name, "rows of a table cannot be resized like images"));
+            return Err(Error::inconsistent(&self.name, "only images can be resized"));
         };
         if height == 0 || width == 0 {
             return Err(Error::inconsistent(&self.name, format!("images cannot be resized to {height}×{width}")));
@@ -37,6 +37,7 @@ impl Dataset {
         let samples = match &self.samples {
             Samples::U8(values) => Samples::U8(plan.apply(values, f32::from, |v| v.round() as u8)),
             Samples::F32(values) => Samples::F32(plan.apply(values, |v| v, |v| v)),
+            Samples::Tokens(_) => unreachable!("texts have no image's shape"),
         };
         let shape = Shape::Image { height, width, channels };
         let resized = Self::new(&self.name, shape, samples, self.labels.clone(), self.class_names.clone())?;
@@ -63,6 +64,7 @@ impl Dataset {
         match (&mut self.samples, &other.samples) {
             (Samples::U8(a), Samples::U8(b)) => a.extend_from_slice(b),
             (Samples::F32(a), Samples::F32(b)) => a.extend_from_slice(b),
+            (Samples::Tokens(a), Samples::Tokens(b)) => a.append(b),
             _ => return problem("one holds bytes, the other floats"),
         }
         if let (Some(a), Some(b)) = (&mut self.labels, &other.labels) {
@@ -99,6 +101,8 @@ impl Dataset {
         match &self.samples {
             Samples::U8(values) => values.iter().enumerate().for_each(|(i, &v)| add(i, v.into())),
             Samples::F32(values) => values.iter().enumerate().for_each(|(i, &v)| add(i, v.into())),
+            // Ids are names, not quantities.
+            Samples::Tokens(_) => (),
         }
         sums
     }

@@ -63,6 +63,16 @@ proptest! {
     }
 
     #[test]
+    fn text_files(bytes in damaged(b"label,text\n\"0\",\"a \"\"b\"\"\nc\"\n1,d\n".to_vec())) {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["a.csv", "a.tsv", "a.jsonl"] {
+            std::fs::write(dir.path().join(file), &bytes).unwrap();
+            let config = SourceConfig { path: Some(file.into()), ..SourceConfig::named("text") };
+            let _ = fedproj_data::load_texts(&config, Some(dir.path()));
+        }
+    }
+
+    #[test]
     fn image_files(bytes in damaged(png())) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("class")).unwrap();

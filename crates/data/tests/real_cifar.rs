@@ -1,17 +1,9 @@
 //! The real CIFAR files, where there are any: set `FEDPROJ_DATA` to the folder that holds them.
 
-use std::path::PathBuf;
+mod data_dir;
 
+use data_dir::data_dir;
 use fedproj_data::{LabelSet, PartitionConfig, SourceConfig, load};
-
-/// The data directory, if it holds `folder`; otherwise says that the test does nothing.
-fn data_dir(folder: &str) -> Option<PathBuf> {
-    let dir = std::env::var_os("FEDPROJ_DATA").map(PathBuf::from).filter(|dir| dir.join(folder).is_dir());
-    if dir.is_none() {
-        eprintln!("skipped: FEDPROJ_DATA is not set or holds no {folder}");
-    }
-    dir
-}
 
 #[test]
 fn cifar10_is_whole_and_normalised() {

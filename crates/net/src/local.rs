@@ -56,6 +56,7 @@ impl Session {
         let mut config = Config::from_layers(Some(&table), &[])?;
         // Weights come with the task; a path from the network is none of ours.
         config.model.weights.clear();
+        refuse_texts(&config)?;
         let method = config.method.build()?;
         setup.policy.check_run(&config, method.as_ref())?;
         let public = task.public.as_ref().map(|blob| decode_public(&cache.get(blob)?)).transpose()?;
@@ -173,9 +174,23 @@ impl Session {
     }
 }
 
+/// A run on texts names a checkpoint and a vocabulary by their paths, which nothing that was received may choose.
+///
+/// # Errors
+/// If the run is one.
+pub(crate) fn refuse_texts(config: &Config) -> Result<()> {
+    if config.model.checkpoint.is_empty() && config.data.text.vocabulary.as_os_str().is_empty() {
+        return Ok(());
+    }
+    Err(Error::config(
+        "runs on texts are for the simulator so far: model.checkpoint and data.text.vocabulary are paths, which nodes do not \
+         take from the network",
+    ))
+}
+
 /// The network must have as many weights as were announced, before memory is taken for them.
 fn check_network(config: &Config, method: &dyn Method, private: &Dataset, task: &Train) -> Result<()> {
-    let n = Experiment::network(config, method, private)?.params().len();
+    let n = Experiment::network(config, method, private, None)?.params().len();
     if n as u64 == task.weights.len / 4 {
         return Ok(());
     }
@@ -265,6 +280,18 @@ mod tests {
             let expected = session.upload_bytes(&task);
             let (contribution, _) = session.train(&task, ClientState::new(), &cache, &outbox).unwrap();
             assert_eq!(contribution.parts.iter().map(|p| p.blob.len).sum::<u64>(), expected, "{settings:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_names_a_checkpoint_is_refused() {
+        let config = |pairs: &[&str]| {
+            Config::from_layers(None, &pairs.iter().map(|pair| (*pair).to_owned()).collect::<Vec<_>>()).unwrap()
+        };
+        assert!(refuse_texts(&config(&[])).is_ok());
+        for pairs in [&["model.name=bert", "model.checkpoint=/etc"][..], &["data.text.vocabulary=/etc/passwd"]] {
+            let message = refuse_texts(&config(pairs)).unwrap_err().to_string();
+            assert!(message.contains("do not take from the network"), "{message}");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! ([`PublicHeader`]), the samples, and the labels where there are any.
 
 use crate::error::{Error, Result};
-use fedproj_data::{Dataset, Normalisation, Samples, Shape};
+use fedproj_data::{Dataset, Normalisation, Samples, Shape, Tokens, WORDS_PER_TEXT};
 use prost::Message;
 
 const MAGIC: &[u8; 8] = b"FEDPROJP";
@@ -54,7 +54,7 @@ fn quads<'a>(bytes: &'a [u8], n: usize, what: &str) -> Result<&'a [[u8; 4]]> {
 /// What precedes the samples of a public set.
 #[derive(Clone, PartialEq, Message)]
 pub struct PublicHeader {
-    /// Height, width and channels of an image, or the features of a row.
+    /// Height, width and channels of an image; the features of a row; or the slots of a text and the tokens of all texts.
     #[prost(uint64, repeated, tag = "1")]
     pub shape: Vec<u64>,
     /// Samples.
@@ -82,6 +82,11 @@ pub fn encode_public(data: &Dataset) -> Vec<u8> {
     let shape = match data.shape() {
         Shape::Image { height, width, channels } => vec![height as u64, width as u64, channels as u64],
         Shape::Vector { features } => vec![features as u64],
+        // Texts are ragged: the second number says how many tokens follow.
+        Shape::Tokens { len } => {
+            let n_tokens = if let Samples::Tokens(texts) = data.samples() { texts.n_tokens() } else { 0 };
+            vec![len as u64, n_tokens as u64]
+        }
     };
     let Normalisation { unit, mean, std } = data.normalisation().clone();
     let class_names = data.labels().map(|_| data.class_names().to_vec()).unwrap_or_default();
@@ -94,6 +99,7 @@ pub fn encode_public(data: &Dataset) -> Vec<u8> {
     match data.samples() {
         Samples::U8(values) => out.extend_from_slice(values),
         Samples::F32(values) => out.extend(encode_f32(values)),
+        Samples::Tokens(texts) => out.extend(encode_u32(&texts.to_words())),
     }
     out.extend(encode_u32(data.labels().unwrap_or(&[])));
     out
@@ -115,16 +121,23 @@ pub fn decode_public(bytes: &[u8]) -> Result<Dataset> {
         [height, width, channels] => {
             Shape::Image { height: size(height)?, width: size(width)?, channels: size(channels)? }
         }
+        [len, _] => Shape::Tokens { len: size(len)? },
         [features] => Shape::Vector { features: size(features)? },
-        _ => return Err(Error::protocol("public set: neither images nor rows")),
+        _ => return Err(Error::protocol("public set: neither images, texts nor rows")),
     };
     // The product may not even fit; sizes are compared with what is there before anything is allocated.
     let n_samples = size(header.n_samples)?;
-    let n_values =
-        header.shape.iter().try_fold(n_samples, |n, &side| n.checked_mul(size(side).ok()?)).ok_or_else(cut)?;
+    let n_values = match header.shape[..] {
+        [_, n_tokens] => n_samples.checked_mul(WORDS_PER_TEXT).and_then(|n| n.checked_add(size(n_tokens).ok()?)),
+        _ => header.shape.iter().try_fold(n_samples, |n, &side| n.checked_mul(size(side).ok()?)),
+    };
+    let n_values = n_values.ok_or_else(cut)?;
     let n_bytes = if header.bytes { Some(n_values) } else { n_values.checked_mul(4) };
     let (samples, labels) = rest.split_at_checked(n_bytes.ok_or_else(cut)?).ok_or_else(cut)?;
-    let samples = if header.bytes {
+    let samples = if matches!(shape, Shape::Tokens { .. }) {
+        let words = decode_u32(samples, n_values, u32::MAX, "texts of the public set")?;
+        Samples::Tokens(Tokens::from_words(&words, n_samples)?)
+    } else if header.bytes {
         Samples::U8(samples.to_vec())
     } else {
         Samples::F32(decode_f32(samples, n_values, "public set")?)
@@ -149,11 +162,18 @@ mod tests {
         data.with_normalisation(Normalisation::bytes(&[0.3], &[0.7])).unwrap()
     }
 
+    fn texts() -> Dataset {
+        let mut texts = Tokens::default();
+        texts.push(&[101, 7, 102], 3, true).unwrap();
+        texts.push(&[101, 102, 9, 102], 2, false).unwrap();
+        Dataset::new("z", Shape::Tokens { len: 6 }, Samples::Tokens(texts), None, vec![]).unwrap()
+    }
+
     #[test]
     fn a_public_set_comes_back_as_it_was() {
         let rows =
             Dataset::new("y", Shape::Vector { features: 2 }, Samples::F32(vec![1.0, -0.5, 3.0, 4.0]), None, vec![]);
-        for data in [images(), images().without_labels(), rows.unwrap()] {
+        for data in [images(), images().without_labels(), rows.unwrap(), texts()] {
             let back = decode_public(&encode_public(&data)).unwrap();
             assert_eq!(back.hash(), data.hash());
         }
@@ -174,7 +194,7 @@ mod tests {
         fn damaged_public_sets_are_errors_or_sets_never_panics(
             flips in proptest::collection::vec((0usize..200, any::<u8>()), 0..6), cut in 0usize..200,
         ) {
-            let mut bytes = encode_public(&images());
+            let mut bytes = encode_public(&if cut % 3 == 0 { texts() } else { images() });
             for (at, to) in flips {
                 let at = at % bytes.len();
                 bytes[at] = to;

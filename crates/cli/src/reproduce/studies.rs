@@ -1,7 +1,7 @@
 //! What each study varies. A further one is a [`Study`], its arguments, and a line in `reproduce::Reproduce`.
 
 use super::study::{Study, StudyArgs};
-use crate::setups::{CIFAR10, CIFAR100, CINIC10, Setup};
+use crate::setups::{CIFAR10, CIFAR100, CINIC10, MARC, MNLI, SST2, Setup};
 use anyhow::Result;
 use clap::Args;
 
@@ -13,6 +13,16 @@ pub const TABLE1: Study = Study {
     name: "table1",
     title: "Table 1, image classification",
     setups: IMAGES,
+    fixed: &[],
+    key: "method.name",
+    flag: "--methods",
+};
+
+/// Four methods on texts, with a small BERT.
+pub const TABLE2: Study = Study {
+    name: "table2",
+    title: "Table 2, text classification",
+    setups: &[SST2, MNLI, MARC],
     fixed: &[],
     key: "method.name",
     flag: "--methods",
@@ -51,6 +61,16 @@ pub struct Table1 {
     methods: Vec<String>,
 }
 
+/// Arguments of `reproduce table2`.
+#[derive(Args)]
+pub struct Table2 {
+    #[command(flatten)]
+    common: StudyArgs,
+    /// Methods, with commas between them; `fedproj methods` lists more
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "fedavg,feddf,fedet,fedproj")]
+    methods: Vec<String>,
+}
+
 /// Arguments of `reproduce projection-dropout`.
 #[derive(Args)]
 pub struct ProjectionDropout {
@@ -76,6 +96,14 @@ impl Table1 {
     pub fn run(self) -> Result<()> {
         let methods = self.methods.into_iter().map(toml::Value::from).collect();
         TABLE1.run(&self.common, methods)
+    }
+}
+
+impl Table2 {
+    /// Runs the study.
+    pub fn run(self) -> Result<()> {
+        let methods = self.methods.into_iter().map(toml::Value::from).collect();
+        TABLE2.run(&self.common, methods)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::say;
 use crate::setups::{PRESETS, Setup};
 use anyhow::{Result, bail};
 use clap::Args;
-use fedproj_core::{Comparison, Config, Error, Plan, PlannedRun, Summary, compare};
+use fedproj_core::{Comparison, Config, Error, Manifest, Plan, PlannedRun, Summary, compare};
 use fedproj_data::{PartitionConfig, SourceConfig, registry};
 use fedproj_nn::models::nearest;
 use serde::Serialize;
@@ -36,9 +36,9 @@ pub struct Study {
 /// What all studies ask.
 #[derive(Args)]
 pub struct StudyArgs {
-    /// The private data set
-    #[arg(long, value_name = "NAME", default_value = "cifar10")]
-    dataset: String,
+    /// The private data set: cifar10 (the default), cifar100 or cinic10; of texts sst2 (the default), mnli or marc
+    #[arg(long, value_name = "NAME")]
+    dataset: Option<String>,
     /// Degrees of skew β (Dirichlet; small is skewed), with commas between them
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.5")]
     beta: Vec<f64>,
@@ -77,7 +77,7 @@ impl Study {
         let setup = self.setup(args)?;
         let plan = self.plan(args, &setup, values, data_dir.as_deref())?;
         check_data(&plan, data_dir.as_deref())?;
-        let out = args.out.clone().unwrap_or_else(|| self.default_out(args));
+        let out = args.out.clone().unwrap_or_else(|| self.default_out(args, &setup));
         let job = |run: PlannedRun| Job { dir: out.join(&run.id), id: run.id, config: run.config };
         let jobs: Vec<Job> = plan.into_iter().map(job).collect();
         let title = self.describe(args, &setup, &jobs[0].config);
@@ -99,6 +99,7 @@ impl Study {
             }
         })?;
         let tables = self.tables(&jobs, &summaries)?;
+        let title = format!("{title}{}", samples(&runs)?);
         let written = crate::report::write(&runs, &out.join("report"), Some(&title))?;
         if args.json {
             let report = written.report;
@@ -116,11 +117,11 @@ impl Study {
 
     fn setup(&self, args: &StudyArgs) -> Result<Setup> {
         let known = || self.setups.iter().map(|setup| setup.data);
-        let Some(setup) = self.setups.iter().find(|setup| setup.data == args.dataset) else {
-            let hint =
-                nearest(&args.dataset, known()).map_or(String::new(), |k| format!("\nhint: did you mean `{k}`?"));
+        let asked = args.dataset.as_deref().unwrap_or(self.setups[0].data);
+        let Some(setup) = self.setups.iter().find(|setup| setup.data == asked) else {
+            let hint = nearest(asked, known()).map_or(String::new(), |k| format!("\nhint: did you mean `{k}`?"));
             let names = known().collect::<Vec<_>>().join(", ");
-            bail!(Error::config(format!("--dataset {}: `{}` has {names}{hint}", args.dataset, self.name)));
+            bail!(Error::config(format!("--dataset {asked}: `{}` has {names}{hint}", self.name)));
         };
         Ok(if args.scale == "quick" { setup.quick() } else { *setup })
     }
@@ -164,19 +165,27 @@ impl Study {
         Ok(runs)
     }
 
-    fn default_out(&self, args: &StudyArgs) -> PathBuf {
+    fn default_out(&self, args: &StudyArgs, setup: &Setup) -> PathBuf {
         let preset = if args.preset == "clean" { String::new() } else { format!("-{}", args.preset) };
-        Path::new("runs").join(format!("{}-{}-{}{preset}", self.name, args.dataset, args.scale))
+        Path::new("runs").join(format!("{}-{}-{}{preset}", self.name, setup.data, args.scale))
     }
 
     /// Title, data sets and whatever departs from the paper's set-up.
     fn describe(&self, args: &StudyArgs, setup: &Setup, config: &Config) -> String {
         let public = match config.data.public.name.as_str() {
             "tinyimagenet32" => "Tiny-ImageNet at 32×32, which stands in for ImageNet-100",
+            "sent140" => "Sentiment140",
+            "snli" => "SNLI",
+            "yelp" => "Yelp",
             "folder" if is_imagenet100(&config.data.public) => "ImageNet-100 at 32×32",
             name => self.setups.iter().find(|setup| setup.data == name).map_or(name, |setup| setup.title),
         };
         let mut text = format!("{}: {}, public set {public}, preset {}", self.title, setup.title, args.preset);
+        if setup.is_text() {
+            let stands_in =
+                if config.model.checkpoint == setup.checkpoint { ", which stands in for TinyBERT" } else { "" };
+            text = format!("{text}, checkpoint {}{stands_in}", config.model.checkpoint);
+        }
         if args.scale == "quick" {
             text.push_str(", quick scale");
         }
@@ -250,11 +259,39 @@ fn is_imagenet100(source: &SourceConfig) -> bool {
     source.path.as_deref() == Some(Path::new(IMAGENET100))
 }
 
+/// How many samples there really were: a set at hand may be a part of the published one.
+fn samples(runs: &[PathBuf]) -> Result<String> {
+    let manifests = runs.iter().map(|dir| Manifest::read(dir)).collect::<Result<Vec<_>, _>>()?;
+    let most = |key: &str| manifests.iter().flatten().filter_map(|m| m.sizes.get(key)).max().copied().unwrap_or(0);
+    let (private, test, public) = (most("private_samples"), most("test_samples"), most("public_samples"));
+    Ok(format!("; {private} private, {test} test and {public} public samples"))
+}
+
+/// The files of a checkpoint; without the last one it gives a network's shape alone.
+const CHECKPOINT: [&str; 3] = ["config.json", "vocab.txt", "model.safetensors"];
+
+/// What a checkpoint lacks, and how to get it.
+fn missing_of_checkpoint(config: &Config, data_dir: Option<&Path>) -> Option<String> {
+    let name = &config.model.checkpoint;
+    let folder = data_dir.map_or_else(|| PathBuf::from(name), |dir| dir.join(name));
+    let n_needed = if config.model.pretrained { 3 } else { 2 };
+    let missing = CHECKPOINT.into_iter().take(n_needed).find(|file| !folder.join(file).is_file());
+    missing.filter(|_| !name.is_empty()).map(|file| {
+        format!(
+            "checkpoint `{name}` is not under {}: no `{name}/{file}`\nhint: put a BERT model's {} there, as Hugging Face has \
+             them, or choose another folder with model.checkpoint=…",
+            data_dir.map_or("any data directory".into(), |dir| format!("`{}`", dir.display())),
+            CHECKPOINT.join(", ")
+        )
+    })
+}
+
 /// Says what is missing of all data sets, and how to get it, before anything starts.
 fn check_data(runs: &[PlannedRun], data_dir: Option<&Path>) -> Result<()> {
     let mut missing = BTreeSet::new();
     for run in runs {
         let data = &run.config.data;
+        missing.extend(missing_of_checkpoint(&run.config, data_dir));
         let public = (run.config.method.build()?.needs_public()
             && !["split", "none"].contains(&data.public.name.as_str()))
         .then_some(&data.public);
@@ -273,9 +310,10 @@ fn check_data(runs: &[PlannedRun], data_dir: Option<&Path>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::studies::TABLE1;
+    use super::super::studies::{TABLE1, TABLE2};
     use super::*;
     use clap::Parser;
+    use fedproj_core::{Draw, InitConfig, OptimizerConfig, StoredRun};
 
     #[derive(Parser)]
     struct Line {
@@ -338,15 +376,53 @@ mod tests {
     }
 
     #[test]
+    fn the_full_scale_of_texts_is_the_papers() {
+        for (dataset, public, n_public) in
+            [("sst2", "sent140", 30_000), ("mnli", "snli", 30_000), ("marc", "yelp", 10_000)]
+        {
+            let args = Line::parse_from(["study", "--dataset", dataset, "--preset", "paper"]).args;
+            let setup = TABLE2.setup(&args).unwrap();
+            let runs = TABLE2.plan(&args, &setup, vec!["fedavg".into(), "fedproj".into()], None).unwrap();
+            assert_eq!(runs.len(), 2 * 2 * 3);
+            for run in &runs {
+                let Config { data, federation, local, method, model, .. } = &run.config;
+                let PartitionConfig::Dirichlet { clients, min_samples, .. } = data.partition else { panic!() };
+                assert_eq!((clients, min_samples, federation.cohort(clients)), (15, 3, 4));
+                assert_eq!((federation.rounds, local.epochs, local.batch), (15, 1, 64));
+                let rate = OptimizerConfig::adam(3e-5);
+                assert_eq!((&local.optimizer, local.schedule.factor(0, 1)), (&rate, 1.0));
+                assert_eq!((&model.name[..], &model.checkpoint[..], data.text.max_length), ("bert", "minilm-l3", 128));
+                assert_eq!((data.private_draw, data.public_draw), (Draw::Balanced, Draw::Uniform));
+                assert_eq!((&data.public.name[..], data.public_samples), (public, n_public));
+                let distill = &method.fedproj.distill;
+                assert_eq!((distill.batch, distill.epochs, &distill.optimizer), (128, 1, &rate));
+                assert_eq!((distill.temperature, distill.alpha, method.fedproj.memory.batch), (3.0, 0.0, 128));
+                assert_eq!((&method.feddf.distill.optimizer, method.feddf.distill.batch), (&rate, 128));
+                assert_eq!((&method.fedet.optimizer, method.fedet.batch), (&rate, 128));
+            }
+        }
+        let args = Line::parse_from(["study", "--preset", "authors-code"]).args;
+        let runs = TABLE2.plan(&args, &TABLE2.setup(&args).unwrap(), vec!["fedproj".into()], None).unwrap();
+        let Config { data, model, .. } = &runs[0].config;
+        assert_eq!(
+            (data.public_draw, data.text.max_length),
+            (Draw::Balanced, 512),
+            "only the authors' code looks at labels"
+        );
+        assert_eq!((model.init, data.byte_cast), (InitConfig::Authors, false));
+    }
+
+    #[test]
     fn the_committed_results_are_of_the_study_that_the_command_runs() {
-        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/table1-cifar10-quick");
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results");
+        let stored = |folder: &str, id: &str| StoredRun::open(&results.join(folder).join(id)).unwrap().config;
         for run in plan("--scale quick --dataset cifar10 --beta 0.3 --seeds 3") {
-            assert_eq!(
-                fedproj_core::StoredRun::open(&committed.join(&run.id)).unwrap().config,
-                run.config,
-                "{}",
-                run.id
-            );
+            assert_eq!(stored("table1-cifar10-quick", &run.id), run.config, "{}", run.id);
+        }
+        let args = Line::parse_from(["study", "--scale", "quick", "--beta", "0.3", "--seeds", "2"]).args;
+        let methods = ["fedavg", "feddf", "fedet", "fedproj"].map(Value::from).to_vec();
+        for run in TABLE2.plan(&args, &TABLE2.setup(&args).unwrap(), methods, None).unwrap() {
+            assert_eq!(stored("table2-sst2-quick", &run.id), run.config, "{}", run.id);
         }
     }
 

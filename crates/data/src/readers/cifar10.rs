@@ -4,7 +4,7 @@ use super::archive::{Archive, Member};
 use super::cifar::{Records, SHAPE};
 use crate::dataset::Normalisation;
 use crate::error::Result;
-use crate::registry::{Files, Origin, Reader, Request};
+use crate::registry::{Files, Origin, Read, Reader, Request};
 use crate::source::Splits;
 
 const FOLDER: &str = "cifar-10-batches-bin";
@@ -43,7 +43,7 @@ pub(crate) const READER: Reader = Reader {
     about: "CIFAR-10: small colour photographs",
     origin: Origin::Files(FILES),
     options: &["resize"],
-    read,
+    read: Read::Numbers(read),
 };
 
 fn read(request: &Request<'_>) -> Result<Splits> {

@@ -5,7 +5,7 @@ use super::cifar::{Records, SHAPE};
 use super::class_names_beside;
 use crate::dataset::Normalisation;
 use crate::error::Result;
-use crate::registry::{Files, Origin, Reader, Request};
+use crate::registry::{Files, Origin, Read, Reader, Request};
 use crate::source::{LabelSet, Splits};
 
 const FOLDER: &str = "cifar-100-binary";
@@ -34,7 +34,7 @@ pub(crate) const READER: Reader = Reader {
     about: "CIFAR-100: small colour photographs, 100 fine or 20 coarse classes",
     origin: Origin::Files(FILES),
     options: &["labels", "resize"],
-    read,
+    read: Read::Numbers(read),
 };
 
 fn read(request: &Request<'_>) -> Result<Splits> {

@@ -6,7 +6,7 @@
 use super::folder;
 use crate::dataset::{Normalisation, Shape};
 use crate::error::Result;
-use crate::registry::{Files, Origin, Reader, Request};
+use crate::registry::{Files, Origin, Read, Reader, Request};
 use crate::source::Splits;
 
 const FILES: Files = Files {
@@ -24,7 +24,7 @@ pub(crate) const READER: Reader = Reader {
     about: "CINIC-10: CIFAR-10's classes with images from ImageNet",
     origin: Origin::Files(FILES),
     options: &["resize"],
-    read,
+    read: Read::Numbers(read),
 };
 
 fn read(request: &Request<'_>) -> Result<Splits> {

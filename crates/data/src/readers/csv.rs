@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use super::read_file;
 use crate::dataset::{Dataset, Samples, Shape};
 use crate::error::{Error, Result};
-use crate::registry::{Origin, Reader, Request};
+use crate::registry::{Origin, Read, Reader, Request};
 use crate::source::{Column, Splits};
 
 pub(crate) const READER: Reader = Reader {
@@ -17,7 +17,7 @@ pub(crate) const READER: Reader = Reader {
     about: "a CSV file with numeric features and a label column",
     origin: Origin::Format,
     options: &["path", "label", "group", "standardise"],
-    read,
+    read: Read::Numbers(read),
 };
 
 fn read(request: &Request<'_>) -> Result<Splits> {
@@ -192,7 +192,7 @@ fn split_fields<'a>(line: &'a str, delimiter: char, out: &mut Vec<&'a str>) {
 }
 
 /// Numbers distinct values by their order and gives their names.
-fn numbered(values: &[&str]) -> (Vec<u32>, Vec<String>) {
+pub(crate) fn numbered(values: &[&str]) -> (Vec<u32>, Vec<String>) {
     let mut distinct: Vec<&str> = values.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
     if distinct.iter().all(|v| v.parse::<i64>().is_ok()) {
         distinct.sort_by_key(|v| v.parse::<i64>().unwrap_or_default());

@@ -1,18 +1,21 @@
 //! Handwritten digits at 8×8, embedded; pixels 0–16 become 0–1. Source: scikit-learn's copy (test part of the
 //! UCI optical recognition set).
 
-use std::io::Read;
+use std::io::Read as _;
 
 use super::csv::Format;
 use crate::dataset::{Dataset, Normalisation, Samples, Shape};
 use crate::error::{Error, Result};
-use crate::registry::{Origin, Reader, Request};
+use crate::registry::{Origin, Read, Reader, Request};
 use crate::source::Splits;
 
-pub(crate) const READER: Reader =
-    Reader {
-        name: "digits", about: "handwritten digits at 8×8", origin: Origin::Embedded, options: &["resize"], read
-    };
+pub(crate) const READER: Reader = Reader {
+    name: "digits",
+    about: "handwritten digits at 8×8",
+    origin: Origin::Embedded,
+    options: &["resize"],
+    read: Read::Numbers(read),
+};
 
 fn read(request: &Request<'_>) -> Result<Splits> {
     let mut text = String::new();

@@ -10,7 +10,7 @@ use image::{ColorType, DynamicImage, ImageReader};
 
 use crate::dataset::{Dataset, Samples, Shape};
 use crate::error::{Error, Result};
-use crate::registry::{Origin, Reader, Request};
+use crate::registry::{Origin, Read, Reader, Request};
 use crate::source::Splits;
 use crate::transform::Resize;
 
@@ -19,7 +19,7 @@ pub(crate) const READER: Reader = Reader {
     about: "folders of PNG or JPEG images, one per class",
     origin: Origin::Format,
     options: &["path", "resize", "standardise"],
-    read,
+    read: Read::Numbers(read),
 };
 
 fn read(request: &Request<'_>) -> Result<Splits> {

@@ -3,7 +3,7 @@
 use super::csv::Format;
 use crate::dataset::Dataset;
 use crate::error::Result;
-use crate::registry::{Origin, Reader, Request};
+use crate::registry::{Origin, Read, Reader, Request};
 use crate::source::Splits;
 
 pub(crate) const READER: Reader = Reader {
@@ -11,7 +11,7 @@ pub(crate) const READER: Reader = Reader {
     about: "Fisher's Iris: four measurements of three kinds of flower",
     origin: Origin::Embedded,
     options: &["standardise"],
-    read,
+    read: Read::Numbers(read),
 };
 
 fn read(request: &Request<'_>) -> Result<Splits> {

@@ -3,7 +3,7 @@
 use super::idx;
 use crate::dataset::{Normalisation, Shape};
 use crate::error::Result;
-use crate::registry::{Files, Origin, Reader, Request};
+use crate::registry::{Files, Origin, Read, Reader, Request};
 use crate::source::Splits;
 
 const FILES: Files = Files {
@@ -21,7 +21,7 @@ pub(crate) const READER: Reader = Reader {
     about: "MNIST: handwritten digits",
     origin: Origin::Files(FILES),
     options: &["resize"],
-    read,
+    read: Read::Numbers(read),
 };
 
 fn read(request: &Request<'_>) -> Result<Splits> {

@@ -17,6 +17,8 @@ pub(crate) mod iris;
 pub(crate) mod mnist;
 mod npy;
 pub(crate) mod numpy;
+pub(crate) mod sentences;
+pub(crate) mod text;
 pub(crate) mod tinyimagenet32;
 mod zip;
 
@@ -25,12 +27,13 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use crate::error::{Error, Result};
+pub(crate) use csv::numbered;
 
 /// Largest decompressed size accepted from one file, so that a small archive cannot fill the memory.
 const SIZE_LIMIT_BYTES: u64 = 8 << 30;
 
 /// The whole content of a file, decompressed if its name ends in `.gz`.
-fn read_file(path: &Path) -> Result<Vec<u8>> {
+pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
     let file = BufReader::new(File::open(path).map_err(Error::io("read", path))?);
     let mut bytes = Vec::new();
     let read = if path.extension().is_some_and(|e| e == "gz") {

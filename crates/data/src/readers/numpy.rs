@@ -13,7 +13,7 @@ use super::npy::{self, Array, Values};
 use super::{read_file, zip};
 use crate::dataset::{Dataset, Samples, Shape};
 use crate::error::{Error, Result};
-use crate::registry::{Origin, Reader, Request};
+use crate::registry::{Origin, Read, Reader, Request};
 use crate::source::{ImageLayout, Splits};
 
 pub(crate) const READER: Reader = Reader {
@@ -21,7 +21,7 @@ pub(crate) const READER: Reader = Reader {
     about: "NumPy arrays: an .npz file, a folder of .npy files or one .npy file",
     origin: Origin::Format,
     options: &["path", "layout", "resize", "standardise"],
-    read,
+    read: Read::Numbers(read),
 };
 
 fn read(request: &Request<'_>) -> Result<Splits> {

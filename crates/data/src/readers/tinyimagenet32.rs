@@ -7,7 +7,7 @@ use super::cifar::{Records, SHAPE};
 use super::class_names_beside;
 use crate::dataset::Normalisation;
 use crate::error::Result;
-use crate::registry::{Files, Origin, Reader, Request};
+use crate::registry::{Files, Origin, Read, Reader, Request};
 use crate::source::Splits;
 
 const FILES: Files = Files {
@@ -25,7 +25,7 @@ pub(crate) const READER: Reader = Reader {
     about: "Tiny-ImageNet-200 at 32×32, 50 training images per class",
     origin: Origin::Files(FILES),
     options: &["resize"],
-    read,
+    read: Read::Numbers(read),
 };
 
 fn read(request: &Request<'_>) -> Result<Splits> {

@@ -14,6 +14,7 @@ use fedproj_net::numbers::encode_f32;
 use fedproj_net::registry::{INVITATION_LASTS, Registry};
 use fedproj_net::{Error, Link, Node, NodeData, Policy, ServeSetup, ServerConfig, Setup, serve};
 use std::path::PathBuf;
+use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// A server in this process, with some clients of an IID digits run.
@@ -94,14 +95,20 @@ impl Scene {
     }
 }
 
+/// A machine under load may stop everything for a minute; whoever waits longer has found a hang.
+const PATIENCE: Duration = Duration::from_mins(3);
+
 pub async fn task_of(link: &Link) -> Train {
-    loop {
-        match link.work().await.unwrap().kind {
-            Some(work::Kind::Train(task)) => return *task,
-            Some(work::Kind::Done(_)) => panic!("the run is over"),
-            _ => (),
+    let asking = async {
+        loop {
+            match link.work().await.unwrap().kind {
+                Some(work::Kind::Train(task)) => return *task,
+                Some(work::Kind::Done(_)) => panic!("the run is over"),
+                _ => (),
+            }
         }
-    }
+    };
+    tokio::time::timeout(PATIENCE, asking).await.expect("there is a task")
 }
 
 /// Hands in as a node does; the server's last word.

@@ -65,8 +65,8 @@ pub(super) struct Program {
     kernels: &'static [&'static str],
 }
 
-/// The kernels' programs for a compute capability.
-pub(super) fn programs(precision: Precision, capability: (i32, i32)) -> Vec<Program> {
+/// The kernels' programs for a compute capability, as far as the compiler knows it.
+pub(super) fn programs(precision: Precision, capability: (i32, i32), compiler: (i32, i32)) -> Vec<Program> {
     let architecture = |suffix: &str| format!("--gpu-architecture=sm_{}{}{suffix}", capability.0, capability.1);
     let numbers = precision.name().to_uppercase();
     let conv = |(_, name): (Pass, &'static str)| Program {
@@ -82,7 +82,7 @@ pub(super) fn programs(precision: Precision, capability: (i32, i32)) -> Vec<Prog
         let source = format!("{COMMON}\n{CONV}\n{STEM}");
         all.push(Program { name: "STEM", source, options: vec![architecture("")], kernels: &["stem"] });
     }
-    if capability == HOPPER_CAPABILITY && precision == Precision::Tf32 {
+    if capability == HOPPER_CAPABILITY && compiler >= HOPPER_COMPILER && precision == Precision::Tf32 {
         let source = format!("{COMMON}\n{HOPPER}");
         let kernels = super::hopper::KERNELS;
         all.push(Program { name: "HOPPER", source, options: vec![architecture("a")], kernels });
@@ -90,8 +90,9 @@ pub(super) fn programs(precision: Precision, capability: (i32, i32)) -> Vec<Prog
     all
 }
 
-/// The one whose products of warp groups `hopper.cu` uses.
+/// The one whose products of warp groups `hopper.cu` uses, and the first compiler that knows them.
 const HOPPER_CAPABILITY: (i32, i32) = (9, 0);
+const HOPPER_COMPILER: (i32, i32) = (12, 0);
 
 /// The first compute capability whose tensor cores have tf32.
 const CAPABILITY_MIN: i32 = 8;
@@ -241,10 +242,9 @@ impl Gpu {
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("opening a stream"))?;
         keep_freed_memory(&context);
-        let compiler = probe.compiler_version.map_or_else(String::new, |(major, minor)| format!("{major}.{minor}"));
+        let compiler = probe.compiler_version.unwrap_or_default();
         let compiled = std::thread::scope(|scope| {
-            let compiler = &compiler;
-            let handles: Vec<_> = programs(precision, (major, minor))
+            let handles: Vec<_> = programs(precision, (major, minor), compiler)
                 .into_iter()
                 .map(|program| scope.spawn(move || program.cubin(compiler).map(|cubin| (program, cubin))))
                 .collect();
@@ -562,8 +562,9 @@ pub(super) const REST_KERNELS: &[&str] = &[
 
 impl Program {
     /// The machine code, from the cache of earlier runs or from the compiler.
-    fn cubin(&self, compiler: &str) -> Result<Vec<u8>> {
-        let key = [&self.source, &self.options.join(" "), compiler].iter().flat_map(|s| s.bytes().chain([0])).fold(
+    fn cubin(&self, compiler: (i32, i32)) -> Result<Vec<u8>> {
+        let compiler = format!("{}.{}", compiler.0, compiler.1);
+        let key = [&self.source, &self.options.join(" "), &compiler].iter().flat_map(|s| s.bytes().chain([0])).fold(
             0xcbf2_9ce4_8422_2325_u64,
             |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3), // FNV-1a
         );
@@ -633,7 +634,7 @@ mod tests {
             return;
         }
         for (_, precision) in Precision::NAMES {
-            for program in programs(precision, HOPPER_CAPABILITY) {
+            for program in programs(precision, HOPPER_CAPABILITY, HOPPER_COMPILER) {
                 let cubin = program.compile().unwrap_or_else(|e| panic!("{e}"));
                 // Every kernel that the host asks for is in the machine code, by its name.
                 for kernel in program.kernels {

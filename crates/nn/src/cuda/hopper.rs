@@ -9,8 +9,8 @@ pub(super) const KERNELS: &[&str] = &["shifted_1", "shifted_2", "shifted_weight"
 
 /// A kernel of products: its name, positions and channels of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Product {
-    pub kernel: &'static str,
+struct Product {
+    kernel: &'static str,
     positions: usize,
     channels: usize,
 }
@@ -87,13 +87,13 @@ impl Strip {
     }
 
     /// The kernel of a product that keeps `processors` busiest, and its tiles a lane.
-    pub fn product(&self, lanes: usize, processors: usize) -> (Product, usize) {
+    pub fn product(&self, lanes: usize, processors: usize) -> (&'static str, usize) {
         let columns = self.co as usize;
         let tiles = |p: &Product| self.positions().div_ceil(p.positions) * (columns / p.channels);
         let waves = |p: &&Product| (tiles(p) * lanes).div_ceil(AT_ONCE * processors);
         let serves = |p: &&Product| columns.is_multiple_of(p.channels);
         let best = PRODUCTS.iter().filter(serves).min_by_key(waves).unwrap_or(&PRODUCTS[0]);
-        (*best, tiles(best))
+        (best.kernel, tiles(best))
     }
 
     /// Tiles of the gradient of the weights, and the parts that its sum is cut into.
@@ -140,7 +140,8 @@ mod tests {
                 let Some(strip) = Strip::new(&conv(side, ci, co), batch, true) else { panic!("{side} {ci} {co}") };
                 let outputs = batch * (side + 1) * (side + 1) * co;
                 for lanes in [1, 10] {
-                    let (p, tiles) = strip.product(lanes, 132);
+                    let (kernel, tiles) = strip.product(lanes, 132);
+                    let Some(p) = PRODUCTS.iter().find(|p| p.kernel == kernel) else { panic!("{kernel}") };
                     let area = p.positions * p.channels;
                     assert!(tiles * area >= outputs && (tiles - co / p.channels) * area < outputs, "{p:?} {tiles}");
                 }

@@ -1,12 +1,11 @@
 //! The forward and backward passes of a cohort: the steps of the plan, launched one after another for all lanes.
 
 use super::cohort::{CHUNKS_MAX, Cohort, Extent, Keys, Pass, Rows, Table};
-use super::conv::{Div, Geometry, Launch, stem_shared};
+use super::conv::Div;
 use super::gpu::{self, Parameter, parameters};
-use super::hopper::{AT_ONCE, Product, Strip, shared_bytes};
+use super::products::{After, Operands};
 use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
-use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
 use crate::kernels::{Activation, NormMode};
 use crate::plan::works_in_place;
@@ -52,20 +51,6 @@ impl Pool {
             by_stride: Div::by(p.stride),
         }
     }
-}
-
-/// What follows a forward product, as `conv.cu` takes it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct After {
-    bias: Rows,
-    norm: Rows,
-    residual: Rows,
-}
-parameters!(After);
-
-impl After {
-    const NOTHING: Self = Self { bias: Rows::NONE, norm: Rows::NONE, residual: Rows::NONE };
 }
 
 /// A gradient that a step adds to.
@@ -137,7 +122,7 @@ impl Cohort {
     }
 
     /// Where the lanes' numbers of tokens stand, if the node's rows are tokens.
-    fn tokens_of(&self, node: usize) -> u64 {
+    pub(super) fn tokens_of(&self, node: usize) -> u64 {
         let texts = self.texts.as_ref().filter(|_| self.graph.nodes[node].packed);
         texts.map_or(0, super::text::Texts::counts)
     }
@@ -159,143 +144,6 @@ impl Cohort {
         params.from(self.graph.params().spans()[span].offset)
     }
 
-    /// The convolution of a node, a linear layer being one of 1×1; its input's pitch, and whether its weights are aligned.
-    fn convolution(&self, node: usize) -> Option<(Conv, usize, bool)> {
-        let n = &self.graph.nodes[node];
-        let input = n.inputs.first()?.0;
-        let (conv, weight) = match &n.op {
-            Op::Conv { geometry, weight, .. } => (*geometry, *weight),
-            Op::Linear { weight, .. } => {
-                let (ci, co) = (self.graph.linear_inputs(n), n.shape.c);
-                (Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 }, *weight)
-            }
-            _ => return None,
-        };
-        let pitch = if input == 0 && matches!(n.op, Op::Conv { .. }) { self.input_pitch } else { conv.ci };
-        Some((conv, pitch, self.graph.params().spans()[weight].offset.is_multiple_of(4)))
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "the operands of a product and what follows it")]
-    fn product(
-        &self,
-        pass: gpu::Pass,
-        node: usize,
-        x: Rows,
-        w: Rows,
-        y: Rows,
-        after: After,
-        fresh: bool,
-        relu: bool,
-    ) -> Result<()> {
-        let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
-        let (tokens, shape) = (self.tokens_of(node), self.graph.nodes[node].shape);
-        // Of texts each token is a row. How sums are cut is decided for as many as a batch could have.
-        let batch = if tokens == 0 { self.batch } else { self.batch * shape.pixels() };
-        let is_exact = self.gpu.precision() == gpu::Precision::Fp32;
-        if self.gpu.has_hopper()
-            && let Some(strip) = Strip::new(&c, self.batch, aligned)
-        {
-            return self.shifted_product(pass, strip, x, w, y, after, fresh, relu);
-        }
-        let flags = i32::from(fresh) | (2 * i32::from(relu));
-        if pass == gpu::Pass::Forward
-            && !is_exact
-            && let Some(shared) = stem_shared(&c, pitch)
-        {
-            // Blocks go from image to image; there are as many as run at once.
-            let strips = c.co / 64;
-            let blocks = (2 * self.gpu.processors()).div_ceil(strips * self.n_active()).min(self.batch);
-            let p: [&dyn Parameter; 7] =
-                [&Geometry::new(&c, pitch, batch, tokens), &self.lanes.at(), &x, &w, &y, &after, &flags];
-            return self.launch("STEM.stem", [blocks, strips], [256, 1], shared, &p);
-        }
-        let launch = Launch::new(pass, &c, pitch, batch, aligned, self.n_active(), is_exact);
-        let geometry = Geometry::new(&c, pitch, batch, tokens);
-        let (program, out, len, columns) = match pass {
-            gpu::Pass::Forward => ("FORWARD", y, batch * c.ho * c.wo * c.co, c.co),
-            gpu::Pass::Input => ("INPUT", x, batch * c.h * c.w * c.ci, c.ci),
-            gpu::Pass::Weight => ("WEIGHT", w, c.kernel * c.kernel * c.ci * c.co, c.co),
-        };
-        let splits = launch.splits as i32;
-        let p: [&dyn Parameter; 9] =
-            [&geometry, &self.lanes.at(), &x, &w, &y, &after, &flags, &splits, &self.parts.at()];
-        self.launch(
-            &format!("{program}.{}", launch.kernel),
-            [launch.tiles, launch.splits],
-            [128, 1],
-            launch.shared,
-            &p,
-        )?;
-        self.sum_parts(program, out, after, len, columns, launch.splits, flags)
-    }
-
-    /// Puts the parts of a sum together.
-    #[allow(clippy::too_many_arguments, reason = "the kernel's")]
-    fn sum_parts(
-        &self,
-        program: &str,
-        out: Rows,
-        after: After,
-        len: usize,
-        columns: usize,
-        parts: usize,
-        flags: i32,
-    ) -> Result<()> {
-        if parts == 1 {
-            return Ok(());
-        }
-        let (len_i, columns, parts) = (len as i32, columns as i32, parts as i32);
-        let p: [&dyn Parameter; 8] =
-            [&self.lanes.at(), &out, &after, &len_i, &columns, &parts, &flags, &self.parts.at()];
-        self.each(&format!("{program}.sum_splits"), len, &p)
-    }
-
-    /// As [`Cohort::product`], by the kernels of `hopper.cu`.
-    #[allow(clippy::too_many_arguments, reason = "the operands of a product and what follows it")]
-    fn shifted_product(
-        &self,
-        pass: gpu::Pass,
-        strip: Strip,
-        x: Rows,
-        w: Rows,
-        y: Rows,
-        after: After,
-        fresh: bool,
-        relu: bool,
-    ) -> Result<()> {
-        let flags = i32::from(fresh) | (2 * i32::from(relu));
-        let lanes = self.lanes.at();
-        let product = |strip: Strip, from: Rows, w: Rows, to: Rows| {
-            // Blocks go from tile to tile; there are as many as run at once.
-            let (Product { kernel, .. }, tiles) = strip.product(self.n_active(), self.gpu.processors());
-            let blocks = (tiles * self.n_active()).min(AT_ONCE * self.gpu.processors());
-            let p: [&dyn Parameter; 8] = [&strip, &(self.n_active() as i32), &lanes, &from, &w, &to, &after, &flags];
-            let shared = shared_bytes(kernel).unwrap_or(0);
-            self.gpu.launch(&format!("HOPPER.{kernel}"), [blocks, 1, 1], [256, 1], shared, &p)
-        };
-        match (pass, &self.turned) {
-            (gpu::Pass::Forward, _) => product(strip, x, w, y),
-            (gpu::Pass::Input, Some(turned)) => {
-                let (ci, co) = strip.channels();
-                let p: [&dyn Parameter; 5] = [&lanes, &(ci as i32), &(co as i32), &w, &turned.rows()];
-                self.launch("HOPPER.turn_weights", [ci / 32 * (co / 32), 9], [32, 8], 0, &p)?;
-                product(strip.turned(), y, turned.rows(), x)
-            }
-            (gpu::Pass::Input, None) => {
-                let problem = "a cohort without training has no gradients".into();
-                Err(Error::Gpu { what: "the gradient of an image".into(), problem })
-            }
-            (gpu::Pass::Weight, _) => {
-                let (tiles, splits) = strip.weight();
-                let p: [&dyn Parameter; 8] = [&strip, &lanes, &x, &w, &y, &flags, &(splits as i32), &self.parts.at()];
-                let shared = shared_bytes("shifted_weight").unwrap_or(0);
-                self.launch("HOPPER.shifted_weight", [tiles, splits], [384, 1], shared, &p)?;
-                let (ci, co) = strip.channels();
-                self.sum_parts("WEIGHT", w, after, 9 * ci * co, co, splits, flags)
-            }
-        }
-    }
-
     fn run_step(&mut self, i: usize, params: Rows, buffers: Rows) -> Result<()> {
         let step = self.plan.steps[i];
         let node = &self.graph.nodes[step.node];
@@ -315,7 +163,9 @@ impl Cohort {
                 };
                 let w = self.param(params, *weight);
                 let after = After { bias, norm, residual };
-                self.product(gpu::Pass::Forward, step.node, x, w, y, after, true, step.relu)
+                let fresh = true;
+                let operands = Operands { pass: gpu::Pass::Forward, x, w, y, after, fresh, relu: step.relu };
+                self.product(step.node, &operands)
             }
             Op::BatchNorm { .. } => {
                 let saved = self.norm_statistics(i, step.node, x, params, buffers)?;
@@ -660,21 +510,13 @@ impl Cohort {
         }
         match (&node.op, dx) {
             (Op::Conv { weight, .. } | Op::Linear { weight, .. }, dx) => {
-                let none = After::NOTHING;
-                self.product(gpu::Pass::Weight, step.node, x, self.param(grad, *weight), dy, none, true, false)?;
-                match dx {
-                    Some(dx) => self.product(
-                        gpu::Pass::Input,
-                        step.node,
-                        dx.rows,
-                        self.param(params, *weight),
-                        dy,
-                        none,
-                        dx.fresh,
-                        false,
-                    ),
-                    None => Ok(()),
-                }
+                let w = self.param(grad, *weight);
+                let pass = gpu::Pass::Weight;
+                let operands = Operands { pass, x, w, y: dy, after: After::NOTHING, fresh: true, relu: false };
+                self.product(step.node, &operands)?;
+                let Some(Sum { rows: x, fresh }) = dx else { return Ok(()) };
+                let w = self.param(params, *weight);
+                self.product(step.node, &Operands { pass: gpu::Pass::Input, x, w, fresh, ..operands })
             }
             (Op::Activation(f), Some(dx)) => {
                 let p: [&dyn Parameter; 8] =

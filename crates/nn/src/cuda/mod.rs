@@ -15,6 +15,7 @@ mod hopper;
 mod layers;
 mod losses;
 mod optimizer;
+mod products;
 mod text;
 mod vectors;
 

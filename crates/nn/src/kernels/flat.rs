@@ -26,14 +26,20 @@ unsafe fn dot_kernel<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
             *acc = S::fma_scalar(*a, *b, *acc);
         }
     }
-    let mut width = LANES / 2;
+    sum_of_halves(acc)
+}
+
+/// The sum of a power of two of partial sums: the upper half is added to the lower one until one is left.
+#[inline(always)]
+pub(crate) fn sum_of_halves<const N: usize>(mut sums: [f32; N]) -> f32 {
+    let mut width = N / 2;
     while width > 0 {
         for i in 0..width {
-            acc[i] += acc[i + width];
+            sums[i] += sums[i + width];
         }
         width /= 2;
     }
-    acc[0]
+    sums[0]
 }
 
 /// y += a·x

@@ -1,6 +1,7 @@
 //! Layer normalisation: every row of C values for itself.
 
 use super::Cpu;
+use super::flat::sum_of_halves;
 use super::simd::Simd;
 use super::team::Shards;
 
@@ -85,14 +86,7 @@ fn sum(n: usize, f: impl Fn(usize) -> f32) -> f32 {
     for i in whole..n {
         acc[i - whole] += f(i);
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            acc[i] += acc[i + width];
-        }
-        width /= 2;
-    }
-    acc[0]
+    sum_of_halves(acc)
 }
 
 #[inline(always)]

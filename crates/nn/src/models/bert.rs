@@ -102,7 +102,7 @@ impl BertConfig {
         }
     }
 
-    /// The encoder of a folder: its `config.json`, and whether its `model.safetensors` has a pooler.
+    /// The encoder of a folder: its `config.json`, and whether its `model.safetensors`, if there is one, has a pooler.
     ///
     /// # Errors
     /// If a file cannot be read, or describes another kind of network.
@@ -110,8 +110,11 @@ impl BertConfig {
         let path = folder.join("config.json");
         let text = std::fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
         let mut config = Self::parse(&text).map_err(|problem| Error::ModelConfig { path, problem })?;
-        let names = weights::names(&folder.join("model.safetensors"))?;
-        if !names.iter().any(|name| weights::plain_name(name) == "pooler.dense.weight") {
+        let path = folder.join("model.safetensors");
+        // Without weights the folder still tells a network's shape, for random ones.
+        if path.exists()
+            && !weights::names(&path)?.iter().any(|name| weights::plain_name(name) == "pooler.dense.weight")
+        {
             config.pooling = Pooling::Mean;
         }
         Ok(config)

@@ -1,0 +1,116 @@
+//! From the names in a configuration to samples in memory: data sets read, texts tokenised, held out, split and drawn.
+
+use crate::config::{Config, DataConfig, Draw};
+use crate::error::{Error, Result};
+use crate::method::Method;
+use fedproj_data::{Dataset, SourceConfig, SplitConfig, SplitFor, Splits, Tokenizer, registry};
+use fedproj_nn::models::BertConfig;
+use fedproj_rng::{Purpose, Stream};
+use std::path::{Path, PathBuf};
+
+/// Ids of this module's own draws, beyond those of `fedproj_data::split`.
+const PRIVATE_SUBSET: u32 = 100;
+const PUBLIC_SUBSET: u32 = 101;
+
+/// A path of the configuration, which is relative to the data directory.
+pub(crate) fn in_data_dir(data_dir: Option<&Path>, path: impl AsRef<Path>) -> PathBuf {
+    data_dir.map_or_else(|| path.as_ref().to_owned(), |dir| dir.join(path.as_ref()))
+}
+
+/// Private, test and, if it is asked for, public samples.
+pub(crate) fn load(
+    config: &Config,
+    method: &dyn Method,
+    data_dir: Option<&Path>,
+    needs_public: bool,
+) -> Result<(Dataset, Dataset, Option<Dataset>)> {
+    let data = &config.data;
+    // Missing data are told with the way to get them, before what is missing for texts.
+    registry::check(&data.private, data_dir)?;
+    let tokenizer = tokenizer(config, data_dir)?;
+    let read = |source: &SourceConfig| -> Result<Splits> {
+        Ok(fedproj_data::load_with(source, data_dir, tokenizer.as_ref())?)
+    };
+    let splits = read(&data.private)?;
+    let (mut private, test) = if let Some(test) = splits.test {
+        (splits.train, test)
+    } else {
+        let how = SplitConfig { fraction: data.test_fraction, stratified: true };
+        let (kept, held_out) = fedproj_data::split(&splits.train, SplitFor::Test, how, config.seed)?;
+        (splits.train.subset(&kept), splits.train.subset(&held_out))
+    };
+    let public = match data.public.name.as_str() {
+        "none" => None,
+        "split" => {
+            let how = SplitConfig { fraction: data.public_fraction, stratified: false };
+            let (kept, held_out) = fedproj_data::split(&private, SplitFor::Public, how, config.seed)?;
+            let public = private.subset(&held_out);
+            private = private.subset(&kept);
+            Some(public)
+        }
+        // A split changes the private set, so it is done for every method; a set of its own is only read where it is used.
+        _ if !needs_public => None,
+        _ => Some(read(&data.public)?.concatenated()?),
+    };
+    private = draw_private(private, data, config.seed)?;
+    let public = public.map(|public| draw_public(public, data, config.seed)).transpose()?;
+    let public = public.map(|p| if method.needs_public_labels() { p } else { p.without_labels() });
+    if data.byte_cast {
+        return Ok((private.with_byte_cast(), test.with_byte_cast(), public.map(Dataset::with_byte_cast)));
+    }
+    Ok((private, test, public))
+}
+
+/// The tokeniser of a run on texts; none where samples are numbers.
+fn tokenizer(config: &Config, data_dir: Option<&Path>) -> Result<Option<Tokenizer>> {
+    if !registry::find(&config.data.private.name)?.is_text() {
+        return Ok(None);
+    }
+    let text = &config.data.text;
+    let vocabulary = if !text.vocabulary.as_os_str().is_empty() {
+        in_data_dir(data_dir, &text.vocabulary)
+    } else if !config.model.checkpoint.is_empty() {
+        in_data_dir(data_dir, &config.model.checkpoint).join("vocab.txt")
+    } else {
+        return Err(Error::config(
+            "texts need a vocabulary\nhint: set model.checkpoint to a BERT folder, or data.text.vocabulary to a vocab.txt",
+        ));
+    };
+    let tokenizer = Tokenizer::open(&vocabulary, text)?;
+    // Networks of the catalogue have BERT's own vocabulary.
+    let bert = checkpoint(config, data_dir)?.unwrap_or_else(|| BertConfig::sized(1, 1, 1, 1));
+    bert.check_vocabulary(&vocabulary, tokenizer.n_words())?;
+    Ok(Some(tokenizer))
+}
+
+/// The sizes of the configured checkpoint, if there is one.
+pub(crate) fn checkpoint(config: &Config, data_dir: Option<&Path>) -> Result<Option<BertConfig>> {
+    let name = &config.model.checkpoint;
+    if name.is_empty() { Ok(None) } else { Ok(Some(BertConfig::open(&in_data_dir(data_dir, name))?)) }
+}
+
+fn draw_private(data: Dataset, config: &DataConfig, seed: u64) -> Result<Dataset> {
+    let (n, key) = (config.private_samples, "data.private_samples");
+    draw(data, n, config.private_draw, &mut Stream::new(seed, Purpose::Split, [PRIVATE_SUBSET, 0, 0]), key)
+}
+
+fn draw_public(data: Dataset, config: &DataConfig, seed: u64) -> Result<Dataset> {
+    let (n, key) = (config.public_samples, "data.public_samples");
+    draw(data, n, config.public_draw, &mut Stream::new(seed, Purpose::Split, [PUBLIC_SUBSET, 0, 0]), key)
+}
+
+/// `n` samples drawn without replacement, 0 is all; or as many of each class, `n` at most.
+fn draw(data: Dataset, n: usize, how: Draw, stream: &mut Stream, key: &str) -> Result<Dataset> {
+    if how == Draw::Balanced {
+        return Ok(data.subset(&fedproj_data::balanced(&data, n, stream)?));
+    }
+    if n == 0 || n == data.n_samples() {
+        return Ok(data);
+    }
+    if n > data.n_samples() {
+        let all = data.n_samples();
+        return Err(Error::config(format!("{key} = {n}, but `{}` has only {all} samples", data.name())));
+    }
+    let chosen = stream.choose(data.n_samples() as u32, n as u32);
+    Ok(data.subset(&chosen))
+}

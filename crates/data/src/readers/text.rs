@@ -1,0 +1,27 @@
+//! One's own texts: a table with a column of text, or two for pairs, and one of labels; a second one for testing if given.
+
+use crate::error::Result;
+use crate::registry::{Origin, Read, Reader, Request};
+use crate::source::Splits;
+use crate::text::{Classes, Layout, Table, Texts};
+
+pub(crate) const READER: Reader = Reader {
+    name: "text",
+    about: "a TSV, CSV or JSON-lines file with one or two columns of text and a label",
+    origin: Origin::Format,
+    options: &["path", "test", "text", "label", "group"],
+    read: Read::Text(read),
+};
+
+fn read(request: &Request<'_>) -> Result<Splits<Texts>> {
+    let config = request.config;
+    let layout = Layout { text: config.text.as_ref(), label: config.label.as_ref(), group: config.group.as_ref() };
+    let train = Table::read(&request.path()?, &layout)?.into_texts(request.name, &Classes::Distinct)?;
+    let test = |path: &std::path::PathBuf| {
+        // A label that nobody trained on could never be answered.
+        let classes = Classes::Known(&train.class_names);
+        Table::read(&request.resolve(path), &layout)?.into_texts(&format!("{} test", request.name), &classes)
+    };
+    let test = config.test.as_ref().map(test).transpose()?;
+    Ok(Splits { train, test })
+}

@@ -1,0 +1,157 @@
+//! Products of matrices of a cohort, for convolutions and linear layers: which kernels compute a pass.
+
+use super::cohort::{Cohort, Rows};
+use super::conv::{Geometry, Launch, stem_shared};
+use super::gpu::{Parameter, Pass, Precision, parameters};
+use super::hopper::{AT_ONCE, Strip, shared_bytes};
+use crate::error::{Error, Result};
+use crate::graph::Op;
+use crate::kernels::conv::Conv;
+
+/// What follows a forward product, as the kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct After {
+    pub bias: Rows,
+    pub norm: Rows,
+    pub residual: Rows,
+}
+parameters!(After);
+
+impl After {
+    pub const NOTHING: Self = Self { bias: Rows::NONE, norm: Rows::NONE, residual: Rows::NONE };
+}
+
+/// A pass of a layer: image, weights and result or their gradients, one of which the pass computes.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
+    pub pass: Pass,
+    pub x: Rows,
+    pub w: Rows,
+    pub y: Rows,
+    pub after: After,
+    /// Whether what was there before is overwritten, not added to.
+    pub fresh: bool,
+    pub relu: bool,
+}
+
+impl Operands {
+    fn flags(&self) -> i32 {
+        i32::from(self.fresh) | (2 * i32::from(self.relu))
+    }
+
+    fn program(&self) -> &'static str {
+        match self.pass {
+            Pass::Forward => "FORWARD",
+            Pass::Input => "INPUT",
+            Pass::Weight => "WEIGHT",
+        }
+    }
+
+    fn out(&self) -> Rows {
+        match self.pass {
+            Pass::Forward => self.y,
+            Pass::Input => self.x,
+            Pass::Weight => self.w,
+        }
+    }
+}
+
+impl Cohort {
+    /// The convolution of a node, a linear layer being one of 1×1; its input's pitch, and whether its weights are aligned.
+    fn convolution(&self, node: usize) -> Option<(Conv, usize, bool)> {
+        let n = &self.graph.nodes[node];
+        let input = n.inputs.first()?.0;
+        let (conv, weight) = match &n.op {
+            Op::Conv { geometry, weight, .. } => (*geometry, *weight),
+            Op::Linear { weight, .. } => {
+                let (ci, co) = (self.graph.linear_inputs(n), n.shape.c);
+                (Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 }, *weight)
+            }
+            _ => return None,
+        };
+        let pitch = if input == 0 && matches!(n.op, Op::Conv { .. }) { self.input_pitch } else { conv.ci };
+        Some((conv, pitch, self.graph.params().spans()[weight].offset.is_multiple_of(4)))
+    }
+
+    /// Computes a pass of a convolution or a linear layer.
+    pub(super) fn product(&self, node: usize, o: &Operands) -> Result<()> {
+        let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
+        if self.gpu.has_hopper()
+            && let Some(strip) = Strip::new(&c, self.batch, aligned)
+        {
+            return self.shifted_product(strip, o);
+        }
+        let is_exact = self.gpu.precision() == Precision::Fp32;
+        let (tokens, shape) = (self.tokens_of(node), self.graph.nodes[node].shape);
+        // Of texts each token is a row. How sums are cut is decided for as many as a batch could have.
+        let batch = if tokens == 0 { self.batch } else { self.batch * shape.pixels() };
+        let (geometry, lanes) = (Geometry::new(&c, pitch, batch, tokens), self.lanes.at());
+        if o.pass == Pass::Forward
+            && !is_exact
+            && let Some(shared) = stem_shared(&c, pitch)
+        {
+            // Blocks go from image to image; there are as many as run at once.
+            let strips = c.co / 64;
+            let blocks = (2 * self.gpu.processors()).div_ceil(strips * self.n_active()).min(self.batch);
+            let p: [&dyn Parameter; 7] = [&geometry, &lanes, &o.x, &o.w, &o.y, &o.after, &o.flags()];
+            return self.launch("STEM.stem", [blocks, strips], [256, 1], shared, &p);
+        }
+        let launch = Launch::new(o.pass, &c, pitch, batch, aligned, self.n_active(), is_exact);
+        let kernel = format!("{}.{}", o.program(), launch.kernel);
+        let (parts, flags) = (launch.splits as i32, o.flags());
+        let p: [&dyn Parameter; 9] = [&geometry, &lanes, &o.x, &o.w, &o.y, &o.after, &flags, &parts, &self.parts.at()];
+        self.launch(&kernel, [launch.tiles, launch.splits], [128, 1], launch.shared, &p)?;
+        let (len, columns) = match o.pass {
+            Pass::Forward => (batch * c.ho * c.wo * c.co, c.co),
+            Pass::Input => (batch * c.h * c.w * c.ci, c.ci),
+            Pass::Weight => (c.kernel * c.kernel * c.ci * c.co, c.co),
+        };
+        self.sum_parts(o, len, columns, launch.splits)
+    }
+
+    /// Puts the parts of a sum together.
+    fn sum_parts(&self, o: &Operands, len: usize, columns: usize, parts: usize) -> Result<()> {
+        if parts == 1 {
+            return Ok(());
+        }
+        let (len_i, columns, parts, flags) = (len as i32, columns as i32, parts as i32, o.flags());
+        let p: [&dyn Parameter; 8] =
+            [&self.lanes.at(), &o.out(), &o.after, &len_i, &columns, &parts, &flags, &self.parts.at()];
+        self.each(&format!("{}.sum_splits", o.program()), len, &p)
+    }
+
+    /// By the kernels of `hopper.cu`.
+    fn shifted_product(&self, strip: Strip, o: &Operands) -> Result<()> {
+        let (lanes, n_lanes, flags) = (self.lanes.at(), self.n_active() as i32, o.flags());
+        let (ci, co) = strip.channels();
+        let product = |strip: Strip, from: Rows, w: Rows, to: Rows| {
+            // Blocks go from tile to tile; there are as many as run at once.
+            let (kernel, tiles) = strip.product(self.n_active(), self.gpu.processors());
+            let blocks = (tiles * self.n_active()).min(AT_ONCE * self.gpu.processors());
+            let p: [&dyn Parameter; 8] = [&strip, &n_lanes, &lanes, &from, &w, &to, &o.after, &flags];
+            let shared = shared_bytes(kernel).unwrap_or(0);
+            self.gpu.launch(&format!("HOPPER.{kernel}"), [blocks, 1, 1], [256, 1], shared, &p)
+        };
+        match (o.pass, &self.turned) {
+            (Pass::Forward, _) => product(strip, o.x, o.w, o.y),
+            (Pass::Input, Some(turned)) => {
+                let p: [&dyn Parameter; 5] = [&lanes, &(ci as i32), &(co as i32), &o.w, &turned.rows()];
+                self.launch("HOPPER.turn_weights", [ci / 32 * (co / 32), 9], [32, 8], 0, &p)?;
+                product(strip.turned(), o.y, turned.rows(), o.x)
+            }
+            (Pass::Input, None) => {
+                let problem = "a cohort without training has no gradients".into();
+                Err(Error::Gpu { what: "the gradient of an image".into(), problem })
+            }
+            (Pass::Weight, _) => {
+                let (tiles, splits) = strip.weight();
+                let p: [&dyn Parameter; 8] =
+                    [&strip, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &self.parts.at()];
+                let shared = shared_bytes("shifted_weight").unwrap_or(0);
+                self.launch("HOPPER.shifted_weight", [tiles, splits], [384, 1], shared, &p)?;
+                self.sum_parts(o, 9 * ci * co, co, splits)
+            }
+        }
+    }
+}
