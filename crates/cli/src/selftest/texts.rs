@@ -9,7 +9,7 @@ use super::nets::Net;
 use super::{golden, layers, networks, precisions, reruns};
 use anyhow::Result;
 use fedproj_core::{Config, Device, Experiment, Simulation};
-use fedproj_data::{Dataset, Samples};
+use fedproj_data::{Dataset, Samples, Tokens};
 use fedproj_nn::cuda::Gpu;
 use fedproj_nn::models::{self, BertConfig, Pooling, Variant};
 use fedproj_nn::{Activation, Graph, NodeId, Shape, Tables};
@@ -197,12 +197,17 @@ fn simulation(method: &str, overrides: &[&str], device: Device) -> Result<Simula
     let settings = digits::BASE.iter().chain(SETTINGS).chain(overrides).map(|s| (*s).to_owned());
     let config = Config::from_layers(None, &settings.chain([format!("method.name={method}")]).collect::<Vec<_>>())?;
     let dataset = |name: &str, id: u32, n: usize| {
-        let (mut x, labels) = (random_texts(id, n, SLOTS, (500, 2)), random_labels(id, n, 2));
-        for (text, label) in x.chunks_exact_mut(SLOTS).zip(&labels) {
-            text.iter_mut().step_by(3).filter(|v| **v > 0.0).for_each(|v| *v += 2.0 * 500.0 * (1 + label) as f32);
+        let (x, labels) = (random_texts(id, n, SLOTS - 1, (500, 2)), random_labels(id, n, 2));
+        let mut texts = Tokens::default();
+        for (slots, label) in x.chunks_exact(SLOTS - 1).zip(&labels) {
+            let words = slots.iter().filter(|slot| **slot > 0.0).map(|slot| (*slot as u32 - 1) / 2).enumerate();
+            let words = words.map(|(at, word)| if at % 3 == 0 { word + 500 * (1 + label) } else { word });
+            // A text may not be empty: tokenizers begin each with one that is always the same.
+            let ids: Vec<u32> = [0].into_iter().chain(words).collect();
+            texts.push(&ids, ids.len().div_ceil(2), false)?;
         }
-        let shape = fedproj_data::Shape::Image { height: 1, width: SLOTS, channels: 1 };
-        Dataset::new(name, shape, Samples::F32(x), Some(labels), vec!["first".into(), "second".into()])
+        let names = vec!["first".into(), "second".into()];
+        Dataset::new(name, fedproj_data::Shape::Tokens { len: SLOTS }, Samples::Tokens(texts), Some(labels), names)
     };
     let (private, test, public) = (dataset("private", 20, 160)?, dataset("test", 21, 30)?, dataset("public", 22, 70)?);
     let method = config.method.build()?;
