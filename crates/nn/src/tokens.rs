@@ -18,6 +18,20 @@ pub(crate) struct Tokens {
     pub starts: Vec<usize>,
 }
 
+impl Graph {
+    /// Whether the network can read samples `first`, `first` + 1, … of a data set: texts have tokens that it knows.
+    /// [`crate::Workspace::forward`] looks itself; what goes to a GPU is looked at once, before.
+    ///
+    /// # Errors
+    /// If a text has a token that the network does not know, or an empty slot before its end.
+    pub fn check_samples(&self, first: usize, x: &[f32]) -> Result<()> {
+        Tokens::new(self, 1).read(x).map_err(|error| match error {
+            Error::Token { sample, slot, problem } => Error::Token { sample: first + sample, slot, problem },
+            other => other,
+        })
+    }
+}
+
 impl Tokens {
     /// For batches of up to `batch` samples of a network.
     pub fn new(graph: &Graph, batch: usize) -> Self {

@@ -180,11 +180,20 @@ fn slots_that_hold_no_token_are_named() {
             matches!(error, Error::Token { sample: 1, slot: 1, .. }) && error.to_string().contains(said),
             "{error}"
         );
+        // The same, before the samples go to a GPU as the eighth and ninth of a data set.
+        let error = graph.check_samples(7, &x).unwrap_err();
+        assert!(
+            matches!(error, Error::Token { sample: 8, slot: 1, .. }) && error.to_string().contains(said),
+            "{error}"
+        );
     }
     let mut x = vec![0.0; 70];
     x[3] = 5.0;
     let error = ws.forward(&params, &mut [], &x, Mode::EVAL).unwrap_err().to_string();
     assert!(error.contains("slot 3 of text 0") && error.contains("follows an empty slot"), "{error}");
+    x[3] = 0.0;
+    graph.check_samples(0, &x).unwrap();
+    Graph::new(Shape::vector(2)).check_samples(0, &[f32::NAN, 0.5]).unwrap();
 }
 
 #[test]

@@ -14,29 +14,20 @@ pub struct Measured {
     pub seconds: f64,
 }
 
-/// Trains `clients` networks side by side on batches of `batch` synthetic samples.
-pub fn step(
-    graph: &Graph,
-    device: &str,
-    precision: &str,
-    clients: usize,
-    batch: usize,
-    steps: usize,
-) -> Result<Measured> {
+/// Trains `clients` networks side by side, each on a batch of its own of the samples `x`.
+pub fn step(graph: &Graph, device: &str, precision: &str, clients: usize, x: &[f32], steps: usize) -> Result<Measured> {
     let ordinal = device.strip_prefix("cuda:").map_or(Ok(0), str::parse).context("expected cuda or cuda:N")?;
     let precision = Precision::NAMES.iter().find(|(name, _)| *name == precision).map_or(Precision::Tf32, |(_, p)| *p);
     let gpu = Gpu::open(ordinal, precision)?;
+    let sample = graph.shape(graph.input()).len();
+    let n = x.len() / sample;
+    let batch = n / clients;
     let options = CohortOptions { lanes: clients, batch, taps: &[], training: true };
     let mut cohort = Cohort::new(&gpu, graph, &options)?;
-    let n = clients * batch;
-    let mut stream = Stream::new(0, Purpose::Synthetic, [0, 0, 0]);
+    let mut stream = Stream::new(0, Purpose::Synthetic, [0, 1, 0]);
     let labels: Vec<u32> = (0..n).map(|_| stream.below(10)).collect();
-    let sample = graph.shape(graph.input()).len();
-    let data = Data::upload(&gpu, n, sample, Some(&labels), |_, out| {
-        for v in out {
-            *v = stream.normal() as f32;
-        }
-    })?;
+    let mut data = Data::matrix(&gpu, x, sample)?;
+    data.set_labels(&gpu, &labels)?;
     let (params, buffers) = (graph.init_params(0, Init::Torch), graph.init_buffers());
     let (mut theta, mut running) = (cohort.vectors(params.len())?, cohort.vectors(buffers.len())?);
     let grad = cohort.vectors(params.len())?;

@@ -169,9 +169,10 @@ impl Step {
 
     fn run_on_gpu(&self, graph: &fedproj_nn::Graph) -> Result<()> {
         let (clients, batch) = (self.clients as usize, self.batch as usize);
-        let found = gpu::step(graph, &self.device, &self.precision, clients, batch, self.steps as usize)?;
+        let x = self.samples(graph, &mut Stream::new(0, Purpose::Synthetic, [0, 0, 0]), clients * batch);
+        let found = gpu::step(graph, &self.device, &self.precision, clients, &x, self.steps as usize)?;
         let samples_per_second = f64::from(self.batch * self.clients) / found.seconds;
-        let gflops = samples_per_second * graph.flops_training() as f64 / 1e9;
+        let gflops = samples_per_second * self.flops(graph)? / 1e9;
         if self.json {
             let result = serde_json::json!({
                 "model": self.model, "batch": self.batch, "clients": self.clients, "device": found.name,
@@ -196,16 +197,20 @@ impl Step {
         Ok(())
     }
 
+    /// Synthetic samples.
+    fn samples(&self, graph: &fedproj_nn::Graph, stream: &mut Stream, n: usize) -> Vec<f32> {
+        let input = graph.shape(graph.input());
+        if self.reads_text() {
+            return text::batch(stream, n, input.w, &self.lengths);
+        }
+        (0..n * input.len()).map(|_| stream.normal() as f32).collect()
+    }
+
     /// Trains one client and returns the median seconds of a step.
     fn train(&self, graph: &fedproj_nn::Graph, id: u32, team: usize, barrier: &Barrier) -> Result<f64> {
         let mut stream = Stream::new(0, Purpose::Synthetic, [id, 0, 0]);
         let n = self.batch as usize;
-        let input = graph.shape(graph.input());
-        let x: Vec<f32> = if self.reads_text() {
-            text::batch(&mut stream, n, input.w, &self.lengths)
-        } else {
-            (0..n * input.len()).map(|_| stream.normal() as f32).collect()
-        };
+        let x = self.samples(graph, &mut stream, n);
         let labels: Vec<u32> = (0..n).map(|_| stream.below(10)).collect();
         let mut params = graph.init_params(0, Init::Torch);
         let mut buffers = graph.init_buffers();

@@ -22,6 +22,22 @@ pub fn random_labels(id: u32, len: usize, classes: usize) -> Vec<u32> {
     (0..len).map(|_| stream.below(classes as u32)).collect()
 }
 
+/// Texts in `slots` slots each, of words and types so many: among the first a full one, one of a single token and an empty
+/// one, and pairs where there are two types.
+pub fn random_texts(id: u32, len: usize, slots: usize, (words, types): (u32, u32)) -> Vec<f32> {
+    let mut stream = Stream::new(5, Purpose::Synthetic, [id, 2, 0]);
+    let mut x = vec![0.0; len * slots];
+    for (i, text) in x.chunks_exact_mut(slots).enumerate() {
+        let n = [slots, 1, 0].get(i / 2).copied().unwrap_or_else(|| 1 + stream.below(slots as u32) as usize);
+        let second = stream.below(n as u32 + 1) as usize;
+        for (at, slot) in text[..n].iter_mut().enumerate() {
+            let kind = u32::from(types == 2 && at >= second);
+            *slot = (1 + 2 * stream.below(words) + kind) as f32;
+        }
+    }
+    x
+}
+
 /// Weights in which no tensor is constant.
 pub fn random_weights(graph: &Graph, id: u32) -> Vec<f32> {
     let noise = random(1000 + id, graph.params().len());
@@ -64,8 +80,9 @@ impl Samples {
     pub fn new(net: &Net, n: usize) -> Self {
         let g = &net.graph;
         let target = |(i, tap): (usize, &fedproj_nn::NodeId)| random(10 + i as u32, n * g.shape(*tap).len());
+        let slots = g.shape(g.input()).len();
         Self {
-            x: random(1, n * g.shape(g.input()).len()),
+            x: net.words.map_or_else(|| random(1, n * slots), |words| random_texts(1, n, slots, words)),
             labels: random_labels(2, n, g.shape(g.output()).len()),
             targets: net.taps.iter().enumerate().map(target).collect(),
         }
@@ -90,7 +107,7 @@ pub fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: Nor
     let labels: Vec<u32> = start.samples.iter().map(|&i| samples.labels[i as usize]).collect();
     ws.forward(&start.params, &mut buffers, &x, Mode { norm, dropout: Some(start.key) })?;
     let mut loss = ws.add_loss(g.output(), &Loss::CrossEntropy { labels: &labels }, 1.0)?;
-    for (tap, target) in net.taps.iter().zip(&samples.targets) {
+    for (tap, target) in net.taps.iter().zip(&samples.targets).filter(|(tap, _)| !g.has_tokens(**tap)) {
         let target = Samples::rows(target, n, &start.samples);
         loss += f64::from(TAP_WEIGHT) * ws.add_loss(*tap, &Loss::SquaredError { target: &target }, TAP_WEIGHT)?;
     }
@@ -115,18 +132,25 @@ pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], 
         cohort.write(&mut buffers, lane, &start.buffers)?;
         cohort.write(&mut gradient, lane, &vec![f32::NAN; g.params().len()])?;
     }
+    // Behind each batch one of the first sample, again and again: where samples are texts, it is of full length.
     let batches = starts.iter().map(|start| {
         let mut batch = start.samples.clone();
         batch.resize(net.batch, NOBODY);
+        batch.resize(2 * net.batch, 0);
         batch
     });
     cohort.set_table(Batches::Private, &batches.collect::<Vec<_>>(), net.batch)?;
     let keys = starts.iter().map(|start| vec![start.key as u32, (start.key >> 32) as u32]);
     cohort.set_table(Batches::DropoutKeys, &keys.collect::<Vec<_>>(), 2)?;
+    // What that batch leaves behind must not show in the next.
+    cohort.gather(&data, Batches::Private, 1, false)?;
+    cohort.forward(theta.rows(), buffers.rows(), Pass { norm: NormMode::Frozen, dropout: Keys::None })?;
+    cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
+    cohort.backward(theta.rows(), gradient.rows())?;
     cohort.gather(&data, Batches::Private, 0, false)?;
     cohort.forward(theta.rows(), buffers.rows(), Pass { norm, dropout: Keys::OfStep })?;
     cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
-    for (tap, target) in net.taps.iter().zip(&samples.targets) {
+    for (tap, target) in net.taps.iter().zip(&samples.targets).filter(|(tap, _)| !g.has_tokens(**tap)) {
         let target = Data::matrix(gpu, target, target.len() / n)?;
         cohort.gather_target(&target, Batches::Private, 0, Target::Features, false)?;
         cohort.add_loss(*tap, &LossTerm::SquaredError, Target::Features, TAP_WEIGHT, false)?;

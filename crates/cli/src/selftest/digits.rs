@@ -33,7 +33,7 @@ pub const BASE: &[&str] = &[
 
 /// Two instruction sets of one CPU are up to 2e-3 apart here, since rounding decides on which side of a ReLU's kink a value
 /// lies; a wrong mode of batch-norm shows as 1e-1 or more.
-const TOLERANCE_DEEP: f64 = 1e-2;
+pub const TOLERANCE_DEEP: f64 = 1e-2;
 
 /// What deep networks are run with besides. They are chaotic on so few samples: after several large steps two instruction
 /// sets of one CPU have little in common.
@@ -101,23 +101,26 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
         for (method, overrides) in cases {
             let what = [&[*method], &base[..base.len().min(1)], *overrides].concat().join(" ");
             let all = [base, *overrides].concat();
-            group.attempt(&what.clone(), |group| Case { what, tolerance, group }.compare(setting, method, &all));
+            group.attempt(&what.clone(), |group| {
+                let found = simulation(method, &all, setting.device.clone())?;
+                let expected = simulation(method, &all, Device::from(2))?;
+                Case { what, tolerance, group }.compare(found, expected)
+            });
         }
     }
     Ok(())
 }
 
 /// A case and where its findings go.
-struct Case<'a> {
-    what: String,
-    tolerance: f64,
-    group: &'a mut Group,
+pub struct Case<'a> {
+    pub what: String,
+    pub tolerance: f64,
+    pub group: &'a mut Group,
 }
 
 impl Case<'_> {
-    fn compare(&mut self, setting: &Setting, method: &str, overrides: &[&str]) -> Result<()> {
-        let mut found = simulation(method, overrides, setting.device.clone())?;
-        let mut expected = simulation(method, overrides, Device::from(2))?;
+    /// Two rounds of either.
+    pub fn compare(&mut self, mut found: Simulation, mut expected: Simulation) -> Result<()> {
         let (init, init_buffers) = (expected.state().weights.clone(), expected.state().buffers.clone());
         for round in 1..=2 {
             let records = (found.round(&|_| ())?, expected.round(&|_| ())?);

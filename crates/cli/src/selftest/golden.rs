@@ -34,7 +34,7 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
 }
 
 /// Five Adam steps on the fixture's batch, compared at every stage.
-fn check_model(setting: &Setting, group: &mut Group, name: &str, graph: &Graph, fixture: &Fixture) -> Result<()> {
+pub fn check_model(setting: &Setting, group: &mut Group, name: &str, graph: &Graph, fixture: &Fixture) -> Result<()> {
     let (x, labels) = (fixture.images("input", graph.shape(graph.input()))?, fixture.integers("labels")?);
     let (params, buffers) = (graph.params(), graph.buffers());
     let init = fixture.flat(params, "init")?;

@@ -12,11 +12,13 @@ const LANES: usize = 3;
 
 pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
     let gpu = setting.gpu()?;
-    check_with(group, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm))
+    check_nets(group, nets::all()?, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm));
+    Ok(())
 }
 
-fn check_with(group: &mut Group, pass: PassOf<'_>) -> Result<()> {
-    for net in nets::all()? {
+/// Passes of networks against the CPU's.
+pub fn check_nets(group: &mut Group, nets: Vec<Net>, pass: PassOf<'_>) {
+    for net in nets {
         let modes: &[(NormMode, &str)] = if net.has_batch_norm() {
             &[(NormMode::Update, "updating"), (NormMode::Batch, "batch"), (NormMode::Frozen, "frozen")]
         } else {
@@ -30,7 +32,6 @@ fn check_with(group: &mut Group, pass: PassOf<'_>) -> Result<()> {
             }
         }
     }
-    Ok(())
 }
 
 /// Lane l lacks `shorter`·(l + 1) samples of its batch.
@@ -67,6 +68,7 @@ fn compare(group: &mut Group, pass: PassOf<'_>, net: &Net, norm: NormMode, short
 
 #[cfg(test)]
 mod tests {
+    use super::super::texts;
     use super::*;
     use fedproj_nn::Isa;
 
@@ -79,9 +81,10 @@ mod tests {
             let pass = |net: &Net, samples: &Samples, starts: &[Start], norm| {
                 starts.iter().map(|start| cpu_pass(Cpu::with_isa(1, isa), net, samples, start, norm)).collect()
             };
-            check_with(&mut group, &pass).unwrap();
+            check_nets(&mut group, nets::all().unwrap(), &pass);
+            check_nets(&mut group, texts::nets().unwrap(), &pass);
             assert!(group.failures.is_empty(), "{isa:?}: {:#?}", group.failures);
-            assert!(group.n_compared > 1000);
+            assert!(group.n_compared > 2000);
             assert!(group.worst.as_ref().is_some_and(|w| w.error < 0.5 * w.tolerance), "{isa:?}: {:?}", group.worst);
         }
     }

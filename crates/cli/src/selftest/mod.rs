@@ -12,6 +12,7 @@ mod networks;
 mod precisions;
 mod reruns;
 mod slopes;
+mod texts;
 mod traces;
 mod vectors;
 
@@ -64,7 +65,7 @@ enum Needs {
 type Check = fn(&Setting, &mut Group) -> Result<()>;
 
 /// All groups, from the smallest part to the whole.
-const GROUPS: [(&str, Needs, Check); 11] = [
+const GROUPS: [(&str, Needs, Check); 12] = [
     ("layers", Needs::Gpu, layers::check),
     ("precisions", Needs::Gpu, precisions::check),
     ("losses", Needs::Gpu, losses::check),
@@ -73,6 +74,7 @@ const GROUPS: [(&str, Needs, Check); 11] = [
     ("vectors", Needs::Gpu, vectors::check_vectors),
     ("golden", Needs::Both, golden::check),
     ("networks", Needs::Gpu, networks::check),
+    ("text", Needs::Gpu, texts::check),
     ("traces", Needs::Fixtures, traces::check),
     ("methods", Needs::Nothing, digits::check),
     ("reruns", Needs::Nothing, reruns::check),

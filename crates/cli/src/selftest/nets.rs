@@ -8,14 +8,16 @@ pub struct Net {
     pub graph: Graph,
     pub taps: Vec<NodeId>,
     pub batch: usize,
+    /// Words and types that its texts have, if it reads texts.
+    pub words: Option<(u32, u32)>,
 }
 
 impl Net {
-    fn new(name: impl Into<String>, graph: Graph, batch: usize) -> Self {
-        Self { name: name.into(), graph, taps: Vec::new(), batch }
+    pub fn new(name: impl Into<String>, graph: Graph, batch: usize) -> Self {
+        Self { name: name.into(), graph, taps: Vec::new(), batch, words: None }
     }
 
-    fn tapped(mut self, names: &[&str]) -> Self {
+    pub fn tapped(mut self, names: &[&str]) -> Self {
         self.taps = names.iter().filter_map(|name| self.graph.find(name)).collect();
         self
     }

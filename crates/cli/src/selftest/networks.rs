@@ -28,30 +28,42 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
     for name in ["cnn", "resnet8-thin", "resnet8"] {
         let graph = models::build(name, shape, 10, Variant::default())?;
         let (x, labels) = batch(shape);
-        let rule = Rule::sgd(LR);
-        let start = |lane: usize| (random_weights(&graph, lane as u32), graph.init_buffers());
-        let starts: Vec<_> = (0..LANES).map(start).collect();
-        let init: Vec<Vec<f32>> = starts.iter().map(|(params, _)| params.clone()).collect();
-        let mut training = Training::new(setting.gpu()?, &graph, &rule, (&x, &labels), &starts)?;
-        let mut reference: Vec<Reference> =
-            starts.into_iter().map(|start| Reference::new(&graph, rule, start)).collect::<Result<_>>()?;
-        for step in 1..=10 {
-            training.step()?;
-            for (lane, reference) in reference.iter_mut().enumerate() {
-                reference.step(&x, &labels)?;
-                let tolerance = match step {
-                    1 => TOLERANCE_ONE_STEP,
-                    10 => TOLERANCE_TEN_STEPS,
-                    _ => continue,
-                };
-                let what = format!("{name}, lane {lane}, step {step}:");
-                let (found, expected) = (training.weights(lane)?, &reference.params);
-                group.compare_tensors(&what, graph.params(), &found, expected, tolerance);
-                let (found, expected) = (difference(&found, &init[lane]), difference(expected, &init[lane]));
-                group.compare(&format!("{what} movement"), &found, &expected, TOLERANCE_MOVEMENT);
-                let (found, expected) = (training.buffers(lane)?, &reference.buffers);
-                group.compare_tensors(&what, graph.buffers(), &found, expected, tolerance);
-            }
+        ten_steps(setting, group, name, &graph, (&x, &labels))?;
+    }
+    Ok(())
+}
+
+/// Ten steps on the same batch beside the CPU's.
+pub fn ten_steps(
+    setting: &Setting,
+    group: &mut Group,
+    name: &str,
+    graph: &Graph,
+    (x, labels): (&[f32], &[u32]),
+) -> Result<()> {
+    let rule = Rule::sgd(LR);
+    let start = |lane: usize| (random_weights(graph, lane as u32), graph.init_buffers());
+    let starts: Vec<_> = (0..LANES).map(start).collect();
+    let init: Vec<Vec<f32>> = starts.iter().map(|(params, _)| params.clone()).collect();
+    let mut training = Training::new(setting.gpu()?, graph, &rule, (x, labels), &starts)?;
+    let mut reference: Vec<Reference> =
+        starts.into_iter().map(|start| Reference::new(graph, rule, labels.len(), start)).collect::<Result<_>>()?;
+    for step in 1..=10 {
+        training.step()?;
+        for (lane, reference) in reference.iter_mut().enumerate() {
+            reference.step(x, labels)?;
+            let tolerance = match step {
+                1 => TOLERANCE_ONE_STEP,
+                10 => TOLERANCE_TEN_STEPS,
+                _ => continue,
+            };
+            let what = format!("{name}, lane {lane}, step {step}:");
+            let (found, expected) = (training.weights(lane)?, &reference.params);
+            group.compare_tensors(&what, graph.params(), &found, expected, tolerance);
+            let (found, expected) = (difference(&found, &init[lane]), difference(expected, &init[lane]));
+            group.compare(&format!("{what} movement"), &found, &expected, TOLERANCE_MOVEMENT);
+            let (found, expected) = (training.buffers(lane)?, &reference.buffers);
+            group.compare_tensors(&what, graph.buffers(), &found, expected, tolerance);
         }
     }
     Ok(())
@@ -75,9 +87,9 @@ struct Reference {
 }
 
 impl Reference {
-    fn new(graph: &Graph, rule: Rule, (params, buffers): (Vec<f32>, Vec<f32>)) -> Result<Self> {
+    fn new(graph: &Graph, rule: Rule, batch: usize, (params, buffers): (Vec<f32>, Vec<f32>)) -> Result<Self> {
         let cpu = Cpu::new(usize::from(default_threads()));
-        let ws = Workspace::new(graph, &Options::training(BATCH), cpu)?;
+        let ws = Workspace::new(graph, &Options::training(batch), cpu)?;
         Ok(Self { ws, optimizer: Optimizer::new(rule, params.len())?, params, buffers })
     }
 

@@ -7,39 +7,46 @@ use super::nets::{self, Net};
 use anyhow::Result;
 use fedproj_nn::cuda::{Gpu, Precision};
 use fedproj_nn::{Cpu, NormMode};
+use std::sync::Arc;
 
 /// What rounding of the factors leaves over two layers: 10 and 7 bits. A wrong place or a missing margin shows as 1e-1.
-const TOLERANCES: [(Precision, f64); 2] = [(Precision::Tf32, 5e-3), (Precision::Bf16, 3e-2)];
+pub const TOLERANCES: [(Precision, f64); 2] = [(Precision::Tf32, 5e-3), (Precision::Bf16, 3e-2)];
 const LANES: usize = 3;
 
 pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
     for (precision, tolerance) in TOLERANCES {
         let gpu = Gpu::open(setting.ordinal, precision)?;
         for net in nets::square_convolutions()? {
-            let what = format!("{} in {}", net.name, precision.name());
-            group.attempt(&what, |group| {
-                let samples = Samples::new(&net, LANES * net.batch);
-                let starts: Vec<Start> = (0..LANES).map(|lane| start(&net, lane)).collect();
-                let together = gpu_pass(&gpu, &net, &samples, &starts, NormMode::Update)?;
-                for (lane, (found, start)) in together.iter().zip(&starts).enumerate() {
-                    let expected = cpu_pass(Cpu::new(2), &net, &samples, start, NormMode::Update)?;
-                    let what = format!("{what}, lane {lane}:");
-                    group.compare(&format!("{what} logits"), &found.logits, &expected.logits, tolerance);
-                    let (place, params) = (format!("{what} gradient of"), net.graph.params());
-                    group.compare_tensors(&place, params, &found.gradient, &expected.gradient, tolerance);
-                    for (found, expected) in found.taps.iter().zip(&expected.taps) {
-                        group.compare(&format!("{what} gradient at the input"), found, expected, tolerance);
-                    }
-                }
-                // Which tiles compute a product depends on how many lanes there are; its bytes must not.
-                let alone = gpu_pass(&gpu, &net, &samples, &starts[1..2], NormMode::Update)?;
-                let same = alone[0].logits == together[1].logits && alone[0].gradient == together[1].gradient;
-                group.require(same, &format!("{what}: a lane alone has the bytes that it has among others;"));
-                Ok(())
-            });
+            check_net(group, &gpu, &net, tolerance);
         }
     }
     Ok(())
+}
+
+/// Passes of a network against the CPU's, and a lane alone against the same lane among others.
+pub fn check_net(group: &mut Group, gpu: &Arc<Gpu>, net: &Net, tolerance: f64) {
+    let what = format!("{} in {}", net.name, gpu.precision().name());
+    group.attempt(&what, |group| {
+        let samples = Samples::new(net, LANES * net.batch);
+        let starts: Vec<Start> = (0..LANES).map(|lane| start(net, lane)).collect();
+        let together = gpu_pass(gpu, net, &samples, &starts, NormMode::Update)?;
+        for (lane, (found, start)) in together.iter().zip(&starts).enumerate() {
+            let expected = cpu_pass(Cpu::new(2), net, &samples, start, NormMode::Update)?;
+            let what = format!("{what}, lane {lane}:");
+            group.compare(&format!("{what} logits"), &found.logits, &expected.logits, tolerance);
+            let (place, params) = (format!("{what} gradient of"), net.graph.params());
+            group.compare_tensors(&place, params, &found.gradient, &expected.gradient, tolerance);
+            for ((tap, found), expected) in net.taps.iter().zip(&found.taps).zip(&expected.taps) {
+                let place = format!("{what} gradient at {}", net.graph.name(*tap));
+                group.compare(&place, found, expected, tolerance);
+            }
+        }
+        // Which tiles compute a product depends on how many lanes there are; its bytes must not.
+        let alone = gpu_pass(gpu, net, &samples, &starts[1..2], NormMode::Update)?;
+        let same = alone[0].logits == together[1].logits && alone[0].gradient == together[1].gradient;
+        group.require(same, &format!("{what}: a lane alone has the bytes that it has among others;"));
+        Ok(())
+    });
 }
 
 /// Lane l lacks l samples of its batch.

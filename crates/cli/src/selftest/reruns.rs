@@ -4,7 +4,7 @@ use super::Setting;
 use super::compare::Group;
 use super::digits::simulation;
 use anyhow::Result;
-use fedproj_core::Device;
+use fedproj_core::{Device, Simulation};
 
 /// Methods with all kinds of memory: of the server, of clients, of both.
 const CASES: &[(&str, &[&str])] = &[
@@ -17,18 +17,28 @@ const CASES: &[(&str, &[&str])] = &[
 
 pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
     for (method, overrides) in CASES {
-        let hashes = |device: Device| -> Result<Vec<String>> {
-            let mut simulation = simulation(method, overrides, device)?;
-            (0..2).map(|_| Ok(simulation.round(&|_| ())?.model_hash)).collect()
-        };
-        let first = hashes(setting.device.clone())?;
         let what = [&[*method], *overrides].concat().join(" ");
-        group.require(hashes(setting.device.clone())? == first, &format!("{what}: the same bytes once more"));
-        // Four clients in waves of one, of two, and of three and one.
-        for lanes in [1, 2, 3] {
-            let found = hashes(setting.device.clone().with_lanes_max(lanes))?;
-            group.require(found == first, &format!("{what}: the same bytes with {lanes} clients at a time"));
-        }
+        check_simulation(setting, group, &what, &|device| simulation(method, overrides, device))?;
+    }
+    Ok(())
+}
+
+/// Two rounds of four clients, again and in waves of one, of two, and of three and one.
+pub fn check_simulation(
+    setting: &Setting,
+    group: &mut Group,
+    what: &str,
+    simulation: &dyn Fn(Device) -> Result<Simulation>,
+) -> Result<()> {
+    let hashes = |device: Device| -> Result<Vec<String>> {
+        let mut simulation = simulation(device)?;
+        (0..2).map(|_| Ok(simulation.round(&|_| ())?.model_hash)).collect()
+    };
+    let first = hashes(setting.device.clone())?;
+    group.require(hashes(setting.device.clone())? == first, &format!("{what}: the same bytes once more"));
+    for lanes in [1, 2, 3] {
+        let found = hashes(setting.device.clone().with_lanes_max(lanes))?;
+        group.require(found == first, &format!("{what}: the same bytes with {lanes} clients at a time"));
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ fn nets() -> Result<Vec<Net>> {
     let x = perceptron.activation("tanh", x, Activation::Tanh)?;
     let x = perceptron.dropout("drop", x, 0.3)?;
     perceptron.linear("fc2", x, 5, true)?;
-    let mut nets = vec![Net { name: "perceptron".into(), graph: perceptron, taps: Vec::new(), batch: 16 }];
+    let mut nets = vec![Net::new("perceptron", perceptron, 16)];
     for groups in [None, Some(2)] {
         let mut g = Graph::new(Shape::image(7, 6, 3));
         let norm = |g: &mut Graph, name: &str, x| match groups {
@@ -78,7 +78,7 @@ fn nets() -> Result<Vec<Net>> {
         let x = g.global_average_pool("mean", tap)?;
         g.linear("fc", x, 6, true)?;
         let name = if groups.is_some() { "group-norm network" } else { "batch-norm network" };
-        nets.push(Net { name: name.into(), graph: g, taps: vec![tap], batch: 8 });
+        nets.push(Net { taps: vec![tap], ..Net::new(name, g, 8) });
     }
     Ok(nets)
 }

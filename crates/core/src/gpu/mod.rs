@@ -29,12 +29,18 @@ pub(crate) struct OnGpu {
 
 impl OnGpu {
     pub fn new(gpu: &Arc<Gpu>, experiment: &Arc<Experiment>) -> Result<Arc<Self>> {
-        let upload = |data: &Dataset| {
+        let upload = |data: &Dataset| -> Result<Data> {
+            // Kernels cannot say that a text has a token that the network does not know.
+            let mut checked = Ok(());
             let part = |range: std::ops::Range<usize>, out: &mut [f32]| {
                 let indices: Vec<u32> = (range.start as u32..range.end as u32).collect();
                 data.gather(&indices, out);
+                if checked.is_ok() {
+                    checked = experiment.graph.check_samples(range.start, out);
+                }
             };
-            Data::upload(gpu, data.n_samples(), data.sample_len(), data.labels(), part)
+            let uploaded = Data::upload(gpu, data.n_samples(), data.sample_len(), data.labels(), part)?;
+            Ok(checked.map(|()| uploaded)?)
         };
         Ok(Arc::new(Self {
             private: upload(&experiment.private)?,

@@ -251,10 +251,7 @@ impl Workspace {
     /// # Errors
     /// If the loss does not fit the node's shape, or as [`Workspace::inject`].
     pub fn add_loss(&mut self, node: NodeId, loss: &Loss<'_>, weight: f32) -> Result<f64> {
-        if self.graph.nodes[node.0].packed {
-            let problem = "has tokens, not one vector a sample; losses stand behind a node that pools them".into();
-            return Err(Error::Shape { node: self.graph.name(node).into(), problem });
-        }
+        check_loss_at(&self.graph, node)?;
         loss.check(self.batch, self.graph.shape(node).len())?;
         let batch = self.batch;
         self.inject(node, |value, grad| loss.add_gradient(batch, value, weight, grad))
@@ -301,6 +298,15 @@ impl Workspace {
 /// Floats of a node's value for a batch.
 fn len_of(node: &Node, batch: usize, tokens: &Tokens) -> usize {
     if node.packed { tokens.len() * node.shape.c } else { batch * node.shape.len() }
+}
+
+/// Whether a loss can stand at a node.
+pub(crate) fn check_loss_at(graph: &Graph, node: NodeId) -> Result<()> {
+    if graph.nodes[node.0].packed {
+        let problem = "has tokens, not one vector a sample; losses stand behind a node that pools them".into();
+        return Err(Error::Shape { node: graph.name(node).into(), problem });
+    }
+    Ok(())
 }
 
 pub(crate) fn check_len(what: &'static str, expected: usize, found: usize) -> Result<()> {

@@ -1,8 +1,8 @@
 //! The memory of a cohort: values and gradients of every lane, batches, tables, and recorded steps.
 
 use super::gpu::{Captured, Gpu, Memory, Parameter, failed_lane, parameters};
-use super::layers::{has_kernels, not_on_gpu};
-use super::{conv, hopper};
+use super::text::Texts;
+use super::{conv, hopper, text};
 use crate::cpu::check_len;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Op};
@@ -130,9 +130,9 @@ pub enum Batches {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
-    at: u64,
-    stride: i64,
-    width: i32,
+    pub(super) at: u64,
+    pub(super) stride: i64,
+    pub(super) width: i32,
 }
 parameters!(Table);
 
@@ -234,6 +234,8 @@ pub struct Cohort {
     pub(super) parts: Memory<f32>,
     /// Weights with input and output exchanged, of one layer after another.
     pub(super) turned: Option<Vectors>,
+    /// The tokens of the lanes' batches, where the network reads texts.
+    pub(super) texts: Option<Texts>,
     /// The lanes of the next launches.
     pub(super) lanes: Memory<i32>,
     active: Vec<u32>,
@@ -256,11 +258,9 @@ impl Cohort {
     /// Memory for a cohort.
     ///
     /// # Errors
-    /// If the GPU's memory is too small, or a layer runs on the CPU only.
+    /// If the GPU's memory is too small, or texts are too long for its attention.
     pub fn new(gpu: &Arc<Gpu>, graph: &Graph, options: &CohortOptions<'_>) -> Result<Self> {
-        if let Some(node) = graph.nodes.iter().find(|node| !has_kernels(&node.op)) {
-            return Err(not_on_gpu(node));
-        }
+        graph.nodes.iter().try_for_each(text::check_attention)?;
         let (k, n) = (options.lanes.max(1), options.batch.max(1));
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
         let plan = Plan::new(graph, &observed, options.training, true);
@@ -283,6 +283,8 @@ impl Cohort {
                 Op::BatchNorm { .. } => Some(vectors(4 * c)?),
                 _ if step.norm.is_some() => Some(vectors(4 * c)?),
                 Op::GroupNorm { groups, .. } => Some(vectors(2 * n * groups)?),
+                Op::LayerNorm { .. } => Some(vectors(2 * len / c)?),
+                Op::Attention { heads, .. } => Some(vectors(3 * len / c * heads)?),
                 _ => None,
             });
             let out_len = n * graph.nodes[step.out].shape.len();
@@ -309,6 +311,7 @@ impl Cohort {
             coefficients: vectors(3 * channels_max)?,
             parts: gpu.zeros(k * conv::PARTS_LEN)?,
             turned: if options.training && gpu.has_hopper() { Some(vectors(hopper::turned_len(graph))?) } else { None },
+            texts: Texts::new(gpu, graph, k, n)?,
             lanes: gpu.zeros(k)?,
             active: Vec::new(),
             valid: gpu.zeros(k)?,
@@ -598,6 +601,21 @@ impl Cohort {
         self.gpu.launch(kernel, [grid[0], grid[1], self.active.len()], block, shared, parameters)
     }
 
+    /// One thread an element. Where it is not known how many there are, the threads go on to further elements.
+    pub(super) fn each_of(&self, kernel: &str, extent: Extent, parameters: &[&dyn Parameter]) -> Result<()> {
+        let all = (extent.len as usize).div_ceil(256);
+        let blocks = if extent.tokens == 0 { all } else { self.blocks(all) };
+        self.launch(kernel, [blocks, 1], [256, 1], 0, parameters)
+    }
+
+    /// Blocks of a lane for kernels that go on by the whole grid: `most`, or as many as keep the processors busy, so that
+    /// few are started for tokens that are not there.
+    pub(super) fn blocks(&self, most: usize) -> usize {
+        /// Of 256 threads on a processor, a few waves.
+        const BLOCKS: usize = 32;
+        most.min((BLOCKS * self.gpu.processors()).div_ceil(self.n_active().max(1)))
+    }
+
     /// One thread an element (or four).
     pub(super) fn each(&self, kernel: &str, len: usize, parameters: &[&dyn Parameter]) -> Result<()> {
         self.launch(kernel, [len.div_ceil(256), 1], [256, 1], 0, parameters)
@@ -637,18 +655,28 @@ impl Cohort {
         Ok((self.grad(slot), fresh))
     }
 
-    /// A lane's value of the output or a tap, for the first `samples` of the batch.
+    /// A lane's value of the output or a tap, for the first `samples` of the batch, or for all of its tokens.
     ///
     /// # Errors
     /// If the node is neither.
     pub fn read_value(&self, node: NodeId, lane: usize, samples: usize) -> Result<Vec<f32>> {
         self.check_tap(node)?;
         self.check_lane(lane)?;
-        let mut out = vec![0.0; samples * self.graph.shape(node).len()];
+        let mut out = vec![0.0; self.len_read(node, lane, samples)?];
         if let Some(slot) = self.plan.value_slot[node.0] {
             self.gpu.read(&self.values[slot].memory, lane * self.values[slot].stride, &mut out)?;
         }
         Ok(out)
+    }
+
+    /// Floats of a lane's node: of `samples`, or of the tokens there are.
+    pub(super) fn len_read(&self, node: NodeId, lane: usize, samples: usize) -> Result<usize> {
+        match &self.texts {
+            Some(texts) if self.graph.nodes[node.0].packed => {
+                Ok(texts.n_tokens(&self.gpu, lane)? * self.graph.shape(node).c)
+            }
+            _ => Ok(samples * self.graph.shape(node).len()),
+        }
     }
 
     pub(super) fn read_grad_slot(&self, slot: usize, lane: usize, len: usize) -> Result<Vec<f32>> {
@@ -686,7 +714,7 @@ impl Cohort {
             self.launch("gather_labels", [1, 1], block, 0, &p)?;
         }
         self.batch = batch;
-        Ok(())
+        self.find_tokens()
     }
 
     /// Gathers samples `first..first + count` for every lane, padded to `batch`.
@@ -699,7 +727,7 @@ impl Cohort {
             [&self.lanes.at(), &data.samples.at(), &(first as i32), &(count as i32), &image, &to, &self.valid.at()];
         self.launch("gather_range", [batch, 1], [256, 1], 0, &p)?;
         self.batch = batch;
-        Ok(())
+        self.find_tokens()
     }
 
     fn input(&self, data: &Data, batch: usize) -> Result<(Image, Rows)> {
@@ -759,8 +787,8 @@ impl Cohort {
         let row = self.graph.shape(node).len();
         let len = (self.batch * row).min(to.len.saturating_sub(first * row));
         let p: [&dyn Parameter; 5] =
-            [&self.lanes.at(), &(len as i32), &self.value(node.0), &to.rows().from(first * row), &1i32];
-        self.each("accumulate", len, &p)
+            [&self.lanes.at(), &Extent::all(len), &self.value(node.0), &to.rows().from(first * row), &1i32];
+        self.each_of("accumulate", Extent::all(len), &p)
     }
 
     /// Ends a step: moves on in the tables.
@@ -780,6 +808,38 @@ impl Cohort {
 pub struct Recording {
     key: (u64, usize),
     captures: bool,
+}
+
+/// How much of an array counts, see `common.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    len: i32,
+    width: i32,
+    tokens: u64,
+}
+parameters!(Extent);
+
+impl Extent {
+    /// All of its floats.
+    pub fn all(len: usize) -> Self {
+        Self::rows(len, 1, 0)
+    }
+
+    /// Rows of `width` floats, `len` in all or as many as stand at `tokens` for each lane.
+    pub fn rows(len: usize, width: usize, tokens: u64) -> Self {
+        Self { len: len as i32, width: width as i32, tokens }
+    }
+
+    /// As many threads as dropout asks for: one for eight elements.
+    pub fn calls(self) -> Self {
+        Self { len: (self.len + 127) / 128 * 16, ..self }
+    }
+
+    /// The most rows there can be.
+    pub fn n_rows(self) -> usize {
+        (self.len / self.width.max(1)) as usize
+    }
 }
 
 /// An input image, see `layers.cu`.

@@ -45,12 +45,13 @@ pub(super) struct Geometry {
     by_wo: Div,
     by_xc: Div,
     by_kernel: Div,
+    tokens: u64,
 }
 parameters!(Geometry);
 
 impl Geometry {
-    /// `pitch`: floats between the pixels of X.
-    pub fn new(c: &Conv, pitch: usize, batch: usize) -> Self {
+    /// `pitch`: floats between the pixels of X; `tokens`: where the lanes' numbers of rows stand, where rows are tokens.
+    pub fn new(c: &Conv, pitch: usize, batch: usize, tokens: u64) -> Self {
         let int = |v: usize| v as i32;
         Self {
             h: int(c.h),
@@ -68,6 +69,7 @@ impl Geometry {
             by_wo: Div::by(c.wo),
             by_xc: Div::by(pitch),
             by_kernel: Div::by(c.kernel),
+            tokens,
         }
     }
 }

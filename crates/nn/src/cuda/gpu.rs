@@ -47,12 +47,14 @@ const COMMON: &str = include_str!("kernels/common.cu");
 const CONV: &str = include_str!("kernels/conv.cu");
 const STEM: &str = include_str!("kernels/stem.cu");
 const HOPPER: &str = include_str!("kernels/hopper.cu");
-const REST: [&str; 5] = [
+const REST: [&str; 7] = [
     include_str!("kernels/norm.cu"),
     include_str!("kernels/pool.cu"),
     include_str!("kernels/layers.cu"),
     include_str!("kernels/loss.cu"),
     include_str!("kernels/vector.cu"),
+    include_str!("kernels/text.cu"),
+    include_str!("kernels/attention.cu"),
 ];
 
 /// A program of kernels.
@@ -260,6 +262,7 @@ impl Gpu {
                 let shared = match name {
                     _ if name.starts_with("conv_") => Some(super::conv::SHARED_MAX),
                     "stem" => Some(super::conv::STEM_SHARED_MAX),
+                    _ if name.starts_with("attention") => Some(super::text::SHARED_MAX),
                     _ => super::hopper::shared_bytes(name),
                 };
                 if let Some(bytes) = shared {
@@ -540,6 +543,21 @@ pub(super) const REST_KERNELS: &[&str] = &[
     "scale",
     "begin_update",
     "update",
+    "count_tokens",
+    "place_texts",
+    "place_tokens",
+    "embed",
+    "embed_backward_words",
+    "embed_backward_positions",
+    "embed_backward_types",
+    "layer_norm",
+    "layer_norm_sums",
+    "layer_norm_backward",
+    "pool_tokens",
+    "pool_tokens_backward",
+    "attention",
+    "attention_backward_queries",
+    "attention_backward_keys",
 ];
 
 impl Program {

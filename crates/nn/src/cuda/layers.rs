@@ -1,30 +1,15 @@
 //! The forward and backward passes of a cohort: the steps of the plan, launched one after another for all lanes.
 
-use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass, Rows};
+use super::cohort::{CHUNKS_MAX, Cohort, Extent, Keys, Pass, Rows, Table};
 use super::conv::Div;
 use super::gpu::{self, Parameter, parameters};
 use super::products::{After, Operands};
 use crate::error::{Error, Result};
-use crate::graph::{NORM_EPS, NORM_MOMENTUM, Node, NodeId, Op};
+use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
 use crate::kernels::pool::MaxPool;
 use crate::kernels::{Activation, NormMode};
+use crate::plan::works_in_place;
 use fedproj_rng::Purpose;
-
-/// The layers that have no kernels here yet. Their twin will run texts padded to one of a few lengths, with the lengths in
-/// memory beside the batch: the graph has the padded shapes already.
-pub(super) fn has_kernels(op: &Op) -> bool {
-    !matches!(
-        op,
-        Op::Embedding { .. } | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens
-    )
-}
-
-pub(super) fn not_on_gpu(node: &Node) -> Error {
-    Error::Gpu {
-        what: format!("cannot run node `{}`", node.name),
-        problem: "layers of text encoders run on the CPU only; choose the device `cpu`".into(),
-    }
-}
 
 /// The geometry of a max-pool as `pool.cu` takes it, with how many floats are handled at a time.
 #[repr(C)]
@@ -70,10 +55,21 @@ impl Pool {
 
 /// A gradient that a step adds to.
 #[derive(Clone, Copy)]
-struct Sum {
-    rows: Rows,
-    fresh: bool,
+pub(super) struct Sum {
+    pub rows: Rows,
+    pub fresh: bool,
 }
+
+/// What is dropped at a node, see `layers.cu`.
+#[repr(C)]
+pub(super) struct Drop {
+    keys: Table,
+    cursor: u64,
+    purpose: u32,
+    node: u32,
+    rate: f32,
+}
+parameters!(Drop);
 
 fn norm_mode(mode: NormMode) -> i32 {
     match mode {
@@ -97,7 +93,7 @@ fn vec_of(channels: usize) -> (usize, &'static str) {
 }
 
 /// Rows of a matrix in a chunk of a sum, and the number of chunks: a function of the shape alone.
-fn chunks(rows: usize) -> (usize, usize) {
+pub(super) fn chunks(rows: usize) -> (usize, usize) {
     let n = (rows / 64).clamp(1, CHUNKS_MAX);
     (rows.div_ceil(n), rows.div_ceil(rows.div_ceil(n)))
 }
@@ -116,8 +112,32 @@ impl Cohort {
         Ok(())
     }
 
-    fn len_of(&self, node: usize) -> usize {
+    pub(super) fn len_of(&self, node: usize) -> usize {
         self.batch * self.graph.nodes[node].shape.len()
+    }
+
+    /// How much of a node's value or gradient counts.
+    pub(super) fn extent(&self, node: usize) -> Extent {
+        Extent::rows(self.len_of(node), self.graph.nodes[node].shape.c, self.tokens_of(node))
+    }
+
+    /// Where the lanes' numbers of tokens stand, if the node's rows are tokens.
+    pub(super) fn tokens_of(&self, node: usize) -> u64 {
+        let texts = self.texts.as_ref().filter(|_| self.graph.nodes[node].packed);
+        texts.map_or(0, super::text::Texts::counts)
+    }
+
+    /// What this pass drops at a node; nothing if the rate is 0.
+    pub(super) fn drop_of(&self, node: usize, rate: f32) -> Result<Drop> {
+        let is_on = self.pass.dropout == Keys::OfStep && rate > 0.0;
+        let keys = if is_on { self.table(super::Batches::DropoutKeys)? } else { Table { at: 0, stride: 0, width: 0 } };
+        Ok(Drop {
+            keys,
+            cursor: self.cursor(super::Batches::Private),
+            purpose: Purpose::Dropout as u32,
+            node: node as u32,
+            rate: if is_on { rate } else { 0.0 },
+        })
     }
 
     pub(super) fn param(&self, params: Rows, span: usize) -> Rows {
@@ -130,7 +150,7 @@ impl Cohort {
         let input = node.inputs[0].0;
         let (x, y) = (self.value(input), self.value(step.out));
         let (len, c) = (self.len_of(step.out), node.shape.c);
-        let (len_i, c_i) = (len as i32, c as i32);
+        let (len_i, c_i, extent) = (len as i32, c as i32, self.extent(step.out));
         let lanes = self.lanes.at();
         let residual = step.residual.map_or(Rows::NONE, |node| self.value(node));
         let relu = i32::from(step.relu);
@@ -175,36 +195,23 @@ impl Cohort {
                 ];
                 self.launch("group_norm", [*groups, self.batch], [256, 1], 0, &p)
             }
-            Op::Activation(f) => self.each("activation", len, &[&lanes, &activation(*f), &len_i, &x, &y]),
+            Op::Activation(f) => self.each_of("activation", extent, &[&lanes, &activation(*f), &extent, &x, &y]),
             Op::MaxPool(_) => self.pool_forward(i, "pool", x, Rows::NONE, y),
             Op::GlobalAveragePool => {
                 let pixels = self.graph.nodes[input].shape.pixels() as i32;
                 self.each("average_pool", len, &[&lanes, &len_i, &pixels, &c_i, &x, &y])
             }
-            Op::Add => self.each("add", len, &[&lanes, &len_i, &x, &self.value(node.inputs[1].0), &y]),
+            Op::Add => self.each_of("add", extent, &[&lanes, &extent, &x, &self.value(node.inputs[1].0), &y]),
             Op::Dropout { rate } if self.pass.dropout == Keys::OfStep && *rate > 0.0 => {
                 let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
-                let keys = self.table(super::Batches::DropoutKeys)?;
-                let p: [&dyn Parameter; 11] = [
-                    &lanes,
-                    &keys,
-                    &self.cursor(super::Batches::Private),
-                    &(Purpose::Dropout as u32),
-                    &(step.node as u32),
-                    &len_i,
-                    rate,
-                    &x,
-                    &y,
-                    &kept.at(),
-                    &(*stride as i64),
-                ];
-                self.each("dropout", len.div_ceil(128) * 16, &p)
+                let drop = self.drop_of(step.node, *rate)?;
+                let p: [&dyn Parameter; 7] = [&lanes, &drop, &extent, &x, &y, &kept.at(), &(*stride as i64)];
+                self.each_of("dropout", extent.calls(), &p)
             }
-            Op::Dropout { .. } => self.each("accumulate", len, &[&lanes, &len_i, &x, &y, &1i32]),
+            Op::Dropout { .. } => self.accumulate(extent, x, Sum { rows: y, fresh: true }),
             Op::Input | Op::Flatten => Ok(()),
-            // `Cohort::new` has refused the graph.
             Op::Embedding { .. } | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens => {
-                Err(not_on_gpu(node))
+                self.text_forward(i, params)
             }
         }
     }
@@ -314,16 +321,22 @@ impl Cohort {
     }
 
     fn zero_params(&self, i: usize, grad: Rows) -> Result<()> {
-        let (weight, bias) = match self.graph.nodes[self.plan.steps[i].node].op {
-            Op::Conv { weight, bias, .. } | Op::Linear { weight, bias } => (weight, bias),
-            Op::BatchNorm { weight, bias, .. } | Op::GroupNorm { weight, bias, .. } => (weight, Some(bias)),
-            _ => return Ok(()),
+        let node = &self.graph.nodes[self.plan.steps[i].node];
+        let whole = |span: usize| (span, self.graph.params().spans()[span].len());
+        let spans = match node.op {
+            Op::Conv { weight, bias, .. } => [Some(whole(weight)), bias.map(whole), None],
+            // Weights and biases of joined layers are several spans.
+            Op::Linear { weight, bias } => {
+                let outputs = node.shape.c;
+                [Some((weight, self.graph.linear_inputs(node) * outputs)), bias.map(|bias| (bias, outputs)), None]
+            }
+            Op::BatchNorm { weight, bias, .. }
+            | Op::GroupNorm { weight, bias, .. }
+            | Op::LayerNorm { weight, bias, .. } => [Some(whole(weight)), Some(whole(bias)), None],
+            Op::Embedding { word, position, kind } => [word, position, kind].map(|span| Some(whole(span))),
+            _ => [None; 3],
         };
-        for span in [Some(weight), bias].into_iter().flatten() {
-            let len = self.graph.params().spans()[span].len();
-            self.each("fill_zero", len, &[&self.lanes.at(), &(len as i32), &self.param(grad, span)])?;
-        }
-        Ok(())
+        spans.into_iter().flatten().try_for_each(|(span, len)| self.clear(self.param(grad, span), len))
     }
 
     /// A node's gradient, where it needs one; what is added there counts from now on.
@@ -334,22 +347,23 @@ impl Cohort {
         Some(Sum { rows: self.grad(slot), fresh })
     }
 
-    fn accumulate(&self, len: usize, from: Rows, to: Sum) -> Result<()> {
-        self.each("accumulate", len, &[&self.lanes.at(), &(len as i32), &from, &to.rows, &i32::from(to.fresh)])
+    fn accumulate(&self, extent: Extent, from: Rows, to: Sum) -> Result<()> {
+        let p: [&dyn Parameter; 5] = [&self.lanes.at(), &extent, &from, &to.rows, &i32::from(to.fresh)];
+        self.each_of("accumulate", extent, &p)
     }
 
     fn run_step_backward(&mut self, i: usize, params: Rows, grad: Rows) -> Result<()> {
         let step = self.plan.steps[i];
         let Some(mut out_slot) = self.plan.grad_slot[step.out] else { return Ok(()) };
-        let len = self.len_of(step.out);
+        let extent = self.extent(step.out);
         if let Some(work) = self.plan.work_slot[i] {
-            self.accumulate(len, self.grad(out_slot), Sum { rows: self.grad(work), fresh: true })?;
+            self.accumulate(extent, self.grad(out_slot), Sum { rows: self.grad(work), fresh: true })?;
             out_slot = work;
         }
         let dy = self.grad(out_slot);
         let node = &self.graph.nodes[step.node];
         let (input, second) = (node.inputs[0].0, node.inputs.get(1).map(|id| id.0));
-        if matches!(node.op, Op::BatchNorm { .. } | Op::GroupNorm { .. }) {
+        if works_in_place(&node.op) {
             let residual = step.residual.and_then(|r| self.take_grad(r));
             if self.plan.grad_slot[input] == Some(out_slot) {
                 // In place: dy's memory then holds the input's gradient.
@@ -366,7 +380,7 @@ impl Cohort {
         if let Some(second) = second.filter(|_| is_add)
             && let Some(dx) = self.take_grad(second)
         {
-            self.accumulate(len, dy, dx)?;
+            self.accumulate(extent, dy, dx)?;
         }
         Ok(())
     }
@@ -465,7 +479,7 @@ impl Cohort {
                     [&lanes, &c_i, &(self.batch as i32), &partial, &self.param(grad, weight), &self.param(grad, bias)];
                 self.launch("group_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)
             }
-            _ => Ok(()),
+            _ => self.layer_norm_backward(i, params, dz, dx, grad),
         }
     }
 
@@ -476,26 +490,20 @@ impl Cohort {
         let input = node.inputs[0].0;
         let (x, y) = (self.value(input), self.value(step.out));
         let (len, in_len, c) = (self.len_of(step.out), self.len_of(input), node.shape.c);
-        let (len_i, in_len_i, lanes) = (len as i32, in_len as i32, self.lanes.at());
+        let (extent, in_len_i, lanes) = (self.extent(step.out), in_len as i32, self.lanes.at());
         if step.relu {
-            self.each("mask_negative", len, &[&lanes, &len_i, &y, &dy])?;
+            self.each_of("mask_negative", extent, &[&lanes, &extent, &y, &dy])?;
         }
         if let Op::Conv { bias: Some(bias), .. } | Op::Linear { bias: Some(bias), .. } = node.op {
             let (chunk_rows, n_chunks) = chunks(len / c);
             let (_, suffix) = vec_of(c);
-            let (none, partial, pixels) = (Rows::NONE, self.partial.rows(), node.shape.pixels() as i32);
-            let p: [&dyn Parameter; 10] = [
-                &lanes,
-                &self.valid.at(),
-                &pixels,
-                &(c as i32),
-                &(chunk_rows as i32),
-                &none,
-                &dy,
-                &none,
-                &none,
-                &partial,
-            ];
+            let (none, partial) = (Rows::NONE, self.partial.rows());
+            let (valid, pixels) = match self.tokens_of(step.node) {
+                0 => (self.valid.at(), node.shape.pixels() as i32),
+                tokens => (tokens, 1),
+            };
+            let p: [&dyn Parameter; 10] =
+                [&lanes, &valid, &pixels, &(c as i32), &(chunk_rows as i32), &none, &dy, &none, &none, &partial];
             self.launch(&format!("reduce_COLUMNS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
             let p: [&dyn Parameter; 5] = [&lanes, &(c as i32), &(n_chunks as i32), &partial, &self.param(grad, bias)];
             self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
@@ -512,8 +520,8 @@ impl Cohort {
             }
             (Op::Activation(f), Some(dx)) => {
                 let p: [&dyn Parameter; 8] =
-                    [&lanes, &activation(*f), &len_i, &x, &y, &dy, &dx.rows, &i32::from(dx.fresh)];
-                self.each("activation_backward", len, &p)
+                    [&lanes, &activation(*f), &extent, &x, &y, &dy, &dx.rows, &i32::from(dx.fresh)];
+                self.each_of("activation_backward", extent, &p)
             }
             (Op::MaxPool(_), Some(dx)) => self.pool_backward(i, "pool", Rows::NONE, dy, dx),
             (Op::GlobalAveragePool, Some(dx)) => {
@@ -525,15 +533,18 @@ impl Cohort {
             (Op::Dropout { rate }, Some(dx)) if self.pass.dropout == Keys::OfStep && *rate > 0.0 => {
                 let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
                 let p: [&dyn Parameter; 8] =
-                    [&lanes, &len_i, rate, &kept.at(), &(*stride as i64), &dy, &dx.rows, &i32::from(dx.fresh)];
-                self.each("dropout_backward", len, &p)
+                    [&lanes, &extent, rate, &kept.at(), &(*stride as i64), &dy, &dx.rows, &i32::from(dx.fresh)];
+                self.each_of("dropout_backward", extent, &p)
             }
-            (Op::Dropout { .. } | Op::Add, Some(dx)) => self.accumulate(len, dy, dx),
-            (_, None) | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. }, Some(_)) => Ok(()),
-            (
-                Op::Embedding { .. } | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens,
-                Some(_),
-            ) => Err(not_on_gpu(node)),
+            (Op::Dropout { .. } | Op::Add, Some(dx)) => self.accumulate(extent, dy, dx),
+            (Op::Embedding { .. }, dx) => self.embedding_backward(i, dy, dx, grad),
+            (Op::Attention { .. }, Some(dx)) => self.attention_backward(i, dy, dx),
+            (Op::FirstToken | Op::MeanOfTokens, Some(dx)) => self.pool_tokens_backward(i, dy, dx),
+            // Normalisations have been served elsewhere.
+            (_, None)
+            | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) => {
+                Ok(())
+            }
         }
     }
 
@@ -545,25 +556,9 @@ impl Cohort {
         self.check_tap(node)?;
         match self.plan.grad_slot[node.0] {
             Some(slot) if self.has_grad[self.owner(node.0)] => {
-                self.read_grad_slot(slot, lane, samples * self.graph.shape(node).len())
+                self.read_grad_slot(slot, lane, self.len_read(node, lane, samples)?)
             }
-            _ => Ok(vec![0.0; samples * self.graph.shape(node).len()]),
+            _ => Ok(vec![0.0; self.len_read(node, lane, samples)?]),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::models::{self, Variant};
-    use crate::{Graph, Shape};
-
-    #[test]
-    fn encoders_are_refused_by_name_and_other_networks_are_not() {
-        let refused = |graph: &Graph| graph.nodes.iter().find(|node| !has_kernels(&node.op)).map(not_on_gpu);
-        let graph = |name, shape| models::build(name, shape, 2, Variant::default()).unwrap();
-        let error = refused(&graph("bert-tiny", Shape::tokens(8))).unwrap().to_string();
-        assert!(error.contains("`embeddings`") && error.contains("choose the device `cpu`"), "{error}");
-        assert!(refused(&graph("resnet8", Shape::image(32, 32, 3))).is_none());
     }
 }

@@ -2,6 +2,7 @@
 
 use super::cohort::{Batches, Cohort, Data, Rows, Slot};
 use super::gpu::{Parameter, parameters};
+use crate::cpu::check_loss_at;
 use crate::error::Result;
 use crate::graph::NodeId;
 use crate::loss::Direction;
@@ -144,8 +145,9 @@ impl Cohort {
     /// Adds `weight` times a term at the output or a tap to the objective; `first`: it is the batch's first term.
     ///
     /// # Errors
-    /// If the node is no tap, or the cohort was made without training.
+    /// If the node is no tap or has tokens, or the cohort was made without training.
     pub fn add_loss(&mut self, node: NodeId, term: &LossTerm, target: Target, weight: f32, first: bool) -> Result<()> {
+        check_loss_at(&self.graph, node)?;
         let (grad, fresh) = self.inject(node)?;
         self.launch_loss(node, term, target, weight, first, grad, fresh)
     }

@@ -16,6 +16,7 @@ mod layers;
 mod losses;
 mod optimizer;
 mod products;
+mod text;
 mod vectors;
 
 pub use cohort::{Batches, Cohort, CohortOptions, Data, Keys, NOBODY, Pass, Recording, Rows, Stats, Vectors};

@@ -74,7 +74,7 @@ impl Cohort {
     pub fn reset_moments(&self, moments: &Moments) -> Result<()> {
         for vectors in [&moments.mean, &moments.mean_square] {
             let len = vectors.len;
-            self.each("fill_zero", len, &[&self.lanes.at(), &(len as i32), &vectors.rows()])?;
+            self.clear(vectors.rows(), len)?;
         }
         Ok(())
     }

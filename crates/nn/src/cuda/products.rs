@@ -65,7 +65,7 @@ impl Cohort {
         let (conv, weight) = match &n.op {
             Op::Conv { geometry, weight, .. } => (*geometry, *weight),
             Op::Linear { weight, .. } => {
-                let (ci, co) = (self.graph.nodes[input].shape.len(), n.shape.c);
+                let (ci, co) = (self.graph.linear_inputs(n), n.shape.c);
                 (Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 }, *weight)
             }
             _ => return None,
@@ -83,7 +83,10 @@ impl Cohort {
             return self.shifted_product(strip, o);
         }
         let is_exact = self.gpu.precision() == Precision::Fp32;
-        let (geometry, lanes) = (Geometry::new(&c, pitch, self.batch), self.lanes.at());
+        let (tokens, shape) = (self.tokens_of(node), self.graph.nodes[node].shape);
+        // Of texts each token is a row. How sums are cut is decided for as many as a batch could have.
+        let batch = if tokens == 0 { self.batch } else { self.batch * shape.pixels() };
+        let (geometry, lanes) = (Geometry::new(&c, pitch, batch, tokens), self.lanes.at());
         if o.pass == Pass::Forward
             && !is_exact
             && let Some(shared) = stem_shared(&c, pitch)
@@ -94,14 +97,14 @@ impl Cohort {
             let p: [&dyn Parameter; 7] = [&geometry, &lanes, &o.x, &o.w, &o.y, &o.after, &o.flags()];
             return self.launch("STEM.stem", [blocks, strips], [256, 1], shared, &p);
         }
-        let launch = Launch::new(o.pass, &c, pitch, self.batch, aligned, self.n_active(), is_exact);
+        let launch = Launch::new(o.pass, &c, pitch, batch, aligned, self.n_active(), is_exact);
         let kernel = format!("{}.{}", o.program(), launch.kernel);
         let (parts, flags) = (launch.splits as i32, o.flags());
         let p: [&dyn Parameter; 9] = [&geometry, &lanes, &o.x, &o.w, &o.y, &o.after, &flags, &parts, &self.parts.at()];
         self.launch(&kernel, [launch.tiles, launch.splits], [128, 1], launch.shared, &p)?;
         let (len, columns) = match o.pass {
-            Pass::Forward => (self.batch * c.ho * c.wo * c.co, c.co),
-            Pass::Input => (self.batch * c.h * c.w * c.ci, c.ci),
+            Pass::Forward => (batch * c.ho * c.wo * c.co, c.co),
+            Pass::Input => (batch * c.h * c.w * c.ci, c.ci),
             Pass::Weight => (c.kernel * c.kernel * c.ci * c.co, c.co),
         };
         self.sum_parts(o, len, columns, launch.splits)

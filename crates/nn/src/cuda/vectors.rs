@@ -1,6 +1,6 @@
 //! Arithmetic on the lanes' flat vectors.
 
-use super::cohort::{Cohort, DOT_CHUNK, Rows, Vectors};
+use super::cohort::{Cohort, DOT_CHUNK, Extent, Rows, Vectors};
 use super::gpu::{Parameter, parameters};
 use crate::error::Result;
 use crate::vector::Bounds;
@@ -45,7 +45,8 @@ impl Cohort {
     /// # Errors
     /// If the driver refuses.
     pub fn assign(&self, from: Rows, to: Rows, len: usize) -> Result<()> {
-        self.each("accumulate", len, &[&self.lanes.at(), &(len as i32), &from, &to, &1i32])
+        let all = Extent::all(len);
+        self.each_of("accumulate", all, &[&self.lanes.at(), &all, &from, &to, &1i32])
     }
 
     /// to ← 0, for vectors of `len` floats.
@@ -53,7 +54,8 @@ impl Cohort {
     /// # Errors
     /// If the driver refuses.
     pub fn clear(&self, to: Rows, len: usize) -> Result<()> {
-        self.each("fill_zero", len, &[&self.lanes.at(), &(len as i32), &to])
+        let all = Extent::all(len);
+        self.each_of("fill_zero", all, &[&self.lanes.at(), &all, &to])
     }
 
     /// Σ_k weights_k·(vector of lane order_k), in that order.

@@ -55,6 +55,12 @@ impl Graph {
         Err(Error::Shape { node: name.into(), problem })
     }
 
+    /// Whether a node has the tokens of a batch one after the other, (tokens, C), not one value a sample. A loss cannot stand
+    /// there.
+    pub fn has_tokens(&self, node: NodeId) -> bool {
+        self.nodes[node.0].packed
+    }
+
     /// Vocabulary and types of the embedding, if there is one.
     pub(crate) fn token_tables(&self) -> Option<(usize, usize)> {
         let rows = |span: usize| self.params().spans()[span].shape[0];

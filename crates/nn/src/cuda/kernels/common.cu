@@ -13,6 +13,21 @@ struct Rows {
 
 __device__ __forceinline__ float* of(const Rows& rows, int lane) { return rows.at + rows.stride * lane; }
 
+// How much of an array counts: all of its floats, or `width` for each token of a lane's batch. What lies behind the last token
+// is never read.
+struct Extent {
+    int len, width;
+    const int* tokens;
+};
+
+__device__ __forceinline__ int of(const Extent& extent, int lane) {
+    return extent.tokens ? extent.tokens[lane] * extent.width : extent.len;
+}
+
+// Every element i of an extent, in steps of the whole grid.
+#define FOR_EACH(i, extent, lane) \
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x, end = of(extent, lane); i < end; i += gridDim.x * blockDim.x)
+
 // n / d for n < 2^31, by multiplication (Granlund and Montgomery 1994).
 struct Div {
     u32 multiplier, shift;

@@ -17,6 +17,7 @@ struct Conv {
     int xc;  // floats between pixels of X: the channels, or more where the image is padded to a multiple of four
     int batch;
     Div by_out_pixels, by_wo, by_xc, by_kernel;
+    const int* tokens;  // rows that each lane has, where rows are tokens (`text.cu`); null: all of them
 };
 
 constexpr int BK = 16, STAGES = 4;
@@ -106,12 +107,12 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     const int tile_m = MODE == INPUT ? tile / (s.stride * s.stride) : tile;
     const int n_rows = MODE == FORWARD ? s.batch * s.ho * s.wo : MODE == INPUT ? s.batch * cls.rows * cls.cols : taps * s.xc;
     const int n_taps = MODE == FORWARD ? taps : cls.nkh * cls.nkw;  // of the sum
-    const int depth = MODE == FORWARD ? taps * s.xc : MODE == INPUT ? n_taps * s.co : s.batch * s.ho * s.wo;
+    const int depth = MODE == FORWARD ? taps * s.xc : MODE == INPUT ? n_taps * s.co : s.tokens ? s.tokens[lane] : s.batch * s.ho * s.wo;
     constexpr bool BY_BLOCKS = MODE != WEIGHT && VEC_B == 4;  // the order of the sum: see above
     const int image_h = MODE == INPUT ? s.ho : s.h, image_w = MODE == INPUT ? s.wo : s.w;
     const int image_c = MODE == INPUT ? s.co : s.xc;
     const int m0 = tile_m * BM, n0 = tile_n * BN;
-    if (m0 >= n_rows) return;
+    if (m0 >= n_rows || (MODE != WEIGHT && s.tokens && m0 >= s.tokens[lane])) return;
 
     const int all_k = BY_BLOCKS ? (image_c + BK - 1) / BK * n_taps : (depth + BK - 1) / BK;
     const int k_begin = int((long long)all_k * blockIdx.y / splits), k_end = int((long long)all_k * (blockIdx.y + 1) / splits);

@@ -99,57 +99,55 @@ extern "C" __global__ void average_pool_backward(const int* lanes, int len, int 
 
 enum { RELU, GELU, TANH };
 
-extern "C" __global__ void activation(const int* lanes, int kind, int len, Rows x_rows, Rows y_rows) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= len) return;
+extern "C" __global__ void activation(const int* lanes, int kind, Extent extent, Rows x_rows, Rows y_rows) {
     const int lane = lanes[blockIdx.z];
-    const float x = of(x_rows, lane)[i];
-    of(y_rows, lane)[i] = kind == RELU ? relu(x) : kind == GELU ? x * normcdff(x) : tanhf(x);
+    FOR_EACH(i, extent, lane) {
+        const float x = of(x_rows, lane)[i];
+        of(y_rows, lane)[i] = kind == RELU ? relu(x) : kind == GELU ? x * normcdff(x) : tanhf(x);
+    }
 }
 
-extern "C" __global__ void activation_backward(const int* lanes, int kind, int len, Rows x_rows, Rows y_rows, Rows dy_rows, Rows dx_rows,
-                                               int fresh) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= len) return;
+extern "C" __global__ void activation_backward(const int* lanes, int kind, Extent extent, Rows x_rows, Rows y_rows, Rows dy_rows,
+                                               Rows dx_rows, int fresh) {
     const int lane = lanes[blockIdx.z];
-    const float x = of(x_rows, lane)[i], y = of(y_rows, lane)[i], dy = of(dy_rows, lane)[i];
-    const float slope = kind == RELU   ? (y > 0.f ? 1.f : 0.f)
-                        : kind == GELU ? normcdff(x) + x * 0.3989422804f * expf(-0.5f * x * x)
-                                       : 1.f - y * y;
-    float& dx = of(dx_rows, lane)[i];
-    const float v = kind == RELU && slope == 0.f ? 0.f : dy * slope;
-    dx = fresh ? v : dx + v;
+    FOR_EACH(i, extent, lane) {
+        const float x = of(x_rows, lane)[i], y = of(y_rows, lane)[i], dy = of(dy_rows, lane)[i];
+        const float slope = kind == RELU   ? (y > 0.f ? 1.f : 0.f)
+                            : kind == GELU ? normcdff(x) + x * 0.3989422804f * expf(-0.5f * x * x)
+                                           : 1.f - y * y;
+        float& dx = of(dx_rows, lane)[i];
+        const float v = kind == RELU && slope == 0.f ? 0.f : dy * slope;
+        dx = fresh ? v : dx + v;
+    }
 }
 
 // dy = 0 where y ≤ 0: the backward pass of a ReLU that was applied in place.
-extern "C" __global__ void mask_negative(const int* lanes, int len, Rows y_rows, Rows dy_rows) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= len) return;
+extern "C" __global__ void mask_negative(const int* lanes, Extent extent, Rows y_rows, Rows dy_rows) {
     const int lane = lanes[blockIdx.z];
-    if (!(of(y_rows, lane)[i] > 0.f)) of(dy_rows, lane)[i] = 0.f;
+    FOR_EACH(i, extent, lane) {
+        if (!(of(y_rows, lane)[i] > 0.f)) of(dy_rows, lane)[i] = 0.f;
+    }
 }
 
 // z = x + y
-extern "C" __global__ void add(const int* lanes, int len, Rows x, Rows y, Rows z) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= len) return;
+extern "C" __global__ void add(const int* lanes, Extent extent, Rows x, Rows y, Rows z) {
     const int lane = lanes[blockIdx.z];
-    of(z, lane)[i] = of(x, lane)[i] + of(y, lane)[i];
+    FOR_EACH(i, extent, lane) of(z, lane)[i] = of(x, lane)[i] + of(y, lane)[i];
 }
 
 // to ← (to +) from
-extern "C" __global__ void accumulate(const int* lanes, int len, Rows from, Rows to, int fresh) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= len) return;
+extern "C" __global__ void accumulate(const int* lanes, Extent extent, Rows from, Rows to, int fresh) {
     const int lane = lanes[blockIdx.z];
-    const float v = of(from, lane)[i];
-    float& out = of(to, lane)[i];
-    out = fresh ? v : out + v;
+    FOR_EACH(i, extent, lane) {
+        const float v = of(from, lane)[i];
+        float& out = of(to, lane)[i];
+        out = fresh ? v : out + v;
+    }
 }
 
-extern "C" __global__ void fill_zero(const int* lanes, int len, Rows to) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < len) of(to, lanes[blockIdx.z])[i] = 0.f;
+extern "C" __global__ void fill_zero(const int* lanes, Extent extent, Rows to) {
+    const int lane = lanes[blockIdx.z];
+    FOR_EACH(i, extent, lane) of(to, lane)[i] = 0.f;
 }
 
 __device__ __forceinline__ void philox(u32 (&c)[4], u32 k0, u32 k1) {
@@ -162,36 +160,51 @@ __device__ __forceinline__ void philox(u32 (&c)[4], u32 k0, u32 k1) {
     }
 }
 
+// What is dropped at a node in a lane's current step.
+struct Drop {
+    Table keys;
+    const int* cursor;
+    u32 purpose, node;
+    float rate;  // 0: nothing is dropped
+
+    // The key of the node's masks.
+    __device__ __forceinline__ uint2 key(int lane) const {
+        const u32* step = entry(keys, cursor, 0, lane);
+        u32 k[4] = {purpose, node, 0, 0};
+        philox(k, step[0], step[1]);
+        return make_uint2(k[0], k[1]);
+    }
+    __device__ __forceinline__ u32 threshold() const { return u32(rate * 65536.f); }
+    __device__ __forceinline__ float scale() const { return 1.f / (1.f - rate); }
+};
+
 // The same masks as on the CPU: one Philox call decides eight elements of a block of 128.
-extern "C" __global__ void dropout(const int* lanes, Table keys, const int* cursor, u32 purpose, u32 node, int len, float rate, Rows x_rows,
-                                   Rows y_rows, u8* kept, long long kept_stride) {
-    const int call = blockIdx.x * blockDim.x + threadIdx.x;
-    if (call / 16 * 128 >= len) return;
-    const int lane = lanes[blockIdx.z];
-    const u32* key = entry(keys, cursor, 0, lane);
-    u32 k[4] = {purpose, node, 0, 0};
-    philox(k, key[0], key[1]);
-    u32 words[4] = {u32(call), 0, 0, 0};
-    philox(words, k[0], k[1]);
-    const u32 threshold = u32(rate * 65536.f);
-    const float scale = 1.f / (1.f - rate);
-    for (int half = 0; half < 2; half++) {
-        for (int word = 0; word < 4; word++) {
-            const int i = call / 16 * 128 + half * 64 + word * 16 + call % 16;
-            if (i >= len) continue;
-            const bool keep = (words[word] >> (16 * half) & 0xffffu) >= threshold;
-            of(y_rows, lane)[i] = keep ? of(x_rows, lane)[i] * scale : 0.f;
-            kept[kept_stride * lane + i] = keep;
+extern "C" __global__ void dropout(const int* lanes, Drop drop, Extent extent, Rows x_rows, Rows y_rows, u8* kept, long long kept_stride) {
+    const int lane = lanes[blockIdx.z], len = of(extent, lane);
+    const uint2 key = drop.key(lane);
+    const u32 threshold = drop.threshold();
+    const float scale = drop.scale();
+    for (int call = blockIdx.x * blockDim.x + threadIdx.x; call / 16 * 128 < len; call += gridDim.x * blockDim.x) {
+        u32 words[4] = {u32(call), 0, 0, 0};
+        philox(words, key.x, key.y);
+        for (int half = 0; half < 2; half++) {
+            for (int word = 0; word < 4; word++) {
+                const int i = call / 16 * 128 + half * 64 + word * 16 + call % 16;
+                if (i >= len) continue;
+                const bool keep = (words[word] >> (16 * half) & 0xffffu) >= threshold;
+                of(y_rows, lane)[i] = keep ? of(x_rows, lane)[i] * scale : 0.f;
+                kept[kept_stride * lane + i] = keep;
+            }
         }
     }
 }
 
-extern "C" __global__ void dropout_backward(const int* lanes, int len, float rate, const u8* kept, long long kept_stride, Rows dy_rows,
-                                            Rows dx_rows, int fresh) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= len) return;
+extern "C" __global__ void dropout_backward(const int* lanes, Extent extent, float rate, const u8* kept, long long kept_stride,
+                                            Rows dy_rows, Rows dx_rows, int fresh) {
     const int lane = lanes[blockIdx.z];
-    const float v = kept[kept_stride * lane + i] ? of(dy_rows, lane)[i] * (1.f / (1.f - rate)) : 0.f;
-    float& dx = of(dx_rows, lane)[i];
-    dx = fresh ? v : dx + v;
+    FOR_EACH(i, extent, lane) {
+        const float v = kept[kept_stride * lane + i] ? of(dy_rows, lane)[i] * (1.f / (1.f - rate)) : 0.f;
+        float& dx = of(dx_rows, lane)[i];
+        dx = fresh ? v : dx + v;
+    }
 }

@@ -1,0 +1,252 @@
+// The layers of text encoders. The tokens of a lane's batch lie one after the other, as on the CPU: (tokens, C). Launches
+// cover as many rows as a batch could have; how many there are is known here only, and what lies behind them is never read.
+
+// The tokens of every lane's batch.
+struct Texts {
+    int* tokens;  // of a lane three times `rows`: words, 2·position + type, texts
+    int rows;     // most tokens of a batch
+    int batch;    // texts of a batch
+    int* starts;  // of a lane batch + 1: where each text's tokens start, and behind the last one their number
+    int* counts;  // that number
+
+    __device__ __forceinline__ int* words(int lane) const { return tokens + 3ll * rows * lane; }
+    __device__ __forceinline__ int* places(int lane) const { return words(lane) + rows; }
+    __device__ __forceinline__ int* texts(int lane) const { return words(lane) + 2 * rows; }
+    __device__ __forceinline__ int* start(int lane) const { return starts + (long long)(batch + 1) * lane; }
+};
+
+// Rows of a matrix, a warp each: `row` goes through those that count, `thread` is the place in the warp.
+#define FOR_EACH_ROW(row, n) \
+    for (int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32; row < (n); row += gridDim.x * (blockDim.x / 32))
+
+__device__ __forceinline__ int row_count(const Extent& rows, int lane) { return of(rows, lane) / rows.width; }
+
+// ---- which tokens there are ----
+
+// starts[1 + text] = the number of its tokens; a block of a warp each.
+extern "C" __global__ void count_tokens(const int* lanes, Texts texts, int slots, Rows x_rows) {
+    const int lane = lanes[blockIdx.z], text = blockIdx.x;
+    const float* x = of(x_rows, lane) + (long long)text * slots;
+    int n = slots;
+    for (int slot = threadIdx.x; slot < slots; slot += 32) {
+        if (x[slot] == 0.f) {
+            n = slot;
+            break;
+        }
+    }
+    for (int o = 16; o > 0; o >>= 1) n = min(n, __shfl_xor_sync(~0u, n, o));
+    if (threadIdx.x == 0) texts.start(lane)[1 + text] = n;
+}
+
+// The sums of those numbers; one block of 256 threads a lane.
+extern "C" __global__ void place_texts(const int* lanes, Texts texts) {
+    __shared__ int sums[256];
+    const int lane = lanes[blockIdx.z];
+    int* start = texts.start(lane);
+    const int share = (texts.batch + 255) / 256, first = min(texts.batch, int(threadIdx.x) * share), last = min(texts.batch, first + share);
+    int own = 0;
+    for (int text = first; text < last; text++) own += start[1 + text];
+    sums[threadIdx.x] = own;
+    __syncthreads();
+    int at = 0;
+    for (int i = 0; i < threadIdx.x; i++) at += sums[i];
+    for (int text = first; text < last; text++) start[1 + text] = at += start[1 + text];
+    if (threadIdx.x == 0) start[0] = 0;
+    if (threadIdx.x == 255) texts.counts[lane] = at;
+}
+
+// Words, places and texts of all tokens from the slots, which hold 1 + 2·word + type. The host has refused words that are
+// not in the tables; the bounds only keep a mistake there from reading elsewhere.
+extern "C" __global__ void place_tokens(const int* lanes, Texts texts, int slots, int words, int types, Rows x_rows) {
+    const int lane = lanes[blockIdx.z], text = blockIdx.x;
+    const float* x = of(x_rows, lane) + (long long)text * slots;
+    const int start = texts.start(lane)[text], n = texts.start(lane)[text + 1] - start;
+    for (int slot = threadIdx.x; slot < n; slot += blockDim.x) {
+        const int code = max(int(x[slot]) - 1, 0);
+        texts.words(lane)[start + slot] = min(code / 2, words - 1);
+        texts.places(lane)[start + slot] = 2 * slot + min(code % 2, types - 1);
+        texts.texts(lane)[start + slot] = text;
+    }
+}
+
+// ---- embedding ----
+
+// y = position + word + type
+extern "C" __global__ void embed(const int* lanes, Texts texts, int width, Rows words, Rows positions, Rows types, Rows y_rows) {
+    const int lane = lanes[blockIdx.z], n = texts.counts[lane];
+    FOR_EACH_ROW(row, n) {
+        const int place = texts.places(lane)[row];
+        const float* word = of(words, lane) + (long long)texts.words(lane)[row] * width;
+        const float* position = of(positions, lane) + (long long)(place / 2) * width;
+        const float* type = of(types, lane) + (long long)(place % 2) * width;
+        float* y = of(y_rows, lane) + (long long)row * width;
+        for (int c = threadIdx.x % 32; c < width; c += 32) y[c] = position[c] + word[c] + type[c];
+    }
+}
+
+constexpr int LISTED = 512;  // tokens that are looked through at a time
+
+// The gradient of the words, zeros before: a block for each token, and the first one of a word sums up all of them in order.
+extern "C" __global__ void __launch_bounds__(128) embed_backward_words(const int* lanes, Texts texts, int width, Rows dy_rows, Rows dwords) {
+    __shared__ int list[LISTED], n_listed;
+    const int lane = lanes[blockIdx.z], n = texts.counts[lane], thread = threadIdx.x % 32;
+    const int* words = texts.words(lane);
+    const float* dy = of(dy_rows, lane);
+    for (int token = blockIdx.x; token < n; token += gridDim.x) {
+        const int word = words[token];
+        int seen = 0;
+        for (int i = threadIdx.x; i < token; i += blockDim.x) seen |= words[i] == word;
+        if (__syncthreads_or(seen)) continue;
+        float* out = of(dwords, lane) + (long long)word * width;
+        for (int from = token; from < n; from += LISTED) {
+            const int to = min(n, from + LISTED);
+            __syncthreads();
+            if (threadIdx.x < 32) {
+                int found = 0;
+                for (int i = from; i < to; i += 32) {
+                    const bool same = i + thread < to && words[i + thread] == word;
+                    const u32 votes = __ballot_sync(~0u, same);
+                    if (same) list[found + __popc(votes & ((1u << thread) - 1))] = i + thread;
+                    found += __popc(votes);
+                }
+                if (thread == 0) n_listed = found;
+            }
+            __syncthreads();
+            for (int c = threadIdx.x; c < width; c += blockDim.x) {
+                float sum = out[c];
+                for (int i = 0; i < n_listed; i++) sum += dy[(long long)list[i] * width + c];
+                out[c] = sum;
+            }
+        }
+    }
+}
+
+// The gradient of the positions, a block each: over the texts that are long enough, in order.
+extern "C" __global__ void embed_backward_positions(const int* lanes, Texts texts, int width, Rows dy_rows, Rows dpositions) {
+    const int lane = lanes[blockIdx.z], position = blockIdx.x;
+    const int* start = texts.start(lane);
+    for (int c = threadIdx.x; c < width; c += blockDim.x) {
+        float sum = 0;
+        for (int text = 0; text < texts.batch; text++) {
+            const int row = start[text] + position;
+            if (row < start[text + 1]) sum += of(dy_rows, lane)[(long long)row * width + c];
+        }
+        of(dpositions, lane)[(long long)position * width + c] = sum;
+    }
+}
+
+// partial[chunk][2][C] = two sums over the rows of a chunk, 32 columns a block of 32 × 8 threads.
+template <class Terms>
+__device__ __forceinline__ void sum_rows(int n_rows, int chunk_rows, int channels, float* partial, Terms terms) {
+    __shared__ float sums[2][8][32];
+    const int c = blockIdx.y * 32 + threadIdx.x, first = blockIdx.x * chunk_rows, last = min(first + chunk_rows, n_rows);
+    float s1 = 0, s2 = 0;
+    if (c < channels) {
+        for (int row = first + threadIdx.y; row < last; row += 8) terms(row, c, s1, s2);
+    }
+    sums[0][threadIdx.y][threadIdx.x] = s1, sums[1][threadIdx.y][threadIdx.x] = s2;
+    __syncthreads();
+    if (threadIdx.y > 1 || c >= channels) return;
+    float total = 0;
+    for (int k = 0; k < 8; k++) total += sums[threadIdx.y][k][threadIdx.x];
+    partial[(2ll * blockIdx.x + threadIdx.y) * channels + c] = total;
+}
+
+// The sums of either type's gradients, for `group_norm_gradients` to put together.
+extern "C" __global__ void embed_backward_types(const int* lanes, Texts texts, int chunk_rows, int width, Rows dy_rows, Rows partial) {
+    const int lane = lanes[blockIdx.z];
+    const int* places = texts.places(lane);
+    const float* dy = of(dy_rows, lane);
+    sum_rows(texts.counts[lane], chunk_rows, width, of(partial, lane), [&](int row, int c, float& first, float& second) {
+        const float v = dy[(long long)row * width + c];
+        if (places[row] % 2) {
+            second += v;
+        } else {
+            first += v;
+        }
+    });
+}
+
+// ---- layer normalisation ----
+
+// y = norm(x) row by row; saved (rows, 2) keeps mean and 1/σ.
+extern "C" __global__ void layer_norm(const int* lanes, Extent rows, Rows x_rows, Rows weight_rows, Rows bias_rows, Rows y_rows, Rows saved,
+                                      float eps) {
+    const int lane = lanes[blockIdx.z], n = row_count(rows, lane), width = rows.width;
+    const float* weight = of(weight_rows, lane);
+    const float* bias = of(bias_rows, lane);
+    FOR_EACH_ROW(row, n) {
+        const float* x = of(x_rows, lane) + (long long)row * width;
+        float* y = of(y_rows, lane) + (long long)row * width;
+        float sum = 0, squares = 0;
+        for (int c = threadIdx.x % 32; c < width; c += 32) sum += x[c];
+        const float mean = warp_sum(sum) / width;
+        // About the mean, in a second pass over a row that lies in the first-level cache: no digits cancel.
+        for (int c = threadIdx.x % 32; c < width; c += 32) squares += (x[c] - mean) * (x[c] - mean);
+        const float inverse = 1.f / sqrtf(warp_sum(squares) / width + eps);
+        for (int c = threadIdx.x % 32; c < width; c += 32) y[c] = (x[c] - mean) * inverse * weight[c] + bias[c];
+        if (threadIdx.x % 32 == 0) of(saved, lane)[2 * row] = mean, of(saved, lane)[2 * row + 1] = inverse;
+    }
+}
+
+// Σ dy and Σ dy·x̂ of the columns, for `group_norm_gradients` to put together.
+extern "C" __global__ void layer_norm_sums(const int* lanes, Extent rows, int chunk_rows, Rows x_rows, Rows saved_rows, Rows dy_rows,
+                                           Rows partial) {
+    const int lane = lanes[blockIdx.z], width = rows.width;
+    const float* x = of(x_rows, lane);
+    const float* dy = of(dy_rows, lane);
+    const float* saved = of(saved_rows, lane);
+    sum_rows(row_count(rows, lane), chunk_rows, width, of(partial, lane), [&](int row, int c, float& first, float& second) {
+        const float d = dy[(long long)row * width + c];
+        first += d;
+        second += d * ((x[(long long)row * width + c] - saved[2 * row]) * saved[2 * row + 1]);
+    });
+}
+
+// dx = 1/σ (γ dy − Σ(γ dy)/C − x̂ Σ(γ dy x̂)/C); dx may be dy.
+extern "C" __global__ void layer_norm_backward(const int* lanes, Extent rows, Rows x_rows, Rows weight_rows, Rows saved, Rows dy_rows,
+                                               Rows dx_rows, int fresh) {
+    const int lane = lanes[blockIdx.z], n = row_count(rows, lane), width = rows.width;
+    const float* weight = of(weight_rows, lane);
+    FOR_EACH_ROW(row, n) {
+        const float* x = of(x_rows, lane) + (long long)row * width;
+        const float* dy = of(dy_rows, lane) + (long long)row * width;
+        float* dx = of(dx_rows, lane) + (long long)row * width;
+        const float mean = of(saved, lane)[2 * row], inverse = of(saved, lane)[2 * row + 1];
+        float s1 = 0, s2 = 0;
+        for (int c = threadIdx.x % 32; c < width; c += 32) {
+            const float d = weight[c] * dy[c];
+            s1 += d, s2 += d * ((x[c] - mean) * inverse);
+        }
+        s1 = warp_sum(s1) / width, s2 = warp_sum(s2) / width;
+        for (int c = threadIdx.x % 32; c < width; c += 32) {
+            const float v = inverse * (weight[c] * dy[c] - s1 - (x[c] - mean) * inverse * s2);
+            dx[c] = fresh ? v : dx[c] + v;
+        }
+    }
+}
+
+// ---- one vector a text ----
+
+// y (texts, C) = the mean of each text's tokens, or its first; 0 where it has none.
+extern "C" __global__ void pool_tokens(const int* lanes, Texts texts, int mean, int width, Rows x_rows, Rows y_rows) {
+    const int lane = lanes[blockIdx.z], text = blockIdx.x;
+    const int first = texts.start(lane)[text], n = min(texts.start(lane)[text + 1] - first, mean ? texts.rows : 1);
+    const float share = 1.f / max(n, 1);
+    for (int c = threadIdx.x; c < width; c += blockDim.x) {
+        float sum = 0;
+        for (int i = 0; i < n; i++) sum += of(x_rows, lane)[(long long)(first + i) * width + c];
+        of(y_rows, lane)[(long long)text * width + c] = sum * share;
+    }
+}
+
+extern "C" __global__ void pool_tokens_backward(const int* lanes, Texts texts, int mean, int width, Rows dy_rows, Rows dx_rows, int fresh) {
+    const int lane = lanes[blockIdx.z], n = texts.counts[lane];
+    FOR_EACH_ROW(row, n) {
+        const int text = texts.texts(lane)[row], first = texts.start(lane)[text];
+        const float share = mean ? 1.f / (texts.start(lane)[text + 1] - first) : row == first ? 1.f : 0.f;
+        const float* dy = of(dy_rows, lane) + (long long)text * width;
+        float* dx = of(dx_rows, lane) + (long long)row * width;
+        for (int c = threadIdx.x % 32; c < width; c += 32) dx[c] = fresh ? share * dy[c] : dx[c] + share * dy[c];
+    }
+}

@@ -1,0 +1,272 @@
+//! The layers of text encoders: where the tokens of the lanes' batches stand, and the launches of `text.cu` and `attention.cu`.
+//!
+//! How many tokens a batch has is known on the device only. Launches cover as many as there could be; blocks without work end
+//! at once. So a recorded step serves whatever texts a batch has, and no result depends on what other lanes have.
+
+use super::cohort::{Cohort, Extent, Rows, Vectors};
+use super::gpu::{Gpu, Memory, Parameter, parameters};
+use super::layers::{Sum, chunks};
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Node, Op};
+
+/// Most bytes of shared memory that attention asks for: what every GPU since 2020 has.
+pub(super) const SHARED_MAX: u32 = 96 * 1024;
+/// Queries or keys of a block, what they meet at a time, and most blocks of a head: those of `attention.cu`.
+const TILE: usize = 16;
+const PARTNERS: usize = 32;
+const TILES_AT_ONCE: usize = 4;
+/// Rows of a block that gives each a warp.
+const ROWS: usize = 8;
+
+/// The kernels of attention.
+#[derive(Clone, Copy, Debug)]
+enum Attend {
+    Forward,
+    Queries,
+    Keys,
+}
+
+/// Bytes of shared memory for heads of `d` numbers and texts of up to `slots` tokens.
+fn shared_bytes(kernel: Attend, d: usize, slots: usize) -> u32 {
+    let copied = (TILE + PARTNERS) * (d | 1);
+    let floats = match kernel {
+        Attend::Forward => copied + TILE * slots,
+        Attend::Queries => 2 * copied + TILE * slots,
+        Attend::Keys => 2 * copied + 2 * TILE * slots,
+    };
+    u32::try_from(4 * floats).unwrap_or(u32::MAX)
+}
+
+/// Whether the attention of a node fits a block.
+pub(super) fn check_attention(node: &Node) -> Result<()> {
+    let Op::Attention { heads, .. } = node.op else { return Ok(()) };
+    let (d, slots) = (node.shape.c / heads, node.shape.w);
+    let bytes = shared_bytes(Attend::Keys, d, slots);
+    if bytes <= SHARED_MAX {
+        return Ok(());
+    }
+    let problem = format!(
+        "heads of {d} numbers on texts of {slots} tokens need {bytes} bytes of a processor's memory, and {SHARED_MAX} are \
+         there; cut texts shorter, or choose the device `cpu`"
+    );
+    Err(Error::Gpu { what: format!("attention of `{}`", node.name), problem })
+}
+
+/// The tokens of every lane's batch, on the device.
+#[derive(Debug)]
+pub(super) struct Texts {
+    /// Slots of a sample, and rows of the tables of words and types.
+    slots: usize,
+    words: usize,
+    types: usize,
+    tokens: Memory<i32>,
+    starts: Memory<i32>,
+    counts: Memory<i32>,
+}
+
+/// As `text.cu` takes them.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DeviceTexts {
+    tokens: u64,
+    rows: i32,
+    batch: i32,
+    starts: u64,
+    counts: u64,
+}
+parameters!(DeviceTexts);
+
+impl Texts {
+    /// Memory for batches of up to `batch` texts, where the network reads texts.
+    pub fn new(gpu: &Gpu, graph: &Graph, lanes: usize, batch: usize) -> Result<Option<Self>> {
+        let Some((words, types)) = graph.token_tables() else { return Ok(None) };
+        let slots = graph.shape(graph.input()).w;
+        Ok(Some(Self {
+            slots,
+            words,
+            types,
+            tokens: gpu.zeros(3 * lanes * batch * slots)?,
+            starts: gpu.zeros(lanes * (batch + 1))?,
+            counts: gpu.zeros(lanes)?,
+        }))
+    }
+
+    /// Where the lanes' numbers of tokens stand.
+    pub fn counts(&self) -> u64 {
+        self.counts.at()
+    }
+
+    /// The number of a lane's tokens.
+    pub fn n_tokens(&self, gpu: &Gpu, lane: usize) -> Result<usize> {
+        let mut count = [0];
+        gpu.read(&self.counts, lane, &mut count)?;
+        Ok(count[0].max(0) as usize)
+    }
+
+    fn of(&self, batch: usize) -> DeviceTexts {
+        DeviceTexts {
+            tokens: self.tokens.at(),
+            rows: (batch * self.slots) as i32,
+            batch: batch as i32,
+            starts: self.starts.at(),
+            counts: self.counts.at(),
+        }
+    }
+}
+
+impl Cohort {
+    /// Finds the tokens of the batch gathered last; does nothing where the network reads no text.
+    pub(super) fn find_tokens(&self) -> Result<()> {
+        let Some(memory) = &self.texts else { return Ok(()) };
+        let (texts, x, lanes) = (memory.of(self.batch), self.value(0), self.lanes.at());
+        let slots = memory.slots as i32;
+        self.launch("count_tokens", [self.batch, 1], [32, 1], 0, &[&lanes, &texts, &slots, &x])?;
+        self.launch("place_texts", [1, 1], [256, 1], 0, &[&lanes, &texts])?;
+        let p: [&dyn Parameter; 6] = [&lanes, &texts, &slots, &(memory.words as i32), &(memory.types as i32), &x];
+        self.launch("place_tokens", [self.batch, 1], [128, 1], 0, &p)
+    }
+
+    /// The tokens of the batch; the network reads texts where a layer asks for them.
+    fn batch_texts(&self) -> Result<DeviceTexts> {
+        let missing = || Error::Gpu { what: "a layer of texts".into(), problem: "the network reads no texts".into() };
+        self.texts.as_ref().map(|texts| texts.of(self.batch)).ok_or_else(missing)
+    }
+
+    fn saved_rows(&self, i: usize) -> Rows {
+        self.saved[i].as_ref().map_or(Rows::NONE, Vectors::rows)
+    }
+
+    /// A kernel that gives every row a warp.
+    fn each_row(&self, kernel: &str, n_rows: usize, parameters: &[&dyn Parameter]) -> Result<()> {
+        self.launch(kernel, [self.blocks(n_rows.div_ceil(ROWS)), 1], [32 * ROWS as u32, 1], 0, parameters)
+    }
+
+    pub(super) fn text_forward(&self, i: usize, params: Rows) -> Result<()> {
+        let step = self.plan.steps[i];
+        let node = &self.graph.nodes[step.node];
+        let (x, y, lanes) = (self.value(node.inputs[0].0), self.value(step.out), self.lanes.at());
+        let (extent, c) = (self.extent(step.out), node.shape.c as i32);
+        match node.op {
+            Op::Embedding { word, position, kind } => {
+                let [word, position, kind] = [word, position, kind].map(|span| self.param(params, span));
+                let p: [&dyn Parameter; 7] = [&lanes, &self.batch_texts()?, &c, &word, &position, &kind, &y];
+                self.each_row("embed", extent.n_rows(), &p)
+            }
+            Op::LayerNorm { weight, bias, eps } => {
+                let (weight, bias, saved) = (self.param(params, weight), self.param(params, bias), self.saved_rows(i));
+                let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &weight, &bias, &y, &saved, &eps];
+                self.each_row("layer_norm", extent.n_rows(), &p)
+            }
+            Op::Attention { heads, rate } => {
+                let (drop, saved) = (self.drop_of(step.node, rate)?, self.saved_rows(i));
+                let p: [&dyn Parameter; 8] = [&lanes, &self.batch_texts()?, &(heads as i32), &c, &x, &y, &saved, &drop];
+                self.attend("attention", Attend::Forward, node, heads, &p)
+            }
+            _ => {
+                let mean = i32::from(node.op == Op::MeanOfTokens);
+                let p: [&dyn Parameter; 6] = [&lanes, &self.batch_texts()?, &mean, &c, &x, &y];
+                self.launch("pool_tokens", [self.batch, 1], [128, 1], 0, &p)
+            }
+        }
+    }
+
+    fn attend(&self, kernel: &str, kind: Attend, node: &Node, heads: usize, p: &[&dyn Parameter]) -> Result<()> {
+        let (d, slots) = (node.shape.c / heads, node.shape.w);
+        let tiles = slots.div_ceil(TILE).min(TILES_AT_ONCE);
+        self.launch(kernel, [self.batch * heads, tiles], [128, 1], shared_bytes(kind, d, slots), p)
+    }
+
+    pub(super) fn attention_backward(&self, i: usize, dy: Rows, dx: Sum) -> Result<()> {
+        let step = self.plan.steps[i];
+        let node = &self.graph.nodes[step.node];
+        let Op::Attention { heads, rate } = node.op else { return Ok(()) };
+        let (x, y, lanes) = (self.value(node.inputs[0].0), self.value(step.out), self.lanes.at());
+        let (texts, drop, saved) = (self.batch_texts()?, self.drop_of(step.node, rate)?, self.saved_rows(i));
+        let (heads_i, c, fresh) = (heads as i32, node.shape.c as i32, i32::from(dx.fresh));
+        let p: [&dyn Parameter; 11] = [&lanes, &texts, &heads_i, &c, &x, &y, &saved, &drop, &dy, &dx.rows, &fresh];
+        self.attend("attention_backward_queries", Attend::Queries, node, heads, &p)?;
+        let p: [&dyn Parameter; 10] = [&lanes, &texts, &heads_i, &c, &x, &saved, &drop, &dy, &dx.rows, &fresh];
+        self.attend("attention_backward_keys", Attend::Keys, node, heads, &p)
+    }
+
+    pub(super) fn pool_tokens_backward(&self, i: usize, dy: Rows, dx: Sum) -> Result<()> {
+        let node = &self.graph.nodes[self.plan.steps[i].node];
+        let (mean, c) = (i32::from(node.op == Op::MeanOfTokens), node.shape.c as i32);
+        let p: [&dyn Parameter; 7] =
+            [&self.lanes.at(), &self.batch_texts()?, &mean, &c, &dy, &dx.rows, &i32::from(dx.fresh)];
+        self.each_row("pool_tokens_backward", self.extent(node.inputs[0].0).n_rows(), &p)
+    }
+
+    /// The gradients of the three tables; the input's own, where it is observed, is 0.
+    pub(super) fn embedding_backward(&self, i: usize, dy: Rows, dx: Option<Sum>, grad: Rows) -> Result<()> {
+        let node = &self.graph.nodes[self.plan.steps[i].node];
+        let Op::Embedding { word, position, kind } = node.op else { return Ok(()) };
+        let spans = self.graph.params().spans();
+        let (texts, lanes, partial) = (self.batch_texts()?, self.lanes.at(), self.partial.rows());
+        let (rows, c) = (self.extent(self.plan.steps[i].out).n_rows(), node.shape.c);
+        let c_i = c as i32;
+        let [words, positions, types] = [word, position, kind].map(|span| self.param(grad, span));
+        self.clear(words, spans[word].len())?;
+        let p: [&dyn Parameter; 5] = [&lanes, &texts, &c_i, &dy, &words];
+        self.launch("embed_backward_words", [self.blocks(rows), 1], [128, 1], 0, &p)?;
+        let p: [&dyn Parameter; 5] = [&lanes, &texts, &c_i, &dy, &positions];
+        self.launch("embed_backward_positions", [spans[position].shape[0], 1], [128, 1], 0, &p)?;
+        let (chunk_rows, n_chunks) = chunks(rows);
+        let p: [&dyn Parameter; 6] = [&lanes, &texts, &(chunk_rows as i32), &c_i, &dy, &partial];
+        self.launch("embed_backward_types", [n_chunks, c.div_ceil(32)], [32, 8], 0, &p)?;
+        if spans[kind].shape[0] == 2 {
+            self.put_together(c, n_chunks, types.from(c), types)?;
+        } else {
+            let p: [&dyn Parameter; 5] = [&lanes, &c_i, &(n_chunks as i32), &partial, &types];
+            self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+        }
+        match dx {
+            Some(dx) => self.clear(dx.rows, self.len_of(node.inputs[0].0)),
+            None => Ok(()),
+        }
+    }
+
+    /// The two sums of every column from those of its chunks.
+    fn put_together(&self, c: usize, n_chunks: usize, second: Rows, first: Rows) -> Result<()> {
+        let p: [&dyn Parameter; 6] =
+            [&self.lanes.at(), &(c as i32), &(n_chunks as i32), &self.partial.rows(), &second, &first];
+        self.launch("group_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)
+    }
+
+    pub(super) fn layer_norm_backward(&self, i: usize, params: Rows, dy: Rows, dx: Sum, grad: Rows) -> Result<()> {
+        let step = self.plan.steps[i];
+        let node = &self.graph.nodes[step.node];
+        let Op::LayerNorm { weight, bias, .. } = node.op else { return Ok(()) };
+        let (x, saved, lanes) = (self.value(node.inputs[0].0), self.saved_rows(i), self.lanes.at());
+        let (extent, c): (Extent, usize) = (self.extent(step.out), node.shape.c);
+        // Before dx, which may take dy's place.
+        let (chunk_rows, n_chunks) = chunks(extent.n_rows());
+        let p: [&dyn Parameter; 7] = [&lanes, &extent, &(chunk_rows as i32), &x, &saved, &dy, &self.partial.rows()];
+        self.launch("layer_norm_sums", [n_chunks, c.div_ceil(32)], [32, 8], 0, &p)?;
+        self.put_together(c, n_chunks, self.param(grad, weight), self.param(grad, bias))?;
+        let weight = self.param(params, weight);
+        let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &weight, &saved, &dy, &dx.rows, &i32::from(dx.fresh)];
+        self.each_row("layer_norm_backward", extent.n_rows(), &p)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::{self, BertConfig, Variant};
+
+    fn refused(config: &BertConfig, slots: usize) -> Option<String> {
+        let graph = models::bert(config, slots, 2, Variant::default()).unwrap();
+        graph.nodes.iter().find_map(|node| check_attention(node).err()).map(|e| e.to_string())
+    }
+
+    #[test]
+    fn published_encoders_fit_a_block_and_others_are_refused_by_name() {
+        for (hidden, heads) in [(128, 2), (384, 12), (768, 12)] {
+            assert_eq!(refused(&BertConfig::sized(2, hidden, heads, 16), 512), None);
+        }
+        let long = BertConfig { positions: 2048, ..BertConfig::sized(1, 64, 1, 16) };
+        let error = refused(&long, 2048).unwrap();
+        assert!(error.contains("`encoder.layer.0.attention.self`") && error.contains("2048 tokens"), "{error}");
+    }
+}
