@@ -4,6 +4,7 @@ use crate::device::DeviceArgs;
 use crate::say;
 use anyhow::Result;
 use clap::Args;
+use fedproj_core::VerifyPart;
 use std::path::PathBuf;
 
 /// Arguments of `verify`.
@@ -15,6 +16,9 @@ pub struct VerifyArgs {
     /// Start from the oldest checkpoint that is still there, not from the beginning
     #[arg(long)]
     from_checkpoint: bool,
+    /// Repeat only so many rounds
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
     /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -34,7 +38,7 @@ impl VerifyArgs {
             &self.run,
             data_dir.as_deref(),
             self.device.open()?,
-            self.from_checkpoint,
+            VerifyPart { from_checkpoint: self.from_checkpoint, rounds: self.rounds },
             &|round| bar.set_message(format!("round {round} is the same")),
         )?;
         bar.finish_and_clear();

@@ -149,4 +149,6 @@ fn verify_passes_a_true_run_and_names_the_round_of_a_false_one() {
     let (code, message) = failure(fedproj(folder.path(), &["verify", "a"]));
     assert_eq!(code, 1);
     assert!(message.contains("round 1") && message.contains(&other) && message.contains(&hash), "{message}");
+    // What precedes it is still true.
+    assert_eq!(json(folder.path(), &["verify", "a", "--rounds", "1"]), serde_json::json!({ "from": 0, "n_rounds": 1 }));
 }

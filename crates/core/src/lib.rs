@@ -50,7 +50,7 @@ pub use method::Method;
 pub use presets::Preset;
 pub use record::{RoundRecord, Seconds, Summary};
 pub use robust::{RobustConfig, RobustRule};
-pub use run::{Manifest, Run, RunDir, StoredRun, Verified, verify};
+pub use run::{Manifest, Run, RunDir, StoredRun, Verified, VerifyPart, verify};
 pub use simulate::{Progress, Simulation};
 pub use step::{Batch, Embedding, Finish, Place, ProjectionRule, Scope, Step, Term, Vector};
 pub use sweep::{Plan, PlannedRun};

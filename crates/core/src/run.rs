@@ -509,7 +509,16 @@ fn check_device(dir: &Path, device: &Device) -> Result<()> {
     )))
 }
 
-/// Runs a recorded run again, wholly or from its oldest checkpoint, and compares every round's model hash.
+/// Which rounds [`verify`] repeats; by default all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VerifyPart {
+    /// Starts from the oldest checkpoint that is still there, not from the beginning.
+    pub from_checkpoint: bool,
+    /// At most so many rounds.
+    pub rounds: Option<u32>,
+}
+
+/// Runs a recorded run again, or a part of it, and compares every round's model hash.
 ///
 /// # Errors
 /// [`Error::Differs`] at the first round that is not the same; or if the run cannot be read.
@@ -517,7 +526,7 @@ pub fn verify(
     dir: &Path,
     data_dir: Option<&Path>,
     device: impl Into<Device>,
-    from_checkpoint: bool,
+    part: VerifyPart,
     progress: &(dyn Fn(u32) + Sync),
 ) -> Result<Verified> {
     let device = device.into();
@@ -527,13 +536,16 @@ pub fn verify(
     let recorded = read_metrics(dir, None)?;
     let hash = hash_of(&config_text(dir)?);
     let experiment = Experiment::load(config, method.as_ref(), data_dir)?;
-    let oldest = if from_checkpoint { checkpoints(dir)?.into_iter().next() } else { None };
+    let oldest = if part.from_checkpoint { checkpoints(dir)?.into_iter().next() } else { None };
     let mut simulation = match oldest {
         Some((_, path)) => Simulation::resume(experiment, method, device, checkpoint::load(&path, &hash)?)?,
         None => Simulation::new(experiment, method, device)?,
     };
     let from = simulation.state().n_rounds_done;
-    for expected in recorded.iter().skip(from as usize) {
+    let most = part.rounds.map_or(usize::MAX, |n| n as usize);
+    let repeated = recorded.iter().skip(from as usize).take(most);
+    let n_rounds = repeated.len() as u32;
+    for expected in repeated {
         // The recorded clients, not those that the seed draws: in a real federation some may have been late.
         let found = simulation.round_of(&expected.cohort, &|_| ())?;
         progress(found.round);
@@ -542,5 +554,5 @@ pub fn verify(
             return Err(Error::Differs { round: found.round, expected, found: found_hash });
         }
     }
-    Ok(Verified { from, n_rounds: (recorded.len() as u32).saturating_sub(from) })
+    Ok(Verified { from, n_rounds })
 }

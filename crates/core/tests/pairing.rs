@@ -173,6 +173,7 @@ fn a_large_checkpoint_is_in_files_of_a_limited_size_and_the_run_goes_on_from_it(
     assert_eq!(found, reference);
     run.finish().unwrap();
     drop(run);
-    let verified = fedproj_core::verify(&to, None, 2, true, &|_| ()).unwrap();
+    let part = fedproj_core::VerifyPart { from_checkpoint: true, rounds: None };
+    let verified = fedproj_core::verify(&to, None, 2, part, &|_| ()).unwrap();
     assert_eq!((verified.from, verified.n_rounds), (2, 1));
 }
