@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
-use fedproj_core::{ComparedRow, Manifest, StoredRun, Summary, compare};
+mod text_results;
+
+use fedproj_core::{ComparedRow, Config, Difference, Manifest, StoredRun, Summary, compare};
+use fedproj_data::PartitionConfig;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -87,27 +90,46 @@ fn the_pilot_beside_the_paper_is_what_was_measured() {
     check("docs/reproduction.md", "pilot", &markdown(head, "|---|---|---|---|---|---|", rows));
 }
 
-/// The studies that were run: nine methods and three seeds; three and two; four and two.
+/// The studies that were run, and of how many runs they are: nine methods and three seeds; three and two; four and two; four and
+/// three at two degrees of skew; the same without two runs of `FedDF`.
 const QUICK: (&str, usize) = ("table1-cifar10-quick", 27);
 const FULL: (&str, usize) = ("table1-cifar10-full", 6);
 const TEXT: (&str, usize) = ("table2-sst2-quick", 8);
+const SST2: (&str, usize) = ("table2-sst2-full", 24);
+const MARC: (&str, usize) = ("table2-marc-full", 22);
 
-/// A study's rows, from every run's metrics.
-fn study((folder, n_runs): (&str, usize)) -> Vec<ComparedRow> {
+fn runs_of((folder, n_runs): (&str, usize)) -> Vec<StoredRun> {
     let runs = StoredRun::find(&root().join("results").join(folder)).unwrap();
     assert_eq!(runs.len(), n_runs);
-    let order =
-        |run: &StoredRun| fedproj_core::methods::CATALOGUE.iter().position(|(name, _)| *name == run.summary.method);
-    let mut outcomes: Vec<(Option<usize>, String, Summary)> = Vec::new();
-    for run in &runs {
-        let cohort = Manifest::read(&run.dir).unwrap().unwrap().sizes["cohort"];
+    runs
+}
+
+fn is_beta(config: &Config, asked: f64) -> bool {
+    matches!(config.data.partition, PartitionConfig::Dirichlet { beta, .. } if (beta - asked).abs() < 1e-9)
+}
+
+fn manifest(run: &StoredRun) -> Manifest {
+    Manifest::read(&run.dir).unwrap().unwrap()
+}
+
+/// A study's rows at one degree of skew, from every run's metrics.
+fn study(runs: (&str, usize), beta: f64) -> Vec<ComparedRow> {
+    study_against("fedavg", runs, beta)
+}
+
+/// The same with differences to another method than `FedAvg`, which comes first.
+fn study_against(baseline: &str, runs: (&str, usize), beta: f64) -> Vec<ComparedRow> {
+    let order = |name: &str| fedproj_core::methods::CATALOGUE.iter().position(|(other, _)| *other == name);
+    let mut outcomes: Vec<(String, Summary)> = Vec::new();
+    for run in runs_of(runs).iter().filter(|run| is_beta(&run.config, beta)) {
+        let cohort = manifest(run).sizes["cohort"];
         let method = &run.config.method.name;
         let summary = Summary::of(method, run.config.seed, &run.config.federation, cohort, &run.rounds);
         assert_eq!(summary, run.summary, "{}: the summary does not follow from the metrics", run.dir.display());
-        outcomes.push((order(run), method.clone(), summary));
+        outcomes.push((method.clone(), summary));
     }
-    outcomes.sort_by_key(|(order, ..)| *order);
-    compare(&outcomes.into_iter().map(|(_, method, summary)| (method, summary)).collect::<Vec<_>>()).rows
+    outcomes.sort_by_key(|(method, _)| (method != baseline, order(method)));
+    compare(&outcomes).rows
 }
 
 fn accuracy(row: &ComparedRow) -> String {
@@ -115,8 +137,11 @@ fn accuracy(row: &ComparedRow) -> String {
 }
 
 fn difference(row: &ComparedRow) -> String {
-    let text = |d: fedproj_core::Difference| format!("{:+.2} ± {:.2}", 100.0 * d.mean, 100.0 * d.half_width.unwrap());
-    typographic(&row.difference.map_or(String::new(), text))
+    row.difference.map_or(String::new(), |d| interval(d.mean, d))
+}
+
+fn interval(mean: f64, difference: Difference) -> String {
+    typographic(&format!("{:+.2} ± {:.2}", 100.0 * mean, 100.0 * difference.half_width.unwrap()))
 }
 
 /// The paper's figure for a setting such as `cv,CIFAR-10,CIFAR-100,0.3`.
@@ -134,7 +159,7 @@ fn tables_beside_the_paper_are_what_was_measured() {
         (FULL, "full", "table1 full", "cv,CIFAR-10,CIFAR-100,0.3"),
         (TEXT, "quick", "table2", "nlp,SST-2,Sentiment140,0.3"),
     ] {
-        let rows = study(runs).into_iter().map(|row| {
+        let rows = study(runs, 0.3).into_iter().map(|row| {
             let method = title(&row.name);
             format!("| {method} | {} | {} | {} |", paper(setting, method), accuracy(&row), difference(&row))
         });
@@ -155,8 +180,16 @@ fn what_is_said_of_fine_tuning_in_one_place_is_what_was_measured() {
 
 #[test]
 fn the_folders_own_tables_are_what_was_measured() {
-    for (runs, name) in [(QUICK, "table1"), (FULL, "table1"), (TEXT, "table2")] {
-        let rows = study(runs).into_iter().map(|row| {
+    for (runs, beta, name) in [
+        (QUICK, 0.3, "table1"),
+        (FULL, 0.3, "table1"),
+        (TEXT, 0.3, "table2"),
+        (SST2, 0.3, "table2 0.3"),
+        (SST2, 0.5, "table2 0.5"),
+        (MARC, 0.3, "table2 0.3"),
+        (MARC, 0.5, "table2 0.5"),
+    ] {
+        let rows = study(runs, beta).into_iter().map(|row| {
             let (method, last, best) = (title(&row.name), 100.0 * row.last, 100.0 * row.best);
             let (accuracy, difference, seconds) = (accuracy(&row), difference(&row), row.seconds);
             format!("| {method} | {accuracy} | {difference} | {last:.2} | {best:.2} | {seconds:.0} |")
@@ -198,19 +231,28 @@ fn the_full_study_in_more_detail_is_what_was_measured() {
 
 #[test]
 fn every_method_of_a_seed_begins_alike() {
-    for (folder, _) in [QUICK, FULL, TEXT] {
-        let runs = StoredRun::find(&root().join("results").join(folder)).unwrap();
-        let hashes = |run: &StoredRun| Manifest::read(&run.dir).unwrap().unwrap().hashes;
+    for study in [QUICK, FULL, TEXT, SST2, MARC] {
+        let runs = runs_of(study);
+        let cohorts = |run: &StoredRun| run.rounds.iter().map(|r| r.cohort.clone()).collect::<Vec<_>>();
+        let is_alike = |a: &StoredRun, b: &StoredRun| {
+            a.config.seed == b.config.seed && a.config.data.partition == b.config.data.partition
+        };
         for run in &runs {
+            // Who is sampled depends on the seed alone, and not on the skew.
             let first = runs.iter().find(|other| other.config.seed == run.config.seed).unwrap();
-            let cohorts = |run: &StoredRun| run.rounds.iter().map(|r| r.cohort.clone()).collect::<Vec<_>>();
             assert_eq!(cohorts(run), cohorts(first), "{}", run.dir.display());
-            for key in ["initial_model", "partition", "private", "test"] {
+            for key in ["initial_model", "partition", "private", "test", "public"] {
                 // MOON's network has a projection head, so it begins with other weights.
                 if key == "initial_model" && run.config.method.name == "moon" {
                     continue;
                 }
-                assert_eq!(hashes(run)[key], hashes(first)[key], "{key} of {}", run.dir.display());
+                let Some(hash) = manifest(run).hashes.remove(key) else {
+                    assert_eq!(key, "public", "{} has no hash of {key}", run.dir.display());
+                    continue;
+                };
+                let first =
+                    runs.iter().filter(|other| is_alike(run, other)).find_map(|r| manifest(r).hashes.remove(key));
+                assert_eq!(Some(hash), first, "{key} of {}", run.dir.display());
             }
         }
     }
@@ -218,7 +260,7 @@ fn every_method_of_a_seed_begins_alike() {
 
 #[test]
 fn the_readmes_results_are_what_was_measured() {
-    let rows = study(FULL).into_iter();
+    let rows = study(FULL, 0.3).into_iter();
     let rows = rows.map(|row| format!("| {} | {} | {} |", title(&row.name), accuracy(&row), difference(&row)));
     let head = "| method | accuracy % | difference to FedAvg |";
     check("README.md", "table1", &markdown(head, "|---|---:|---:|", rows));

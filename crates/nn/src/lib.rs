@@ -1,4 +1,4 @@
-//! Neural networks as static graphs over one flat parameter vector, trained on the CPU.
+//! Neural networks as static graphs over one flat parameter vector, trained on the CPU or on a GPU.
 //!
 //! A network is a [`Graph`]: nodes with known shapes, whose parameters are named spans of one vector θ (and whose running
 //! statistics are spans of a second one). A [`Workspace`] executes it: forward passes, losses at any node, backward passes

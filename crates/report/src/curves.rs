@@ -97,7 +97,9 @@ pub fn axis(least: f64, most: f64) -> (f64, f64, f64) {
     let steps = [1.0, 2.0, 2.5, 5.0, 10.0, 20.0].map(|m| m * power);
     let ends = |step: f64| ((least / step + 1e-9).floor() * step, (most / step - 1e-9).ceil() * step);
     let fits = |step: &f64| ((ends(*step).1 - ends(*step).0) / step).round() <= 6.0;
-    let step = steps.into_iter().find(fits).unwrap_or(20.0 * power);
+    // What has steps of this size may be counted, and rounds have no halves.
+    let is_whole = |step: &f64| (step - 2.5).abs() > 1e-9;
+    let step = steps.into_iter().filter(is_whole).find(fits).unwrap_or(20.0 * power);
     let (from, to) = ends(step);
     (from, to.max(from + step), step)
 }
@@ -286,6 +288,8 @@ mod tests {
             ((0.0, 1.0), (0.0, 1.0, 0.2)),
             ((61.2, 69.9), (60.0, 70.0, 2.0)),
             ((0.0, 100.0), (0.0, 100.0, 20.0)),
+            ((0.0, 15.0), (0.0, 15.0, 5.0)),
+            ((0.0, 0.015), (0.0, 0.015, 0.0025)),
             ((-0.03, 0.011), (-0.03, 0.02, 0.01)),
         ];
         for ((least, most), expected) in cases {

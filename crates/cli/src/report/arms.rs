@@ -36,6 +36,11 @@ impl Arm {
         &self.runs[0].run.config
     }
 
+    /// A size of the first run's manifest.
+    pub fn size(&self, name: &str) -> Option<usize> {
+        size(&self.runs[0], name)
+    }
+
     /// Every key that matters to the method.
     pub fn keys(&self) -> Keys {
         let mut keys = self.config().keys_in_use();
@@ -74,7 +79,7 @@ pub fn sort(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Setting> {
         }
     }
     settings.sort_by(|a, b| by_value(&a.0, &b.0));
-    let titles: Vec<String> = settings.iter().map(|(_, runs)| data_title(&runs[0].run.config)).collect();
+    let titles: Vec<String> = settings.iter().map(|(_, runs)| data_title(&runs[0])).collect();
     let is_unique = |title: &String| titles.iter().filter(|t| *t == title).count() == 1;
     let told_by = differing(settings.iter().map(|(keys, _)| keys));
     settings
@@ -192,8 +197,13 @@ fn by_value(a: &Keys, b: &Keys) -> Ordering {
     orders.fold(Ordering::Equal, Ordering::then)
 }
 
+fn size(run: &Loaded, name: &str) -> Option<usize> {
+    run.manifest.as_ref()?.sizes.get(name).copied()
+}
+
 /// Data set and partition in words.
-fn data_title(config: &Config) -> String {
+fn data_title(run: &Loaded) -> String {
+    let config = &run.run.config;
     let data = &config.data;
     let dealt = if let PartitionConfig::Dirichlet { beta, clients, .. } = &data.partition {
         format!("Dirichlet β = {beta}, {clients} clients")
@@ -206,8 +216,9 @@ fn data_title(config: &Config) -> String {
         parts.sort_by_key(|p| p.contains(' '));
         parts.join(", ")
     };
-    let samples =
-        if data.private_samples == 0 { String::new() } else { format!(" ({} samples)", data.private_samples) };
+    // A draw holds less than was asked for where the set has less.
+    let n_samples = size(run, "private_samples").unwrap_or(data.private_samples);
+    let samples = if data.private_samples == 0 { String::new() } else { format!(" ({n_samples} samples)") };
     format!("{}{samples}, {dealt}", data.private.name)
 }
 

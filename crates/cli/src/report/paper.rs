@@ -16,6 +16,14 @@ const N_SEEDS: usize = 3;
 /// What the paper fine-tunes on texts.
 const CHECKPOINT: &str = "TinyBERT (its code: bert-tiny)";
 
+/// What the paper's draws of texts hold: private ones, at most 100 000 and of each class as many while they last, and public
+/// ones. Copies that are not whole have less.
+const DRAWN: [(&str, [(&str, usize); 2]); 3] = [
+    ("sst2", [("private_samples", 63_454), ("public_samples", 30_000)]),
+    ("mnli", [("private_samples", 99_999), ("public_samples", 30_000)]),
+    ("marc", [("private_samples", 100_000), ("public_samples", 30_000)]),
+];
+
 /// A figure of the paper, in per cent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
@@ -132,6 +140,14 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
         let preset = paper_setup(data, beta, method, &preset_name)?.map(|c| c.keys_in_use()).unwrap_or_default();
         let needs_public = config.method.build()?.needs_public();
         let (here, paper) = (config.keys_in_use(), paper.keys_in_use());
+        for (name, papers) in DRAWN.iter().filter(|(set, _)| set == data).flat_map(|(_, sizes)| *sizes) {
+            let key = format!("data.{name}");
+            let is_asked_for = here.get(&key) == paper.get(&key) && (name == "private_samples" || needs_public);
+            if let Some(n) = arm.size(name).filter(|n| is_asked_for && *n < papers) {
+                let (arms, why) = (vec![arm.name.clone()], "as many as were to be had".to_owned());
+                push(&mut all, Deviation { key, paper: papers.to_string(), here: n.to_string(), arms, why });
+            }
+        }
         let is_small = paper.iter().any(|(key, paper)| here.get(key).is_some_and(|v| is_smaller(key, v, paper)));
         for (key, paper) in paper {
             let value = here.get(&key).cloned().unwrap_or_else(|| "not set".into());
@@ -318,5 +334,24 @@ mod tests {
         let keys: Vec<&str> = all.iter().map(|d| &d.key[..]).collect();
         assert_eq!(keys, ["model.checkpoint", "number of seeds"], "{all:?}");
         assert!(all[0].paper.contains("TinyBERT") && all[0].here == "minilm-l3", "{all:?}");
+    }
+
+    #[test]
+    fn a_draw_that_holds_less_than_the_papers_is_told() {
+        let told = |data: &str, sizes: &str| {
+            let mut one = run(&[], 0, 0.5);
+            one.run.config = paper_setup(data, 0.3, "feddf", "clean").unwrap().unwrap();
+            let manifest =
+                format!(r#"{{"version": "", "seed": 0, "hardware": {{}}, "hashes": {{}}, "sizes": {sizes}}}"#);
+            one.manifest = Some(serde_json::from_str(&manifest).unwrap());
+            let settings = sort(vec![one], &mut Vec::new());
+            (settings[0].title.clone(), statement(&deviations(&settings[0]).unwrap().unwrap()))
+        };
+        let (title, text) = told("marc", r#"{"private_samples": 5398, "public_samples": 10000}"#);
+        assert!(title.starts_with("marc (5398 samples)"), "{title}");
+        let expected = "(private samples 5398 instead of 100000, public samples 10000 instead of 30000)";
+        assert!(text.contains(expected), "{text}");
+        let (_, text) = told("sst2", r#"{"private_samples": 63454, "public_samples": 30000}"#);
+        assert!(text.contains("the paper's scale"), "{text}");
     }
 }

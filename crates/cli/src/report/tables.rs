@@ -228,7 +228,7 @@ pub fn runs(settings: &[Setting]) -> Sheet {
                 let manifest = run.manifest.as_ref();
                 let hardware = |key: &str| manifest.and_then(|m| m.hardware.get(key)).cloned().unwrap_or_default();
                 let machine: Vec<String> =
-                    ["os", "arch", "isa", "device"].iter().map(|k| hardware(k)).filter(|v| !v.is_empty()).collect();
+                    ["os", "arch", "isa", "gpu"].iter().map(|k| hardware(k)).filter(|v| !v.is_empty()).collect();
                 let hash = |key: &&str| manifest.and_then(|m| m.hashes.get(*key)).cloned().unwrap_or_default();
                 let version = manifest.map(|m| m.version.clone()).unwrap_or_default();
                 let mut row = vec![setting.short.clone(), arm.name.clone(), run.run.summary.seed.to_string(), version];
@@ -273,4 +273,19 @@ fn plus_minus(mean: f64, std: Option<f64>) -> String {
 /// With its sign, the minus as long as the plus.
 fn signed(value: f64) -> String {
     format!("{value:+.2}").replace('-', "−")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::arms::{sort, tests::run};
+    use super::*;
+
+    #[test]
+    fn a_run_names_the_gpu_that_it_was_made_on() {
+        let mut one = run(&[], 0, 0.5);
+        let manifest = r#"{"version": "", "seed": 0, "hardware": {"os": "linux", "gpu": "NVIDIA H200, tf32"}, "hashes": {}, "sizes": {}}"#;
+        one.manifest = Some(serde_json::from_str(manifest).unwrap());
+        let sheet = runs(&sort(vec![one], &mut Vec::new()));
+        assert_eq!(sheet.raw.rows[0][4], "linux NVIDIA H200, tf32");
+    }
 }
