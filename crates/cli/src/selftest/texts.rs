@@ -28,7 +28,7 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
     }
     for (precision, tolerance) in precisions::TOLERANCES {
         let gpu = Gpu::open(setting.ordinal, precision)?;
-        for net in encoders()? {
+        for net in encoders()?.into_iter().chain([many_tokens()?]) {
             precisions::check_net(group, &gpu, &net, tolerance);
         }
     }
@@ -158,6 +158,18 @@ fn encoders() -> fedproj_nn::Result<Vec<Net>> {
         Ok(net.tapped(&["embeddings", "encoder.layer.0.attention.self", "encoder.layer.0.attention.output.LayerNorm"]))
     };
     cases.into_iter().map(encoder).collect()
+}
+
+/// Linear layers whose products go over many tiles, and whose sums over tokens are cut.
+fn many_tokens() -> fedproj_nn::Result<Net> {
+    net("linear layers of many tokens".into(), (40, 128, 200), 2, |g, x| {
+        let x = g.linear("wide", x, 384, true)?;
+        let x = g.activation("gelu", x, Activation::Gelu)?;
+        let x = g.linear("narrow", x, 64, false)?;
+        let x = g.activation("relu", x, Activation::Relu)?;
+        let x = g.linear("last", x, 256, true)?;
+        end(g, x, true)
+    })
 }
 
 /// What texts are run with besides.

@@ -6,7 +6,8 @@ use super::gpu::parameters;
 use crate::graph::{Graph, Node, Op};
 use crate::kernels::conv::Conv;
 
-pub(super) const KERNELS: &[&str] = &["shifted_1", "shifted_2", "shifted_weight", "turn_weights", "dense_1", "dense_2"];
+pub(super) const KERNELS: &[&str] =
+    &["shifted_1", "shifted_2", "shifted_weight", "turn_weights", "dense_1", "dense_2", "dense_weight"];
 
 /// A kernel of products: its name, positions and channels of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,7 @@ pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
         "shifted_weight" => Some(weight),
         "dense_1" => Some(dense(64)),
         "dense_2" => Some(dense(128)),
+        "dense_weight" => Some(3 * 4 * (Dense::CHUNK * (128 + 8 + 64)) as u32),
         _ => found,
     }
 }
@@ -126,8 +128,11 @@ parameters!(Dense);
 impl Dense {
     /// Tokens of a tile.
     const TOKENS: usize = 128;
-    /// Of the slots of a batch this share is taken to hold tokens when a kernel is chosen.
+    /// One in so many slots of a batch is taken to hold a token when a kernel is chosen and a sum is cut.
     const FILLED: usize = 4;
+    /// Tokens of a sum at a time, and the blocks of a lane that it is cut for.
+    const CHUNK: usize = 32;
+    const BLOCKS_WANTED: usize = 132;
 
     /// The layer, where these kernels serve: of tokens, with many numbers on both sides. `rows`: most that a lane can have;
     /// `tokens`: where stands how many it has.
@@ -150,6 +155,16 @@ impl Dense {
         let (kernel, channels, at_once, threads) =
             if is_wide { ("dense_2", 128, 1, 256) } else { ("dense_1", 64, 2, 128) };
         (kernel, tiles(rows, channels).min((at_once * processors).div_ceil(lanes.max(1))), threads)
+    }
+
+    /// Tiles of the gradient of the weights and the parts that its sum is cut into, by the shape alone; none where the inputs
+    /// do not come in tiles.
+    pub fn weight(&self) -> Option<(usize, usize)> {
+        let (ci, co) = (self.ci as usize, self.co as usize);
+        let tiles = ci / 128 * (co / 64);
+        let chunks = self.rows as usize / Self::FILLED / Self::CHUNK;
+        let most = (chunks / CHUNKS_MIN).min(PARTS_LEN / (ci * co)).max(1);
+        ci.is_multiple_of(128).then(|| (tiles, Self::BLOCKS_WANTED.div_ceil(tiles).min(most)))
     }
 }
 
@@ -208,6 +223,12 @@ mod tests {
         assert_eq!(launch(16_384, 384, 4), Some(("dense_2", 33, 256)));
         assert_eq!(launch(256, 192, 1), Some(("dense_1", 6, 128)), "no more blocks than tiles");
         assert_eq!(launch(16_384, 100, 1), None);
+        let weight = |ci, co, rows| Dense::new(ci, co, rows, true, 1).and_then(|dense| dense.weight());
+        assert_eq!(weight(384, 1536, 16_384), Some((72, 2)));
+        assert_eq!(weight(384, 384, 16_384), Some((18, 8)));
+        assert_eq!(weight(384, 384, 64), Some((18, 1)), "too few tokens to cut");
+        assert_eq!(weight(192, 384, 64), None, "not in tiles of 128");
+        assert!(weight(1536, 4096, 16_384).is_some_and(|(_, parts)| parts == 1), "parts fit their memory");
         assert!(Dense::new(384, 384, 64, true, 0).is_none(), "not of tokens");
         assert!(Dense::new(384, 384, 64, false, 1).is_none(), "copies of 16 bytes");
     }
@@ -216,7 +237,9 @@ mod tests {
     fn blocks_fit_a_processor() {
         const PROCESSOR: u32 = 227 * 1024;
         assert!(shared_bytes("dense_2").is_some_and(|bytes| bytes <= PROCESSOR));
-        assert!(shared_bytes("dense_1").is_some_and(|bytes| 2 * (bytes + 1024) <= PROCESSOR));
+        for kernel in ["dense_1", "dense_weight"] {
+            assert!(shared_bytes(kernel).is_some_and(|bytes| 2 * (bytes + 1024) <= PROCESSOR), "{kernel}");
+        }
         for p in PRODUCTS {
             let outputs = 4 * p.positions; // the kernel's own table
             let bytes = shared_bytes(p.kernel).unwrap_or(u32::MAX) as usize + outputs;

@@ -87,8 +87,8 @@ impl Cohort {
         // Of texts each token is a row. How sums are cut is decided for as many as a batch could have.
         let batch = if tokens == 0 { self.batch } else { self.batch * shape.pixels() };
         if self.gpu.has_hopper()
-            && o.pass != Pass::Weight
             && let Some(dense) = Dense::new(c.ci, c.co, batch, aligned, tokens)
+            && (o.pass != Pass::Weight || dense.weight().is_some())
         {
             return self.dense_product(dense, (c.ci, c.co), o);
         }
@@ -135,11 +135,18 @@ impl Cohort {
             let p: [&dyn Parameter; 7] = [&dense, &lanes, &from, &w, &to, &o.after, &flags];
             self.launch(&format!("HOPPER.{kernel}"), [blocks, 1], [threads, 1], shared_bytes(kernel).unwrap_or(0), &p)
         };
-        if o.pass == Pass::Forward {
-            return product(dense, o.x, o.w, o.y);
+        match o.pass {
+            Pass::Forward => product(dense, o.x, o.w, o.y),
+            Pass::Input => product(dense.turned(), o.y, self.turned_weights(ci, co, 1, o.w)?, o.x),
+            Pass::Weight => {
+                let (tiles, splits) = dense.weight().unwrap_or((0, 1));
+                let p: [&dyn Parameter; 8] =
+                    [&dense, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &self.parts.at()];
+                let shared = shared_bytes("dense_weight").unwrap_or(0);
+                self.launch("HOPPER.dense_weight", [tiles, splits], [256, 1], shared, &p)?;
+                self.sum_parts(o, ci * co, co, splits)
+            }
         }
-        let turned = self.turned_weights(ci, co, 1, o.w)?;
-        product(dense.turned(), o.y, turned, o.x)
     }
 
     /// Weights with input and output exchanged and taps in reverse.

@@ -98,3 +98,81 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     dense_2(Dense s, const int* lanes, Rows x, Rows w, Rows y, After after, int flags) {
     dense_product<2>(s, lanes, x, w, y, after, flags);
 }
+
+// dW[o, i] = Σ_q X[q, i] · dY[q, o]: two warp groups compute 64 × 64 channels each, of different inputs. The sum goes over tokens, 32
+// at a time, and is cut into `splits`. The tensor cores want both factors by tokens: dY is turned on its way to shared memory, X
+// on its way to registers, as in `shifted_weight`.
+extern "C" __global__ void __launch_bounds__(256, 2)
+    dense_weight(Dense s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows, int flags, int splits, float* partial) {
+    constexpr int BK = 32, PITCH = 128 + 8;  // threads of a warp read different banks
+    constexpr int X_BYTES = 4 * BK * PITCH, PLACE_BYTES = X_BYTES + 4 * BK * 64;
+    const u32 shared = u32(__cvta_generic_to_shared(shared_memory));
+    const int tid = threadIdx.x, warp = tid / 32, thread = tid % 32, lane = lanes[blockIdx.z];
+    const int n_tiles_i = s.ci / 128, i0 = blockIdx.x % n_tiles_i * 128, o0 = blockIdx.x / n_tiles_i * 64;
+    const int n_rows = min(s.rows, s.tokens[lane]), all = (n_rows + BK - 1) / BK;
+    const int begin = all * blockIdx.y / splits, end = all * (blockIdx.y + 1) / splits;
+    const float* const x = of(x_rows, lane) + i0 + 4 * thread;
+    const float* const y = of(y_rows, lane) + o0 + thread % 8;
+
+    auto fetch = [&](int chunk, u32 place) {
+        const u32 x_to = shared + place * PLACE_BYTES + 4 * (warp * PITCH + 4 * thread);
+#pragma unroll
+        for (int i = 0; i < BK / 8; i++) {
+            const int q = chunk * BK + warp + 8 * i;
+            copy_async<4>(x_to + 4 * 8 * i * PITCH, x + (q < n_rows ? q * s.ci : 0), q < n_rows);
+        }
+        // Eight channels × four tokens of a warp are 128 bytes in shared memory.
+        const int q = chunk * BK + 4 * warp + thread / 8;
+        const u32 y_to = shared + place * PLACE_BYTES + X_BYTES + 16 * (64 * warp + thread % 8) + 4 * (thread / 8);
+#pragma unroll
+        for (int o = 0; o < 64; o += 8) copy_async<1>(y_to + 16 * o, y + (q < n_rows ? q * s.co + o : 0), q < n_rows);
+    };
+
+    float acc[32] = {};
+    u32 factors[2][4];
+    const int group = warp / 4, g = thread / 4, t = thread % 4;
+    const u32 x_from = shared + 4 * (t * PITCH + group * 64 + warp % 4 * 16 + g);
+    auto load = [&](u32 (&a)[4], u32 place, int k) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {  // rows g and g + 8 at t, then at t + 4
+            const u32 at = x_from + place * PLACE_BYTES + 4 * ((8 * k + i / 2 * 4) * PITCH + i % 2 * 8);
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a[i]) : "r"(at));
+        }
+    };
+
+    if (begin < end) fetch(begin, 0);
+    copies_commit();
+    if (begin + 1 < end) fetch(begin + 1, 1);
+    copies_commit();
+    u32 place = 0;
+    for (int chunk = begin; chunk < end; chunk++) {
+        copies_pending<1>();
+        if (chunk + 2 < end) fetch(chunk + 2, place == 0 ? 2 : place - 1);
+        copies_commit();
+        const u32 b = shared + place * PLACE_BYTES + X_BYTES;
+        load(factors[0], place, 0);
+#pragma unroll
+        for (int k = 0; k < BK / 8; k++) {
+            products_begin();
+            multiply(acc, factors[k % 2], matrix_of_columns(b + 2 * k * 1024));
+            products_commit();
+            if (k + 1 < BK / 8) {
+                products_pending<1>();
+                load(factors[(k + 1) % 2], place, k + 1);
+            }
+        }
+        products_pending<0>();
+        place = place == 2 ? 0 : place + 1;
+    }
+    asm volatile("cp.async.wait_all;");
+
+    const bool is_part = splits > 1, fresh = is_part || flags & 1;
+    const long long len = (long long)s.ci * s.co;
+    float* const to = is_part ? partial + (blockIdx.z * splits + blockIdx.y) * len : of(w_rows, lane);
+#pragma unroll
+    for (int v = 0; v < 32; v++) {
+        const int i = i0 + group * 64 + warp % 4 * 16 + g + v / 2 % 2 * 8, o = o0 + v / 4 * 8 + 2 * t + v % 2;
+        float* const at = to + o * s.ci + i;
+        *at = fresh ? acc[v] : *at + acc[v];
+    }
+}
