@@ -31,7 +31,7 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
     // 0.012 in 80 without a head.
     for (precision, tolerance) in precisions::TOLERANCES {
         let gpu = Gpu::open(setting.ordinal, precision)?;
-        for net in encoders(None)? {
+        for net in encoders(None)?.into_iter().chain([many_tokens()?]) {
             precisions::check_net(group, &gpu, &net, tolerance);
         }
     }
@@ -162,6 +162,19 @@ fn encoders(projection_head: Option<usize>) -> fedproj_nn::Result<Vec<Net>> {
         Ok(net.tapped(&["embeddings", "encoder.layer.0.attention.self", "encoder.layer.0.attention.output.LayerNorm"]))
     };
     cases.into_iter().map(encoder).collect()
+}
+
+/// Linear layers whose products go over many tiles, and whose sums over tokens are cut.
+fn many_tokens() -> fedproj_nn::Result<Net> {
+    net("linear layers of many tokens".into(), (40, 128, 200), 2, |g, x| {
+        let x = g.linear("wide", x, 384, true)?;
+        let x = g.activation("gelu", x, Activation::Gelu)?;
+        let x = g.linear("narrow", x, 64, false)?;
+        // Not a ReLU, whose units roundings may switch on or off.
+        let x = g.activation("tanh", x, Activation::Tanh)?;
+        let x = g.linear("last", x, 256, true)?;
+        end(g, x, true)
+    })
 }
 
 /// What texts are run with besides.

@@ -47,6 +47,7 @@ const COMMON: &str = include_str!("kernels/common.cu");
 const CONV: &str = include_str!("kernels/conv.cu");
 const STEM: &str = include_str!("kernels/stem.cu");
 const HOPPER: &str = include_str!("kernels/hopper.cu");
+const DENSE: &str = include_str!("kernels/dense.cu");
 const REST: [&str; 7] = [
     include_str!("kernels/norm.cu"),
     include_str!("kernels/pool.cu"),
@@ -83,7 +84,7 @@ pub(super) fn programs(precision: Precision, capability: (i32, i32), compiler: (
         all.push(Program { name: "STEM", source, options: vec![architecture("")], kernels: &["stem"] });
     }
     if capability == HOPPER_CAPABILITY && compiler >= HOPPER_COMPILER && precision == Precision::Tf32 {
-        let source = format!("{COMMON}\n{HOPPER}");
+        let source = format!("{COMMON}\n{HOPPER}\n{DENSE}");
         let kernels = super::hopper::KERNELS;
         all.push(Program { name: "HOPPER", source, options: vec![architecture("a")], kernels });
     }

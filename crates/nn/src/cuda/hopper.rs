@@ -1,11 +1,13 @@
-//! Convolutions by Hopper's products of warp groups: where they serve, and how they are launched. The kernels are in `hopper.cu`.
+//! Convolutions and linear layers of tokens by Hopper's products of warp groups: where they serve, and how they are launched. The
+//! kernels are in `hopper.cu` and `dense.cu`.
 
 use super::conv::{Div, PARTS_LEN};
 use super::gpu::parameters;
-use crate::graph::{Graph, Op};
+use crate::graph::{Graph, Node, Op};
 use crate::kernels::conv::Conv;
 
-pub(super) const KERNELS: &[&str] = &["shifted_1", "shifted_2", "shifted_weight", "turn_weights"];
+pub(super) const KERNELS: &[&str] =
+    &["shifted_1", "shifted_2", "shifted_weight", "turn_weights", "dense_1", "dense_2", "dense_weight"];
 
 /// A kernel of products: its name, positions and channels of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +30,15 @@ pub(super) const AT_ONCE: usize = 2;
 pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
     let product = |p: &Product| 128 * (2 * (p.positions + 40) + 4 * p.channels) as u32;
     let weight = 3 * 4 * ((CHUNK as u32 + 2 * MARGIN_MAX) * 72 + CHUNK as u32 * 64);
+    let dense = |channels: usize| 4 * 128 * (Dense::TOKENS + channels) as u32;
     let found = PRODUCTS.iter().find(|p| p.kernel == kernel).map(product);
-    found.or((kernel == "shifted_weight").then_some(weight))
+    match kernel {
+        "shifted_weight" => Some(weight),
+        "dense_1" => Some(dense(64)),
+        "dense_2" => Some(dense(128)),
+        "dense_weight" => Some(3 * 4 * (Dense::CHUNK * (128 + 8 + 64)) as u32),
+        _ => found,
+    }
 }
 
 /// Those of `hopper.cu`: zeros on either side of a tile, and positions of a sum at a time.
@@ -105,13 +114,68 @@ impl Strip {
     }
 }
 
+/// A linear layer of tokens, as `dense.cu` takes it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dense {
+    ci: i32,
+    co: i32,
+    rows: i32,
+    tokens: u64,
+}
+parameters!(Dense);
+
+impl Dense {
+    /// Tokens of a tile.
+    const TOKENS: usize = 128;
+    /// One in so many slots of a batch is taken to hold a token when a kernel is chosen and a sum is cut.
+    const FILLED: usize = 4;
+    /// Tokens of a sum at a time, and the blocks of a lane that it is cut for.
+    const CHUNK: usize = 32;
+    const BLOCKS_WANTED: usize = 132;
+
+    /// The layer, where these kernels serve: of tokens, with many numbers on both sides. `rows`: most that a lane can have;
+    /// `tokens`: where stands how many it has.
+    pub fn new(ci: usize, co: usize, rows: usize, aligned: bool, tokens: u64) -> Option<Self> {
+        let serves = tokens != 0 && aligned && ci.is_multiple_of(64) && co.is_multiple_of(64);
+        serves.then_some(Self { ci: ci as i32, co: co as i32, rows: rows as i32, tokens })
+    }
+
+    /// With input and output exchanged, as the gradient of the input is computed.
+    pub fn turned(self) -> Self {
+        Self { ci: self.co, co: self.ci, ..self }
+    }
+
+    /// Kernel, blocks of a lane and threads of a block. Both kernels compute the same bytes: wide tiles read less, narrow ones
+    /// are more.
+    pub fn launch(&self, lanes: usize, processors: usize) -> (&'static str, usize, u32) {
+        let tiles = |rows: usize, channels: usize| rows.div_ceil(Self::TOKENS) * (self.co as usize / channels);
+        let rows = self.rows as usize;
+        let is_wide = self.co % 128 == 0 && 2 * lanes * tiles(rows / Self::FILLED, 128) >= 3 * processors;
+        let (kernel, channels, at_once, threads) =
+            if is_wide { ("dense_2", 128, 1, 256) } else { ("dense_1", 64, 2, 128) };
+        (kernel, tiles(rows, channels).min((at_once * processors).div_ceil(lanes.max(1))), threads)
+    }
+
+    /// Tiles of the gradient of the weights and the parts that its sum is cut into, by the shape alone; none where the inputs
+    /// do not come in tiles.
+    pub fn weight(&self) -> Option<(usize, usize)> {
+        let (ci, co) = (self.ci as usize, self.co as usize);
+        let tiles = ci / 128 * (co / 64);
+        let chunks = self.rows as usize / Self::FILLED / Self::CHUNK;
+        let most = (chunks / CHUNKS_MIN).min(PARTS_LEN / (ci * co)).max(1);
+        ci.is_multiple_of(128).then(|| (tiles, Self::BLOCKS_WANTED.div_ceil(tiles).min(most)))
+    }
+}
+
 /// Floats of the largest weights whose gradient of the input these kernels compute.
 pub(super) fn turned_len(graph: &Graph) -> usize {
-    let len = |op: &Op| match op {
+    let len = |node: &Node| match &node.op {
         Op::Conv { geometry: c, .. } if Strip::new(c, 1, true).is_some() => 9 * c.ci * c.co,
+        Op::Linear { .. } if node.packed => graph.linear_inputs(node) * node.shape.c,
         _ => 0,
     };
-    graph.nodes.iter().map(|node| len(&node.op)).max().unwrap_or(0)
+    graph.nodes.iter().map(len).max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -152,8 +216,30 @@ mod tests {
     }
 
     #[test]
+    fn linear_layers_of_many_tokens_have_wide_tiles_and_others_are_left_alone() {
+        let launch = |rows, co, lanes| Dense::new(384, co, rows, true, 1).map(|dense| dense.launch(lanes, 132));
+        assert_eq!(launch(16_384, 1536, 1), Some(("dense_2", 132, 256)));
+        assert_eq!(launch(16_384, 384, 1), Some(("dense_1", 264, 128)), "too few wide ones");
+        assert_eq!(launch(16_384, 384, 4), Some(("dense_2", 33, 256)));
+        assert_eq!(launch(256, 192, 1), Some(("dense_1", 6, 128)), "no more blocks than tiles");
+        assert_eq!(launch(16_384, 100, 1), None);
+        let weight = |ci, co, rows| Dense::new(ci, co, rows, true, 1).and_then(|dense| dense.weight());
+        assert_eq!(weight(384, 1536, 16_384), Some((72, 2)));
+        assert_eq!(weight(384, 384, 16_384), Some((18, 8)));
+        assert_eq!(weight(384, 384, 64), Some((18, 1)), "too few tokens to cut");
+        assert_eq!(weight(192, 384, 64), None, "not in tiles of 128");
+        assert!(weight(1536, 4096, 16_384).is_some_and(|(_, parts)| parts == 1), "parts fit their memory");
+        assert!(Dense::new(384, 384, 64, true, 0).is_none(), "not of tokens");
+        assert!(Dense::new(384, 384, 64, false, 1).is_none(), "copies of 16 bytes");
+    }
+
+    #[test]
     fn blocks_fit_a_processor() {
         const PROCESSOR: u32 = 227 * 1024;
+        assert!(shared_bytes("dense_2").is_some_and(|bytes| bytes <= PROCESSOR));
+        for kernel in ["dense_1", "dense_weight"] {
+            assert!(shared_bytes(kernel).is_some_and(|bytes| 2 * (bytes + 1024) <= PROCESSOR), "{kernel}");
+        }
         for p in PRODUCTS {
             let outputs = 4 * p.positions; // the kernel's own table
             let bytes = shared_bytes(p.kernel).unwrap_or(u32::MAX) as usize + outputs;

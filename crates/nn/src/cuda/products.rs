@@ -3,7 +3,7 @@
 use super::cohort::{Cohort, Rows};
 use super::conv::{Geometry, Launch, stem_shared};
 use super::gpu::{Parameter, Pass, Precision, parameters};
-use super::hopper::{AT_ONCE, Strip, shared_bytes};
+use super::hopper::{AT_ONCE, Dense, Strip, shared_bytes};
 use crate::error::{Error, Result};
 use crate::graph::Op;
 use crate::kernels::conv::Conv;
@@ -86,6 +86,12 @@ impl Cohort {
         let (tokens, shape) = (self.tokens_of(node), self.graph.nodes[node].shape);
         // Of texts each token is a row. How sums are cut is decided for as many as a batch could have.
         let batch = if tokens == 0 { self.batch } else { self.batch * shape.pixels() };
+        if self.gpu.has_hopper()
+            && let Some(dense) = Dense::new(c.ci, c.co, batch, aligned, tokens)
+            && (o.pass != Pass::Weight || dense.weight().is_some())
+        {
+            return self.dense_product(dense, (c.ci, c.co), o);
+        }
         let (geometry, lanes) = (Geometry::new(&c, pitch, batch, tokens), self.lanes.at());
         if o.pass == Pass::Forward
             && !is_exact
@@ -121,6 +127,40 @@ impl Cohort {
         self.each(&format!("{}.sum_splits", o.program()), len, &p)
     }
 
+    /// By the kernels of `dense.cu`.
+    fn dense_product(&self, dense: Dense, (ci, co): (usize, usize), o: &Operands) -> Result<()> {
+        let (lanes, flags) = (self.lanes.at(), o.flags());
+        let product = |dense: Dense, from: Rows, w: Rows, to: Rows| {
+            let (kernel, blocks, threads) = dense.launch(self.n_active(), self.gpu.processors());
+            let p: [&dyn Parameter; 7] = [&dense, &lanes, &from, &w, &to, &o.after, &flags];
+            self.launch(&format!("HOPPER.{kernel}"), [blocks, 1], [threads, 1], shared_bytes(kernel).unwrap_or(0), &p)
+        };
+        match o.pass {
+            Pass::Forward => product(dense, o.x, o.w, o.y),
+            Pass::Input => product(dense.turned(), o.y, self.turned_weights(ci, co, 1, o.w)?, o.x),
+            Pass::Weight => {
+                let (tiles, splits) = dense.weight().unwrap_or((0, 1));
+                let p: [&dyn Parameter; 8] =
+                    [&dense, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &self.parts.at()];
+                let shared = shared_bytes("dense_weight").unwrap_or(0);
+                self.launch("HOPPER.dense_weight", [tiles, splits], [256, 1], shared, &p)?;
+                self.sum_parts(o, ci * co, co, splits)
+            }
+        }
+    }
+
+    /// Weights with input and output exchanged and taps in reverse.
+    fn turned_weights(&self, ci: usize, co: usize, taps: usize, w: Rows) -> Result<Rows> {
+        let Some(turned) = &self.turned else {
+            let problem = "a cohort without training has no gradients".into();
+            return Err(Error::Gpu { what: "the gradient of an input".into(), problem });
+        };
+        let (ci_i, co_i, taps_i) = (ci as i32, co as i32, taps as i32);
+        let p: [&dyn Parameter; 6] = [&self.lanes.at(), &ci_i, &co_i, &taps_i, &w, &turned.rows()];
+        self.launch("HOPPER.turn_weights", [ci / 32 * (co / 32), taps], [32, 8], 0, &p)?;
+        Ok(turned.rows())
+    }
+
     /// By the kernels of `hopper.cu`.
     fn shifted_product(&self, strip: Strip, o: &Operands) -> Result<()> {
         let (lanes, n_lanes, flags) = (self.lanes.at(), self.n_active() as i32, o.flags());
@@ -133,18 +173,10 @@ impl Cohort {
             let shared = shared_bytes(kernel).unwrap_or(0);
             self.gpu.launch(&format!("HOPPER.{kernel}"), [blocks, 1, 1], [256, 1], shared, &p)
         };
-        match (o.pass, &self.turned) {
-            (Pass::Forward, _) => product(strip, o.x, o.w, o.y),
-            (Pass::Input, Some(turned)) => {
-                let p: [&dyn Parameter; 5] = [&lanes, &(ci as i32), &(co as i32), &o.w, &turned.rows()];
-                self.launch("HOPPER.turn_weights", [ci / 32 * (co / 32), 9], [32, 8], 0, &p)?;
-                product(strip.turned(), o.y, turned.rows(), o.x)
-            }
-            (Pass::Input, None) => {
-                let problem = "a cohort without training has no gradients".into();
-                Err(Error::Gpu { what: "the gradient of an image".into(), problem })
-            }
-            (Pass::Weight, _) => {
+        match o.pass {
+            Pass::Forward => product(strip, o.x, o.w, o.y),
+            Pass::Input => product(strip.turned(), o.y, self.turned_weights(ci, co, 9, o.w)?, o.x),
+            Pass::Weight => {
                 let (tiles, splits) = strip.weight();
                 let p: [&dyn Parameter; 8] =
                     [&strip, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &self.parts.at()];

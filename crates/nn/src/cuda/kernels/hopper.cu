@@ -211,16 +211,16 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
 SHIFTED(1)
 SHIFTED(2)
 
-// W[o, tap, i] → W'[i, 8 − tap, o], 32 × 32 at a time: what the gradient of the image is a product with.
-extern "C" __global__ void turn_weights(const int* lanes, int ci, int co, Rows w_rows, Rows turned_rows) {
+// W[o, tap, i] → W'[i, taps − 1 − tap, o], 32 × 32 at a time: what the gradient of the input is a product with.
+extern "C" __global__ void turn_weights(const int* lanes, int ci, int co, int taps, Rows w_rows, Rows turned_rows) {
     __shared__ float tile[32][33];
     const int lane = lanes[blockIdx.z], tap = blockIdx.y;
     const int i0 = blockIdx.x % (ci / 32) * 32, o0 = blockIdx.x / (ci / 32) * 32;
     const float* w = of(w_rows, lane);
     float* turned = of(turned_rows, lane);
-    for (int r = threadIdx.y; r < 32; r += 8) tile[r][threadIdx.x] = w[((o0 + r) * 9 + tap) * ci + i0 + threadIdx.x];
+    for (int r = threadIdx.y; r < 32; r += 8) tile[r][threadIdx.x] = w[((o0 + r) * taps + tap) * ci + i0 + threadIdx.x];
     __syncthreads();
-    for (int r = threadIdx.y; r < 32; r += 8) turned[((i0 + r) * 9 + 8 - tap) * co + o0 + threadIdx.x] = tile[threadIdx.x][r];
+    for (int r = threadIdx.y; r < 32; r += 8) turned[((i0 + r) * taps + taps - 1 - tap) * co + o0 + threadIdx.x] = tile[threadIdx.x][r];
 }
 
 // Three warp groups compute 64 × 64 channels for the three taps of a row each. The sum goes over positions, 96 at a time. The tensor
