@@ -2,6 +2,8 @@
 
 use crate::graph::{Graph, NodeId, Op};
 use crate::kernels::Activation;
+use crate::kernels::conv::Conv;
+use crate::kernels::pool::MaxPool;
 
 /// One step of execution: a node, with the nodes that were fused into it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,14 +38,15 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans `graph`; the nodes `observed` keep a value of their own, and a gradient if `training`. With `fuse_more` a
-    /// batch-norm takes in a max-pool that follows it and its ReLU, and without training a convolution takes in a batch-norm.
-    pub fn new(graph: &Graph, observed: &[NodeId], training: bool, fuse_more: bool) -> Self {
+    /// Plans `graph`; the nodes `observed` keep a value of their own, and a gradient if `training`. With `more` a
+    /// batch-norm takes in a max-pool that follows it and its ReLU, and without training a convolution takes in a batch-norm,
+    /// and a max-pool after that where `more` says so.
+    pub fn new(graph: &Graph, observed: &[NodeId], training: bool, more: Option<TakesPool<'_>>) -> Self {
         let mut is_observed = vec![false; graph.nodes.len()];
         for node in observed {
             is_observed[node.0] = true;
         }
-        let steps = fuse(graph, &is_observed, fuse_more, fuse_more && !training);
+        let steps = fuse(graph, &is_observed, training, more);
         let (value_slot, value_len) = place_values(graph, &steps, &is_observed, training);
         let (grad_slot, work_slot, grad_len) = if training {
             place_gradients(graph, &steps, &is_observed)
@@ -64,8 +67,11 @@ pub(crate) fn inputs<'a>(graph: &'a Graph, step: &'a Step) -> impl Iterator<Item
     graph.nodes[step.node].inputs.iter().map(|id| id.0).chain(step.residual)
 }
 
+/// Whether a convolution can take in a max-pool.
+pub(crate) type TakesPool<'a> = &'a dyn Fn(&Conv, &MaxPool) -> bool;
+
 /// Joins convolution or linear layer + ReLU, and normalisation + addition + ReLU, where nobody else reads what is between.
-fn fuse(graph: &Graph, is_observed: &[bool], fuse_pools: bool, fuse_norms: bool) -> Vec<Step> {
+fn fuse(graph: &Graph, is_observed: &[bool], training: bool, more: Option<TakesPool<'_>>) -> Vec<Step> {
     let mut consumers = vec![Vec::new(); graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
         for input in &node.inputs {
@@ -87,7 +93,8 @@ fn fuse(graph: &Graph, is_observed: &[bool], fuse_pools: bool, fuse_norms: bool)
         }
         let mut step = Step { node: i, residual: None, relu: false, pool: None, norm: None, out: i };
         let mut position = i;
-        if fuse_norms
+        if more.is_some()
+            && !training
             && matches!(node.op, Op::Conv { bias: None, .. })
             && let Some(norm) = only_consumer(i).filter(|&next| matches!(graph.nodes[next].op, Op::BatchNorm { .. }))
         {
@@ -109,10 +116,15 @@ fn fuse(graph: &Graph, is_observed: &[bool], fuse_pools: bool, fuse_norms: bool)
             absorbed[relu] = true;
             (step.relu, step.out) = (true, relu);
         }
-        let is_plain = matches!(node.op, Op::BatchNorm { .. }) && step.residual.is_none() && step.relu;
-        if fuse_pools
-            && is_plain
-            && let Some(pool) = only_consumer(step.out).filter(|&next| matches!(graph.nodes[next].op, Op::MaxPool(_)))
+        if let Some(takes_pool) = more
+            && step.relu
+            && step.residual.is_none()
+            && let Some(pool) = only_consumer(step.out)
+            && match (&node.op, &graph.nodes[pool].op) {
+                (Op::BatchNorm { .. }, Op::MaxPool(_)) => true,
+                (Op::Conv { geometry, .. }, Op::MaxPool(window)) => step.norm.is_some() && takes_pool(geometry, window),
+                _ => false,
+            }
         {
             absorbed[pool] = true;
             (step.pool, step.out) = (Some(pool), pool);

@@ -117,6 +117,29 @@ pub fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: Nor
     Ok(Passed { logits: ws.output().to_vec(), loss, gradient, buffers, taps })
 }
 
+/// On the GPU, by a cohort that does not train: the logits.
+pub fn gpu_evaluation(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start]) -> Result<Vec<Vec<f32>>> {
+    let g = &net.graph;
+    let options = CohortOptions { lanes: starts.len(), batch: net.batch, taps: &[], training: false };
+    let mut cohort = Cohort::new(gpu, g, &options)?;
+    let data = Data::matrix(gpu, &samples.x, g.shape(g.input()).len())?;
+    let (mut theta, mut buffers) = (cohort.vectors(g.params().len())?, cohort.vectors(g.buffers().len())?);
+    for (lane, start) in starts.iter().enumerate() {
+        cohort.write(&mut theta, lane, &start.params)?;
+        cohort.write(&mut buffers, lane, &start.buffers)?;
+    }
+    let padded = |start: &Start| {
+        let mut batch = start.samples.clone();
+        batch.resize(net.batch, NOBODY);
+        batch
+    };
+    cohort.set_table(Batches::Private, &starts.iter().map(padded).collect::<Vec<_>>(), net.batch)?;
+    cohort.gather(&data, Batches::Private, 0, false)?;
+    cohort.forward(theta.rows(), buffers.rows(), Pass::EVAL)?;
+    let logits = |(lane, start): (usize, &Start)| Ok(cohort.read_value(g.output(), lane, start.samples.len())?);
+    starts.iter().enumerate().map(logits).collect()
+}
+
 /// On the GPU: all networks at once, short batches padded.
 pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], norm: NormMode) -> Result<Vec<Passed>> {
     let (g, n) = (&net.graph, samples.labels.len());

@@ -135,6 +135,22 @@ pub fn square_convolutions() -> Result<Vec<Net>> {
     Ok(nets)
 }
 
+/// First layers of images with the max-pool that follows them.
+pub fn first_layers() -> Result<Vec<Net>> {
+    let net = |(side, channels, between, batch): (usize, usize, usize, usize)| {
+        let mut g = Graph::new(Shape::image(side, side, channels));
+        let x = g.conv2d("conv", g.input(), between, Window::new(3, 1, 1), false)?;
+        let x = g.batch_norm("norm", x)?;
+        let x = g.activation("relu", x, Activation::Relu)?;
+        let x = g.max_pool("pool", x, Window::new(3, 2, 1))?;
+        let x = g.flatten("flatten", x)?;
+        g.linear("classes", x, 12, true)?;
+        let name = format!("convolution {channels} → {between} with a max-pool on {side}×{side}");
+        Ok(Net::new(name, g, batch))
+    };
+    [(32, 3, 64, 9), (16, 1, 128, 5), (28, 3, 64, 4)].into_iter().map(net).collect()
+}
+
 fn perceptron(widths: &[usize], bias: bool) -> Result<Graph> {
     let mut g = Graph::new(Shape::vector(widths[0]));
     let mut x = g.input();

@@ -1,7 +1,7 @@
 //! The faster products (tf32, bf16) against the CPU, on convolutions of the shapes that they have kernels of their own for.
 
 use super::Setting;
-use super::backends::{Samples, Start, cpu_pass, gpu_pass, random_weights};
+use super::backends::{Samples, Start, cpu_pass, gpu_evaluation, gpu_pass, random_weights};
 use super::compare::Group;
 use super::nets::{self, Net};
 use anyhow::Result;
@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 /// What rounding of the factors leaves over two layers: 10 and 7 bits. A wrong place or a missing margin shows as 1e-1.
 pub const TOLERANCES: [(Precision, f64); 2] = [(Precision::Tf32, 5e-3), (Precision::Bf16, 3e-2)];
+/// The same products and sums in the same order.
+const TOLERANCE_JOINED: f64 = 1e-6;
 const LANES: usize = 3;
 
 pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
@@ -19,8 +21,29 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
         for net in nets::square_convolutions()? {
             check_net(group, &gpu, &net, tolerance);
         }
+        for net in nets::first_layers()? {
+            check_evaluation(group, &gpu, &net);
+        }
     }
     Ok(())
+}
+
+/// A pass of a cohort that does not train, whose first layer takes in its max-pool, against one that does.
+fn check_evaluation(group: &mut Group, gpu: &Arc<Gpu>, net: &Net) {
+    let what = format!("{} in {}", net.name, gpu.precision().name());
+    group.attempt(&what, |group| {
+        let samples = Samples::new(net, LANES * net.batch);
+        let mut starts: Vec<Start> = (0..LANES).map(|lane| start(net, lane)).collect();
+        let trained = gpu_pass(gpu, net, &samples, &starts, NormMode::Update)?;
+        for (start, passed) in starts.iter_mut().zip(trained) {
+            start.buffers = passed.buffers;
+        }
+        let expected = gpu_pass(gpu, net, &samples, &starts, NormMode::Frozen)?;
+        for (lane, found) in gpu_evaluation(gpu, net, &samples, &starts)?.iter().enumerate() {
+            group.compare(&format!("{what}, lane {lane}: logits"), found, &expected[lane].logits, TOLERANCE_JOINED);
+        }
+        Ok(())
+    });
 }
 
 /// Passes of a network against the CPU's, and a lane alone against the same lane among others.

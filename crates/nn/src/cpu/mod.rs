@@ -107,7 +107,7 @@ impl Workspace {
         }
         let mut observed = options.taps.to_vec();
         observed.push(graph.output());
-        let plan = Plan::new(graph, &observed, options.training, false);
+        let plan = Plan::new(graph, &observed, options.training, None);
         let n = options.batch;
         let buffers = |lens: &[usize]| lens.iter().map(|len| Buffer::zeros(n * len)).collect::<Vec<_>>();
         let (mut shared, mut private) = (0, 0);

@@ -1,12 +1,14 @@
 //! The memory of a cohort: values and gradients of every lane, batches, tables, and recorded steps.
 
-use super::gpu::{Captured, Gpu, Memory, Parameter, failed_lane, parameters};
+use super::gpu::{Captured, Gpu, Memory, Parameter, Precision, failed_lane, parameters};
 use super::text::Texts;
 use super::{conv, hopper, text};
 use crate::cpu::check_len;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Op};
 use crate::kernels::NormMode;
+use crate::kernels::conv::Conv;
+use crate::kernels::pool::MaxPool;
 use crate::plan::Plan;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -263,8 +265,11 @@ impl Cohort {
         graph.nodes.iter().try_for_each(text::check_attention)?;
         let (k, n) = (options.lanes.max(1), options.batch.max(1));
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
-        let plan = Plan::new(graph, &observed, options.training, true);
         let input_pitch = input_pitch(graph, &observed);
+        let takes_pool = |c: &Conv, pool: &MaxPool| {
+            gpu.precision() != Precision::Fp32 && conv::stem_pool_shared(c, input_pitch, pool).is_some()
+        };
+        let plan = Plan::new(graph, &observed, options.training, Some(&takes_pool));
         let vectors = |len: usize| vectors(gpu, k, len);
         let mut value_len = plan.value_len.clone();
         if let Some(slot) = plan.value_slot[0] {
@@ -290,7 +295,7 @@ impl Cohort {
             let out_len = n * graph.nodes[step.out].shape.len();
             saved_bytes.push(match node.op {
                 Op::MaxPool(_) | Op::Dropout { .. } => Some((gpu.zeros(k * padded(len))?, padded(len))),
-                _ if step.pool.is_some() => Some((gpu.zeros(k * padded(out_len))?, padded(out_len))),
+                Op::BatchNorm { .. } if step.pool.is_some() => Some((gpu.zeros(k * padded(out_len))?, padded(out_len))),
                 _ => None,
             });
             winners.push(if step.pool.is_some() && options.training { Some(vectors(out_len)?) } else { None });
@@ -346,7 +351,7 @@ impl Cohort {
     /// About the bytes that one lane takes: how many lanes fit is decided by this.
     pub fn lane_bytes(graph: &Graph, options: &CohortOptions<'_>) -> usize {
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
-        let plan = Plan::new(graph, &observed, options.training, true);
+        let plan = Plan::new(graph, &observed, options.training, Some(&|_, _| false));
         let floats: usize = plan.value_len.iter().chain(&plan.grad_len).sum();
         let turned = if options.training { hopper::turned_len(graph) } else { 0 };
         4 * (options.batch * floats + conv::PARTS_LEN + turned)

@@ -2,6 +2,7 @@
 
 use super::gpu::{Pass, parameters};
 use crate::kernels::conv::Conv;
+use crate::kernels::pool::MaxPool;
 
 /// Tiles in flight, floats of a tile along the sum: those of `conv.cu`.
 pub(super) const STAGES: usize = 4;
@@ -108,6 +109,18 @@ pub(super) fn stem_shared(c: &Conv, pitch: usize) -> Option<u32> {
     (is_plain && pitch == 4 && c.co.is_multiple_of(64) && bytes <= STEM_SHARED_MAX).then_some(bytes)
 }
 
+/// Most bytes of shared memory of `stem_pool`: five rows of 32 pixels beside the images.
+pub(super) const STEM_POOL_SHARED_MAX: u32 = STEM_SHARED_MAX + 5 * 32 * 72 * 4;
+
+/// Bytes of shared memory that `stem_pool` needs, where it serves: a pool of 3×3 and stride 2 of whole bands of 128 pixels.
+pub(super) fn stem_pool_shared(c: &Conv, pitch: usize, pool: &MaxPool) -> Option<u32> {
+    let is_plain = (pool.kernel, pool.stride, pool.padding) == (3, 2, 1);
+    let band = 128 / c.w.max(1);
+    let is_whole = band > 0 && band * c.w == 128 && band.is_multiple_of(2) && c.h.is_multiple_of(band);
+    let bytes = stem_shared(c, pitch)? + (4 * 72 * (band + 1) * c.w) as u32;
+    (is_plain && is_whole && bytes <= STEM_POOL_SHARED_MAX).then_some(bytes)
+}
+
 impl Launch {
     /// `aligned`: whether the weights start at a multiple of four floats. The number of lanes chooses between kernels that
     /// compute the same bytes; how a sum is cut depends on the shape alone.
@@ -165,6 +178,28 @@ mod tests {
                 assert_eq!((high + u64::from(n)) >> shift, u64::from(n) / d as u64, "{n} / {d}");
             }
         }
+    }
+
+    #[test]
+    fn a_first_layer_takes_in_the_pool_of_images_that_come_in_bands() {
+        let conv =
+            |side, co| Conv { h: side, w: side, ci: 3, ho: side, wo: side, co, kernel: 3, stride: 1, padding: 1 };
+        let pool = |side, kernel| MaxPool {
+            h: side,
+            w: side,
+            c: 64,
+            ho: side / 2,
+            wo: side / 2,
+            kernel,
+            stride: 2,
+            padding: 1,
+        };
+        assert_eq!(stem_pool_shared(&conv(32, 64), 4, &pool(32, 3)), Some(STEM_POOL_SHARED_MAX));
+        assert!(stem_pool_shared(&conv(16, 128), 4, &pool(16, 3)).is_some());
+        assert_eq!(stem_pool_shared(&conv(28, 64), 4, &pool(28, 3)), None, "bands of 128 pixels");
+        assert_eq!(stem_pool_shared(&conv(32, 64), 4, &pool(32, 2)), None);
+        assert_eq!(stem_pool_shared(&conv(32, 48), 4, &pool(32, 3)), None);
+        assert_eq!(stem_pool_shared(&conv(32, 64), 3, &pool(32, 3)), None, "copies of 16 bytes");
     }
 
     #[test]

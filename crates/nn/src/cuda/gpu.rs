@@ -81,7 +81,7 @@ pub(super) fn programs(precision: Precision, capability: (i32, i32), compiler: (
     all.push(Program { name: "REST", source: rest, options: vec![architecture("")], kernels: REST_KERNELS });
     if precision != Precision::Fp32 {
         let source = format!("{COMMON}\n{CONV}\n{STEM}");
-        all.push(Program { name: "STEM", source, options: vec![architecture("")], kernels: &["stem"] });
+        all.push(Program { name: "STEM", source, options: vec![architecture("")], kernels: &["stem", "stem_pool"] });
     }
     if capability == HOPPER_CAPABILITY && compiler >= HOPPER_COMPILER && precision == Precision::Tf32 {
         let source = format!("{COMMON}\n{HOPPER}\n{DENSE}");
@@ -263,6 +263,7 @@ impl Gpu {
                 let shared = match name {
                     _ if name.starts_with("conv_") => Some(super::conv::SHARED_MAX),
                     "stem" => Some(super::conv::STEM_SHARED_MAX),
+                    "stem_pool" => Some(super::conv::STEM_POOL_SHARED_MAX),
                     _ if name.starts_with("attention") => Some(super::text::SHARED_MAX),
                     _ => super::hopper::shared_bytes(name),
                 };

@@ -165,7 +165,7 @@ impl Cohort {
                 let after = After { bias, norm, residual };
                 let fresh = true;
                 let operands = Operands { pass: gpu::Pass::Forward, x, w, y, after, fresh, relu: step.relu };
-                self.product(step.node, &operands)
+                self.product(step.node, &operands, step.pool.and_then(|_| self.pool_of(i)))
             }
             Op::BatchNorm { .. } => {
                 let saved = self.norm_statistics(i, step.node, x, params, buffers)?;
@@ -513,10 +513,10 @@ impl Cohort {
                 let w = self.param(grad, *weight);
                 let pass = gpu::Pass::Weight;
                 let operands = Operands { pass, x, w, y: dy, after: After::NOTHING, fresh: true, relu: false };
-                self.product(step.node, &operands)?;
+                self.product(step.node, &operands, None)?;
                 let Some(Sum { rows: x, fresh }) = dx else { return Ok(()) };
                 let w = self.param(params, *weight);
-                self.product(step.node, &Operands { pass: gpu::Pass::Input, x, w, fresh, ..operands })
+                self.product(step.node, &Operands { pass: gpu::Pass::Input, x, w, fresh, ..operands }, None)
             }
             (Op::Activation(f), Some(dx)) => {
                 let p: [&dyn Parameter; 8] =

@@ -1,12 +1,13 @@
 //! Products of matrices of a cohort, for convolutions and linear layers: which kernels compute a pass.
 
 use super::cohort::{Cohort, Rows};
-use super::conv::{Geometry, Launch, stem_shared};
+use super::conv::{Geometry, Launch, stem_pool_shared, stem_shared};
 use super::gpu::{Parameter, Pass, Precision, parameters};
 use super::hopper::{AT_ONCE, Dense, Strip, shared_bytes};
 use crate::error::{Error, Result};
 use crate::graph::Op;
 use crate::kernels::conv::Conv;
+use crate::kernels::pool::MaxPool;
 
 /// What follows a forward product, as the kernels take it.
 #[repr(C)]
@@ -74,8 +75,8 @@ impl Cohort {
         Some((conv, pitch, self.graph.params().spans()[weight].offset.is_multiple_of(4)))
     }
 
-    /// Computes a pass of a convolution or a linear layer.
-    pub(super) fn product(&self, node: usize, o: &Operands) -> Result<()> {
+    /// Computes a pass of a convolution or a linear layer; the forward pass of one that took in a max-pool, with that.
+    pub(super) fn product(&self, node: usize, o: &Operands, pool: Option<&MaxPool>) -> Result<()> {
         let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
         if self.gpu.has_hopper()
             && let Some(strip) = Strip::new(&c, self.batch, aligned)
@@ -101,7 +102,11 @@ impl Cohort {
             let strips = c.co / 64;
             let blocks = (2 * self.gpu.processors()).div_ceil(strips * self.n_active()).min(self.batch);
             let p: [&dyn Parameter; 7] = [&geometry, &lanes, &o.x, &o.w, &o.y, &o.after, &o.flags()];
-            return self.launch("STEM.stem", [blocks, strips], [256, 1], shared, &p);
+            let (kernel, shared) = match pool.and_then(|pool| stem_pool_shared(&c, pitch, pool)) {
+                Some(shared) => ("STEM.stem_pool", shared),
+                None => ("STEM.stem", shared),
+            };
+            return self.launch(kernel, [blocks, strips], [256, 1], shared, &p);
         }
         let launch = Launch::new(o.pass, &c, pitch, batch, aligned, self.n_active(), is_exact);
         let kernel = format!("{}.{}", o.program(), launch.kernel);
