@@ -550,6 +550,7 @@ pub(super) const REST_KERNELS: &[&str] = &[
     "embed_backward_words",
     "embed_backward_positions",
     "embed_backward_types",
+    "sum_columns",
     "layer_norm",
     "layer_norm_sums",
     "layer_norm_backward",

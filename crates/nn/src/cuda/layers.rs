@@ -93,7 +93,7 @@ fn vec_of(channels: usize) -> (usize, &'static str) {
 }
 
 /// Rows of a matrix in a chunk of a sum, and the number of chunks: a function of the shape alone.
-pub(super) fn chunks(rows: usize) -> (usize, usize) {
+fn chunks(rows: usize) -> (usize, usize) {
     let n = (rows / 64).clamp(1, CHUNKS_MAX);
     (rows.div_ceil(n), rows.div_ceil(rows.div_ceil(n)))
 }
@@ -495,18 +495,18 @@ impl Cohort {
             self.each_of("mask_negative", extent, &[&lanes, &extent, &y, &dy])?;
         }
         if let Op::Conv { bias: Some(bias), .. } | Op::Linear { bias: Some(bias), .. } = node.op {
-            let (chunk_rows, n_chunks) = chunks(len / c);
-            let (_, suffix) = vec_of(c);
-            let (none, partial) = (Rows::NONE, self.partial.rows());
-            let (valid, pixels) = match self.tokens_of(step.node) {
-                0 => (self.valid.at(), node.shape.pixels() as i32),
-                tokens => (tokens, 1),
-            };
-            let p: [&dyn Parameter; 10] =
-                [&lanes, &valid, &pixels, &(c as i32), &(chunk_rows as i32), &none, &dy, &none, &none, &partial];
-            self.launch(&format!("reduce_COLUMNS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
-            let p: [&dyn Parameter; 5] = [&lanes, &(c as i32), &(n_chunks as i32), &partial, &self.param(grad, bias)];
-            self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+            let bias = self.param(grad, bias);
+            if self.tokens_of(step.node) == 0 {
+                let (chunk_rows, n_chunks) = chunks(len / c);
+                let (pixels, none) = (node.shape.pixels() as i32, Rows::NONE);
+                let (valid, partial) = (self.valid.at(), self.partial.rows());
+                let p: [&dyn Parameter; 10] =
+                    [&lanes, &valid, &pixels, &(c as i32), &(chunk_rows as i32), &none, &dy, &none, &none, &partial];
+                self.launch(&format!("reduce_COLUMNS_{}", vec_of(c).1), [n_chunks, 1], [256, 1], 0, &p)?;
+                self.column_sums(c, n_chunks, bias)?;
+            } else {
+                self.bias_backward(extent, c, dy, bias)?;
+            }
         }
         match (&node.op, dx) {
             (Op::Conv { weight, .. } | Op::Linear { weight, .. }, dx) => {
@@ -546,6 +546,12 @@ impl Cohort {
                 Ok(())
             }
         }
+    }
+
+    /// The sums of every column from those of its chunks.
+    pub(super) fn column_sums(&self, c: usize, n_chunks: usize, to: Rows) -> Result<()> {
+        let p: [&dyn Parameter; 5] = [&self.lanes.at(), &(c as i32), &(n_chunks as i32), &self.partial.rows(), &to];
+        self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)
     }
 
     /// The gradient that the last backward pass left at a tap of a lane.

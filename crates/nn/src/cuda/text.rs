@@ -5,7 +5,7 @@
 
 use super::cohort::{Cohort, Extent, Rows, Vectors};
 use super::gpu::{Gpu, Memory, Parameter, parameters};
-use super::layers::{Sum, chunks};
+use super::layers::Sum;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op};
 
@@ -17,6 +17,8 @@ const PARTNERS: usize = 32;
 const TILES_AT_ONCE: usize = 4;
 /// Rows of a block that gives each a warp.
 const ROWS: usize = 8;
+/// Most blocks that the rows of a sum are dealt out to, for 32 columns.
+const ROW_BLOCKS_MAX: usize = 64;
 
 /// The kernels of attention.
 #[derive(Clone, Copy, Debug)]
@@ -209,16 +211,14 @@ impl Cohort {
         self.clear(words, spans[word].len())?;
         let p: [&dyn Parameter; 5] = [&lanes, &texts, &c_i, &dy, &words];
         self.launch("embed_backward_words", [self.blocks(rows), 1], [128, 1], 0, &p)?;
-        let p: [&dyn Parameter; 5] = [&lanes, &texts, &c_i, &dy, &positions];
-        self.launch("embed_backward_positions", [spans[position].shape[0], 1], [128, 1], 0, &p)?;
-        let (chunk_rows, n_chunks) = chunks(rows);
-        let p: [&dyn Parameter; 6] = [&lanes, &texts, &(chunk_rows as i32), &c_i, &dy, &partial];
-        self.launch("embed_backward_types", [n_chunks, c.div_ceil(32)], [32, 8], 0, &p)?;
+        let (slots, n_positions) = (self.graph.shape(self.graph.input()).w, spans[position].shape[0] as i32);
+        let p: [&dyn Parameter; 7] = [&lanes, &texts, &(slots as i32), &n_positions, &c_i, &dy, &positions];
+        self.launch("embed_backward_positions", [slots, c.div_ceil(32)], [32, 8], 0, &p)?;
+        let n_blocks = self.sum_rows("embed_backward_types", rows, c, &[&lanes, &texts, &c_i, &dy, &partial])?;
         if spans[kind].shape[0] == 2 {
-            self.put_together(c, n_chunks, types.from(c), types)?;
+            self.put_together(c, n_blocks, types.from(c), types)?;
         } else {
-            let p: [&dyn Parameter; 5] = [&lanes, &c_i, &(n_chunks as i32), &partial, &types];
-            self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+            self.column_sums(c, n_blocks, types)?;
         }
         match dx {
             Some(dx) => self.clear(dx.rows, self.len_of(node.inputs[0].0)),
@@ -226,11 +226,25 @@ impl Cohort {
         }
     }
 
-    /// The two sums of every column from those of its chunks.
-    fn put_together(&self, c: usize, n_chunks: usize, second: Rows, first: Rows) -> Result<()> {
+    /// A kernel that sums up to `n_rows` rows of `c` columns by blocks, and how many blocks: a function of the shape alone.
+    fn sum_rows(&self, kernel: &str, n_rows: usize, c: usize, parameters: &[&dyn Parameter]) -> Result<usize> {
+        let n_blocks = (n_rows / 64).clamp(1, ROW_BLOCKS_MAX);
+        self.launch(kernel, [n_blocks, c.div_ceil(32)], [32, 8], 0, parameters)?;
+        Ok(n_blocks)
+    }
+
+    /// The two sums of every column from those of the blocks.
+    fn put_together(&self, c: usize, n_blocks: usize, second: Rows, first: Rows) -> Result<()> {
         let p: [&dyn Parameter; 6] =
-            [&self.lanes.at(), &(c as i32), &(n_chunks as i32), &self.partial.rows(), &second, &first];
+            [&self.lanes.at(), &(c as i32), &(n_blocks as i32), &self.partial.rows(), &second, &first];
         self.launch("group_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)
+    }
+
+    /// The gradient of a bias that every token has.
+    pub(super) fn bias_backward(&self, extent: Extent, c: usize, dy: Rows, grad: Rows) -> Result<()> {
+        let p: [&dyn Parameter; 4] = [&self.lanes.at(), &extent, &dy, &self.partial.rows()];
+        let n_blocks = self.sum_rows("sum_columns", extent.n_rows(), c, &p)?;
+        self.column_sums(c, n_blocks, grad)
     }
 
     pub(super) fn layer_norm_backward(&self, i: usize, params: Rows, dy: Rows, dx: Sum, grad: Rows) -> Result<()> {
@@ -240,10 +254,9 @@ impl Cohort {
         let (x, saved, lanes) = (self.value(node.inputs[0].0), self.saved_rows(i), self.lanes.at());
         let (extent, c): (Extent, usize) = (self.extent(step.out), node.shape.c);
         // Before dx, which may take dy's place.
-        let (chunk_rows, n_chunks) = chunks(extent.n_rows());
-        let p: [&dyn Parameter; 7] = [&lanes, &extent, &(chunk_rows as i32), &x, &saved, &dy, &self.partial.rows()];
-        self.launch("layer_norm_sums", [n_chunks, c.div_ceil(32)], [32, 8], 0, &p)?;
-        self.put_together(c, n_chunks, self.param(grad, weight), self.param(grad, bias))?;
+        let p: [&dyn Parameter; 6] = [&lanes, &extent, &x, &saved, &dy, &self.partial.rows()];
+        let n_blocks = self.sum_rows("layer_norm_sums", extent.n_rows(), c, &p)?;
+        self.put_together(c, n_blocks, self.param(grad, weight), self.param(grad, bias))?;
         let weight = self.param(params, weight);
         let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &weight, &saved, &dy, &dx.rows, &i32::from(dx.fresh)];
         self.each_row("layer_norm_backward", extent.n_rows(), &p)

@@ -121,28 +121,47 @@ extern "C" __global__ void __launch_bounds__(128) embed_backward_words(const int
     }
 }
 
-// The gradient of the positions, a block each: over the texts that are long enough, in order.
-extern "C" __global__ void embed_backward_positions(const int* lanes, Texts texts, int width, Rows dy_rows, Rows dpositions) {
-    const int lane = lanes[blockIdx.z], position = blockIdx.x;
+// The gradient of the positions of `slots` tokens, each 32 columns at a time by 32 × 8 threads: over the texts that are long
+// enough, dealt out in turn. The same block clears the rows of positions that no token can have.
+extern "C" __global__ void embed_backward_positions(const int* lanes, Texts texts, int slots, int positions, int width, Rows dy_rows,
+                                                    Rows dpositions) {
+    __shared__ float sums[8][32];
+    constexpr int AT_ONCE = 4;  // loads that are on their way together
+    const int lane = lanes[blockIdx.z], position = blockIdx.x, c = blockIdx.y * 32 + threadIdx.x;
     const int* start = texts.start(lane);
-    for (int c = threadIdx.x; c < width; c += blockDim.x) {
-        float sum = 0;
-        for (int text = 0; text < texts.batch; text++) {
-            const int row = start[text] + position;
-            if (row < start[text + 1]) sum += of(dy_rows, lane)[(long long)row * width + c];
+    float* const out = of(dpositions, lane);
+    float sum = 0;
+    for (int text = threadIdx.y; text < texts.batch; text += 8 * AT_ONCE) {
+        float v[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int at = min(text + 8 * k, texts.batch - 1), row = start[at] + position;
+            const bool is_there = text + 8 * k < texts.batch && c < width && row < start[at + 1];
+            v[k] = is_there ? of(dy_rows, lane)[(long long)row * width + c] : 0.f;
         }
-        of(dpositions, lane)[(long long)position * width + c] = sum;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) sum += v[k];
     }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (c >= width) return;
+    for (int row = position + slots * (1 + threadIdx.y); row < positions; row += 8 * slots) out[(long long)row * width + c] = 0.f;
+    if (threadIdx.y) return;
+    float total = 0;
+    for (int k = 0; k < 8; k++) total += sums[k][threadIdx.x];
+    out[(long long)position * width + c] = total;
 }
 
-// partial[chunk][2][C] = two sums over the rows of a chunk, 32 columns a block of 32 × 8 threads.
+// partial[block][2][C] = two sums over the block's rows, 32 columns a block of 32 × 8 threads. Rows are dealt out in turn, so
+// that all blocks have work however few of the tokens that there could be are there.
 template <class Terms>
-__device__ __forceinline__ void sum_rows(int n_rows, int chunk_rows, int channels, float* partial, Terms terms) {
+__device__ __forceinline__ void sum_rows(int n_rows, int channels, float* partial, Terms terms) {
     __shared__ float sums[2][8][32];
-    const int c = blockIdx.y * 32 + threadIdx.x, first = blockIdx.x * chunk_rows, last = min(first + chunk_rows, n_rows);
+    const int c = blockIdx.y * 32 + threadIdx.x;
     float s1 = 0, s2 = 0;
     if (c < channels) {
-        for (int row = first + threadIdx.y; row < last; row += 8) terms(row, c, s1, s2);
+#pragma unroll 4
+        for (int row = blockIdx.x * 8 + threadIdx.y; row < n_rows; row += gridDim.x * 8) terms(row, c, s1, s2);
     }
     sums[0][threadIdx.y][threadIdx.x] = s1, sums[1][threadIdx.y][threadIdx.x] = s2;
     __syncthreads();
@@ -152,12 +171,19 @@ __device__ __forceinline__ void sum_rows(int n_rows, int chunk_rows, int channel
     partial[(2ll * blockIdx.x + threadIdx.y) * channels + c] = total;
 }
 
+// Σ dy of the columns, for `column_sums` to put together: the gradient of a bias.
+extern "C" __global__ void sum_columns(const int* lanes, Extent rows, Rows dy_rows, Rows partial) {
+    const int lane = lanes[blockIdx.z], width = rows.width;
+    const float* dy = of(dy_rows, lane);
+    sum_rows(row_count(rows, lane), width, of(partial, lane), [&](int row, int c, float& first, float&) { first += dy[(long long)row * width + c]; });
+}
+
 // The sums of either type's gradients, for `group_norm_gradients` to put together.
-extern "C" __global__ void embed_backward_types(const int* lanes, Texts texts, int chunk_rows, int width, Rows dy_rows, Rows partial) {
+extern "C" __global__ void embed_backward_types(const int* lanes, Texts texts, int width, Rows dy_rows, Rows partial) {
     const int lane = lanes[blockIdx.z];
     const int* places = texts.places(lane);
     const float* dy = of(dy_rows, lane);
-    sum_rows(texts.counts[lane], chunk_rows, width, of(partial, lane), [&](int row, int c, float& first, float& second) {
+    sum_rows(texts.counts[lane], width, of(partial, lane), [&](int row, int c, float& first, float& second) {
         const float v = dy[(long long)row * width + c];
         if (places[row] % 2) {
             second += v;
@@ -190,13 +216,12 @@ extern "C" __global__ void layer_norm(const int* lanes, Extent rows, Rows x_rows
 }
 
 // Σ dy and Σ dy·x̂ of the columns, for `group_norm_gradients` to put together.
-extern "C" __global__ void layer_norm_sums(const int* lanes, Extent rows, int chunk_rows, Rows x_rows, Rows saved_rows, Rows dy_rows,
-                                           Rows partial) {
+extern "C" __global__ void layer_norm_sums(const int* lanes, Extent rows, Rows x_rows, Rows saved_rows, Rows dy_rows, Rows partial) {
     const int lane = lanes[blockIdx.z], width = rows.width;
     const float* x = of(x_rows, lane);
     const float* dy = of(dy_rows, lane);
     const float* saved = of(saved_rows, lane);
-    sum_rows(row_count(rows, lane), chunk_rows, width, of(partial, lane), [&](int row, int c, float& first, float& second) {
+    sum_rows(row_count(rows, lane), width, of(partial, lane), [&](int row, int c, float& first, float& second) {
         const float d = dy[(long long)row * width + c];
         first += d;
         second += d * ((x[(long long)row * width + c] - saved[2 * row]) * saved[2 * row + 1]);
