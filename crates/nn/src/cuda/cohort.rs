@@ -284,7 +284,7 @@ impl Cohort {
                 _ if step.norm.is_some() => Some(vectors(4 * c)?),
                 Op::GroupNorm { groups, .. } => Some(vectors(2 * n * groups)?),
                 Op::LayerNorm { .. } => Some(vectors(2 * len / c)?),
-                Op::Attention { heads, .. } => Some(vectors(3 * len / c * heads)?),
+                Op::Attention { heads, .. } => Some(vectors(2 * len / c * heads)?),
                 _ => None,
             });
             let out_len = n * graph.nodes[step.out].shape.len();

@@ -556,9 +556,10 @@ pub(super) const REST_KERNELS: &[&str] = &[
     "layer_norm_backward",
     "pool_tokens",
     "pool_tokens_backward",
-    "attention",
-    "attention_backward_queries",
-    "attention_backward_keys",
+    "attention_1",
+    "attention_4",
+    "attention_backward_1",
+    "attention_backward_4",
 ];
 
 impl Program {
