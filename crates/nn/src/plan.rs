@@ -8,7 +8,7 @@ use crate::kernels::Activation;
 pub(crate) struct Step {
     /// The node whose operation is run.
     pub node: usize,
-    /// A residual that is added to a normalisation's result.
+    /// A residual that is added to a normalisation's or a dropout's result.
     pub residual: Option<usize>,
     /// Whether a ReLU follows in the same step.
     pub relu: bool,
@@ -37,7 +37,8 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Plans `graph`; the nodes `observed` keep a value of their own, and a gradient if `training`. With `fuse_more` a
-    /// batch-norm takes in a max-pool that follows it and its ReLU, and without training a convolution takes in a batch-norm.
+    /// batch-norm takes in a max-pool that follows it and its ReLU, a dropout takes in an addition, and without training a
+    /// convolution takes in a batch-norm.
     pub fn new(graph: &Graph, observed: &[NodeId], training: bool, fuse_more: bool) -> Self {
         let mut is_observed = vec![false; graph.nodes.len()];
         for node in observed {
@@ -65,7 +66,7 @@ pub(crate) fn inputs<'a>(graph: &'a Graph, step: &'a Step) -> impl Iterator<Item
 }
 
 /// Joins convolution or linear layer + ReLU, and normalisation + addition + ReLU, where nobody else reads what is between.
-fn fuse(graph: &Graph, is_observed: &[bool], fuse_pools: bool, fuse_norms: bool) -> Vec<Step> {
+fn fuse(graph: &Graph, is_observed: &[bool], fuse_more: bool, fuse_norms: bool) -> Vec<Step> {
     let mut consumers = vec![Vec::new(); graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
         for input in &node.inputs {
@@ -95,7 +96,8 @@ fn fuse(graph: &Graph, is_observed: &[bool], fuse_pools: bool, fuse_norms: bool)
             (step.norm, step.out, position) = (Some(norm), norm, norm);
         }
         let is_norm = matches!(node.op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
-        if (is_norm || step.norm.is_some())
+        let is_dropout = matches!(node.op, Op::Dropout { .. });
+        if (is_norm || step.norm.is_some() || fuse_more && is_dropout)
             && let Some(add) =
                 only_consumer(step.out).filter(|&next| graph.nodes[next].op == Op::Add && !absorbed[next])
         {
@@ -110,7 +112,7 @@ fn fuse(graph: &Graph, is_observed: &[bool], fuse_pools: bool, fuse_norms: bool)
             (step.relu, step.out) = (true, relu);
         }
         let is_plain = matches!(node.op, Op::BatchNorm { .. }) && step.residual.is_none() && step.relu;
-        if fuse_pools
+        if fuse_more
             && is_plain
             && let Some(pool) = only_consumer(step.out).filter(|&next| matches!(graph.nodes[next].op, Op::MaxPool(_)))
         {

@@ -205,8 +205,11 @@ impl Cohort {
             Op::Dropout { rate } if self.pass.dropout == Keys::OfStep && *rate > 0.0 => {
                 let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
                 let drop = self.drop_of(step.node, *rate)?;
-                let p: [&dyn Parameter; 7] = [&lanes, &drop, &extent, &x, &y, &kept.at(), &(*stride as i64)];
+                let p: [&dyn Parameter; 8] = [&lanes, &drop, &extent, &x, &residual, &y, &kept.at(), &(*stride as i64)];
                 self.each_of("dropout", extent.calls(), &p)
+            }
+            Op::Dropout { .. } if step.residual.is_some() => {
+                self.each_of("add", extent, &[&lanes, &extent, &x, &residual, &y])
             }
             Op::Dropout { .. } => self.accumulate(extent, x, Sum { rows: y, fresh: true }),
             Op::Input | Op::Flatten => Ok(()),
@@ -374,8 +377,13 @@ impl Cohort {
             let dx = self.take_grad(input).unwrap_or(Sum { rows: dy, fresh: true });
             return self.norm_backward(i, params, dy, dx, residual, grad);
         }
-        let is_add = node.op == Op::Add;
+        let (is_add, dropout) =
+            (node.op == Op::Add, if let Op::Dropout { rate } = node.op { Some(rate) } else { None });
         let dx = self.take_grad(input);
+        if let Some(rate) = dropout {
+            let residual = step.residual.and_then(|r| self.take_grad(r));
+            return self.dropout_backward(i, rate, dy, dx, residual);
+        }
         self.layer_backward(i, params, dy, dx, grad)?;
         if let Some(second) = second.filter(|_| is_add)
             && let Some(dx) = self.take_grad(second)
@@ -530,22 +538,46 @@ impl Cohort {
                     [&lanes, &in_len_i, &pixels, &(c as i32), &dy, &dx.rows, &i32::from(dx.fresh)];
                 self.each("average_pool_backward", in_len, &p)
             }
-            (Op::Dropout { rate }, Some(dx)) if self.pass.dropout == Keys::OfStep && *rate > 0.0 => {
-                let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
-                let p: [&dyn Parameter; 8] =
-                    [&lanes, &extent, rate, &kept.at(), &(*stride as i64), &dy, &dx.rows, &i32::from(dx.fresh)];
-                self.each_of("dropout_backward", extent, &p)
-            }
-            (Op::Dropout { .. } | Op::Add, Some(dx)) => self.accumulate(extent, dy, dx),
+            (Op::Add, Some(dx)) => self.accumulate(extent, dy, dx),
             (Op::Embedding { .. }, dx) => self.embedding_backward(i, dy, dx, grad),
             (Op::Attention { .. }, Some(dx)) => self.attention_backward(i, dy, dx),
             (Op::FirstToken | Op::MeanOfTokens, Some(dx)) => self.pool_tokens_backward(i, dy, dx),
-            // Normalisations have been served elsewhere.
+            // Dropout and normalisations have been served elsewhere.
             (_, None)
-            | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) => {
-                Ok(())
-            }
+            | (
+                Op::Input
+                | Op::Flatten
+                | Op::Dropout { .. }
+                | Op::BatchNorm { .. }
+                | Op::GroupNorm { .. }
+                | Op::LayerNorm { .. },
+                Some(_),
+            ) => Ok(()),
         }
+    }
+
+    /// The gradients of what was dropped in part, and of what was added to the rest.
+    fn dropout_backward(&self, i: usize, rate: f32, dy: Rows, dx: Option<Sum>, residual: Option<Sum>) -> Result<()> {
+        let extent = self.extent(self.plan.steps[i].out);
+        let is_on = self.pass.dropout == Keys::OfStep && rate > 0.0;
+        if is_on && let (Some(dx), Some((kept, stride))) = (dx, &self.saved_bytes[i]) {
+            let residual = residual.unwrap_or(Sum { rows: Rows::NONE, fresh: true });
+            let p: [&dyn Parameter; 10] = [
+                &self.lanes.at(),
+                &extent,
+                &rate,
+                &kept.at(),
+                &(*stride as i64),
+                &dy,
+                &dx.rows,
+                &i32::from(dx.fresh),
+                &residual.rows,
+                &i32::from(residual.fresh),
+            ];
+            return self.each_of("dropout_backward", extent, &p);
+        }
+        let dx = dx.filter(|_| !is_on);
+        [dx, residual].into_iter().flatten().try_for_each(|sum| self.accumulate(extent, dy, sum))
     }
 
     /// The sums of every column from those of its chunks.
