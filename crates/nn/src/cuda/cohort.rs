@@ -836,6 +836,11 @@ impl Extent {
         Self { len: (self.len + 127) / 128 * 16, ..self }
     }
 
+    /// As many threads as there are vectors of four.
+    pub fn packs(self) -> Self {
+        Self { len: (self.len + 3) / 4, ..self }
+    }
+
     /// The most rows there can be.
     pub fn n_rows(self) -> usize {
         (self.len / self.width.max(1)) as usize

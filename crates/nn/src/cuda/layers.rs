@@ -195,7 +195,9 @@ impl Cohort {
                 ];
                 self.launch("group_norm", [*groups, self.batch], [256, 1], 0, &p)
             }
-            Op::Activation(f) => self.each_of("activation", extent, &[&lanes, &activation(*f), &extent, &x, &y]),
+            Op::Activation(f) => {
+                self.each_of("activation", extent.packs(), &[&lanes, &activation(*f), &extent, &x, &y])
+            }
             Op::MaxPool(_) => self.pool_forward(i, "pool", x, Rows::NONE, y),
             Op::GlobalAveragePool => {
                 let pixels = self.graph.nodes[input].shape.pixels() as i32;
@@ -377,8 +379,8 @@ impl Cohort {
             let dx = self.take_grad(input).unwrap_or(Sum { rows: dy, fresh: true });
             return self.norm_backward(i, params, dy, dx, residual, grad);
         }
-        let (is_add, dropout) =
-            (node.op == Op::Add, if let Op::Dropout { rate } = node.op { Some(rate) } else { None });
+        let is_add = node.op == Op::Add;
+        let dropout = if let Op::Dropout { rate } = node.op { Some(rate) } else { None };
         let dx = self.take_grad(input);
         if let Some(rate) = dropout {
             let residual = step.residual.and_then(|r| self.take_grad(r));
@@ -529,7 +531,7 @@ impl Cohort {
             (Op::Activation(f), Some(dx)) => {
                 let p: [&dyn Parameter; 8] =
                     [&lanes, &activation(*f), &extent, &x, &y, &dy, &dx.rows, &i32::from(dx.fresh)];
-                self.each_of("activation_backward", extent, &p)
+                self.each_of("activation_backward", extent.packs(), &p)
             }
             (Op::MaxPool(_), Some(dx)) => self.pool_backward(i, "pool", Rows::NONE, dy, dx),
             (Op::GlobalAveragePool, Some(dx)) => {

@@ -99,26 +99,61 @@ extern "C" __global__ void average_pool_backward(const int* lanes, int len, int 
 
 enum { RELU, GELU, TANH };
 
+// f(pack, i) for every four elements from i on of an extent whose arrays start at whole vectors, in steps of the whole grid;
+// behind the last four, for single ones.
+template <class F>
+__device__ __forceinline__ void for_each_pack(const Extent& extent, int lane, F f) {
+    const int end = of(extent, lane);
+    for (int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x); i < end; i += 4 * gridDim.x * blockDim.x) {
+        if (i + 4 <= end) {
+            f(Pack<4>(), i);
+        } else {
+            for (int k = i; k < end; k++) f(Pack<1>(), k);
+        }
+    }
+}
+
+// The probability that a normal variable is below x.
+__device__ __forceinline__ float normal_below(float x) { return 0.5f + 0.5f * erff(x * 0.7071067812f); }
+
 extern "C" __global__ void activation(const int* lanes, int kind, Extent extent, Rows x_rows, Rows y_rows) {
     const int lane = lanes[blockIdx.z];
-    FOR_EACH(i, extent, lane) {
-        const float x = of(x_rows, lane)[i];
-        of(y_rows, lane)[i] = kind == RELU ? relu(x) : kind == GELU ? x * normcdff(x) : tanhf(x);
-    }
+    for_each_pack(extent, lane, [&](auto pack, int i) {
+        constexpr int VEC = sizeof(pack) / sizeof(float);
+        pack = load<VEC>(of(x_rows, lane) + i);
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            const float x = pack.v[k];
+            pack.v[k] = kind == RELU ? relu(x) : kind == GELU ? x * normal_below(x) : tanhf(x);
+        }
+        store<VEC>(of(y_rows, lane) + i, pack);
+    });
 }
 
 extern "C" __global__ void activation_backward(const int* lanes, int kind, Extent extent, Rows x_rows, Rows y_rows, Rows dy_rows,
                                                Rows dx_rows, int fresh) {
     const int lane = lanes[blockIdx.z];
-    FOR_EACH(i, extent, lane) {
-        const float x = of(x_rows, lane)[i], y = of(y_rows, lane)[i], dy = of(dy_rows, lane)[i];
-        const float slope = kind == RELU   ? (y > 0.f ? 1.f : 0.f)
-                            : kind == GELU ? normcdff(x) + x * 0.3989422804f * expf(-0.5f * x * x)
-                                           : 1.f - y * y;
-        float& dx = of(dx_rows, lane)[i];
-        const float v = kind == RELU && slope == 0.f ? 0.f : dy * slope;
-        dx = fresh ? v : dx + v;
-    }
+    // What the slope is computed from.
+    const float* known = of(kind == GELU ? x_rows : y_rows, lane);
+    for_each_pack(extent, lane, [&](auto v, int i) {
+        constexpr int VEC = sizeof(v) / sizeof(float);
+        const auto from = load<VEC>(known + i), dy = load<VEC>(of(dy_rows, lane) + i);
+        float* const dx = of(dx_rows, lane) + i;
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            const float at = from.v[k];
+            const float slope = kind == RELU   ? (at > 0.f ? 1.f : 0.f)
+                                : kind == GELU ? normal_below(at) + at * 0.3989422804f * expf(-0.5f * at * at)
+                                               : 1.f - at * at;
+            v.v[k] = kind == RELU && slope == 0.f ? 0.f : dy.v[k] * slope;
+        }
+        if (!fresh) {
+            const auto before = load<VEC>(dx);
+#pragma unroll
+            for (int k = 0; k < VEC; k++) v.v[k] += before.v[k];
+        }
+        store<VEC>(dx, v);
+    });
 }
 
 // dy = 0 where y ≤ 0: the backward pass of a ReLU that was applied in place.
