@@ -23,12 +23,15 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
     let gpu = setting.gpu()?;
     layers::check_nets(group, nets()?, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm));
     // The bytes of a lane alone, and products in every precision.
-    for net in encoders()? {
+    for net in encoders(Some(5))? {
         precisions::check_net(group, gpu, &net, TOLERANCE_FP32);
     }
+    // Without a projection head: roundings may switch units of its ReLU on or off, which among nine texts moves gradients by
+    // up to 0.3. That happened in 29 of 80 batches simulated with factors of 7 bits; 0.014 is the most in the other 51, and
+    // 0.012 in 80 without a head.
     for (precision, tolerance) in precisions::TOLERANCES {
         let gpu = Gpu::open(setting.ordinal, precision)?;
-        for net in encoders()? {
+        for net in encoders(None)? {
             precisions::check_net(group, &gpu, &net, tolerance);
         }
     }
@@ -137,16 +140,17 @@ pub fn nets() -> fedproj_nn::Result<Vec<Net>> {
     let x = g.layer_norm("norm2", x, 1e-5)?;
     g.linear("classes", x, 4, true)?;
     nets.push(Net::new("layer-norm of pixels and vectors", g, 5).tapped(&["norm"]));
-    nets.extend(encoders()?);
+    nets.extend(encoders(Some(5))?);
     Ok(nets)
 }
 
-/// Whole encoders with dropout everywhere: two small ones, and a layer as wide as MiniLM's.
-fn encoders() -> fedproj_nn::Result<Vec<Net>> {
+/// Whole encoders with dropout everywhere: two small ones, the first perhaps with a projection head, and a layer as wide as
+/// MiniLM's.
+fn encoders(projection_head: Option<usize>) -> fedproj_nn::Result<Vec<Net>> {
     let small = BertConfig { vocabulary: WORDS as usize, positions: 50, ..BertConfig::sized(2, 36, 3, 70) };
     let mean = BertConfig { pooling: Pooling::Mean, ..small.clone() };
     let wide = BertConfig { layers: 1, hidden: 384, heads: 12, intermediate: 1536, ..mean.clone() };
-    let head = Variant { projection_head: Some(5), ..Variant::default() };
+    let head = Variant { projection_head, ..Variant::default() };
     let cases = [
         ("encoder with a pooler", small, 40, 9, head),
         ("encoder with the mean", mean, 40, 9, Variant::default()),
