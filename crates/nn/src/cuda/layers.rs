@@ -513,7 +513,8 @@ impl Cohort {
                 let p: [&dyn Parameter; 10] =
                     [&lanes, &valid, &pixels, &(c as i32), &(chunk_rows as i32), &none, &dy, &none, &none, &partial];
                 self.launch(&format!("reduce_COLUMNS_{}", vec_of(c).1), [n_chunks, 1], [256, 1], 0, &p)?;
-                self.column_sums(c, n_chunks, bias)?;
+                let p: [&dyn Parameter; 5] = [&lanes, &(c as i32), &(n_chunks as i32), &partial, &bias];
+                self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
             } else {
                 self.bias_backward(extent, c, dy, bias)?;
             }
@@ -580,12 +581,6 @@ impl Cohort {
         }
         let dx = dx.filter(|_| !is_on);
         [dx, residual].into_iter().flatten().try_for_each(|sum| self.accumulate(extent, dy, sum))
-    }
-
-    /// The sums of every column from those of its chunks.
-    pub(super) fn column_sums(&self, c: usize, n_chunks: usize, to: Rows) -> Result<()> {
-        let p: [&dyn Parameter; 5] = [&self.lanes.at(), &(c as i32), &(n_chunks as i32), &self.partial.rows(), &to];
-        self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)
     }
 
     /// The gradient that the last backward pass left at a tap of a lane.

@@ -16,8 +16,9 @@ const TILE: usize = 32;
 const ATTENDING: u32 = 256;
 /// Rows of a block that gives each a warp.
 const ROWS: usize = 8;
-/// Most blocks that the rows of a sum are dealt out to, for 32 columns.
-const ROW_BLOCKS_MAX: usize = 64;
+/// Columns and threads of a block that sums up rows: those of `text.cu`.
+const SUM_COLUMNS: usize = 8;
+const SUM_THREADS: u32 = 512;
 
 /// Floats that are copied at a time for heads of `d` numbers, and the bytes of shared memory of a block that holds tiles of
 /// `copies` matrices of such rows and of `scores` matrices of attention.
@@ -206,7 +207,7 @@ impl Cohort {
         let node = &self.graph.nodes[self.plan.steps[i].node];
         let Op::Embedding { word, position, kind } = node.op else { return Ok(()) };
         let spans = self.graph.params().spans();
-        let (texts, lanes, partial) = (self.batch_texts()?, self.lanes.at(), self.partial.rows());
+        let (texts, lanes) = (self.batch_texts()?, self.lanes.at());
         let (rows, c) = (self.extent(self.plan.steps[i].out).n_rows(), node.shape.c);
         let c_i = c as i32;
         let [words, positions, types] = [word, position, kind].map(|span| self.param(grad, span));
@@ -216,37 +217,22 @@ impl Cohort {
         let (slots, n_positions) = (self.graph.shape(self.graph.input()).w, spans[position].shape[0] as i32);
         let p: [&dyn Parameter; 7] = [&lanes, &texts, &(slots as i32), &n_positions, &c_i, &dy, &positions];
         self.launch("embed_backward_positions", [slots, c.div_ceil(32)], [32, 8], 0, &p)?;
-        let n_blocks = self.sum_rows("embed_backward_types", rows, c, &[&lanes, &texts, &c_i, &dy, &partial])?;
-        if spans[kind].shape[0] == 2 {
-            self.put_together(c, n_blocks, types.from(c), types)?;
-        } else {
-            self.column_sums(c, n_blocks, types)?;
-        }
+        let n_types = spans[kind].shape[0] as i32;
+        self.sum_rows("embed_backward_types", c, &[&lanes, &texts, &n_types, &c_i, &dy, &types])?;
         match dx {
             Some(dx) => self.clear(dx.rows, self.len_of(node.inputs[0].0)),
             None => Ok(()),
         }
     }
 
-    /// A kernel that sums up to `n_rows` rows of `c` columns by blocks, and how many blocks: a function of the shape alone.
-    fn sum_rows(&self, kernel: &str, n_rows: usize, c: usize, parameters: &[&dyn Parameter]) -> Result<usize> {
-        let n_blocks = (n_rows / 64).clamp(1, ROW_BLOCKS_MAX);
-        self.launch(kernel, [n_blocks, c.div_ceil(32)], [32, 8], 0, parameters)?;
-        Ok(n_blocks)
-    }
-
-    /// The two sums of every column from those of the blocks.
-    fn put_together(&self, c: usize, n_blocks: usize, second: Rows, first: Rows) -> Result<()> {
-        let p: [&dyn Parameter; 6] =
-            [&self.lanes.at(), &(c as i32), &(n_blocks as i32), &self.partial.rows(), &second, &first];
-        self.launch("group_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)
+    /// A kernel that sums up rows of `c` columns.
+    fn sum_rows(&self, kernel: &str, c: usize, parameters: &[&dyn Parameter]) -> Result<()> {
+        self.launch(kernel, [c.div_ceil(SUM_COLUMNS), 1], [SUM_THREADS, 1], 0, parameters)
     }
 
     /// The gradient of a bias that every token has.
     pub(super) fn bias_backward(&self, extent: Extent, c: usize, dy: Rows, grad: Rows) -> Result<()> {
-        let p: [&dyn Parameter; 4] = [&self.lanes.at(), &extent, &dy, &self.partial.rows()];
-        let n_blocks = self.sum_rows("sum_columns", extent.n_rows(), c, &p)?;
-        self.column_sums(c, n_blocks, grad)
+        self.sum_rows("sum_columns", c, &[&self.lanes.at(), &extent, &dy, &grad])
     }
 
     pub(super) fn layer_norm_backward(&self, i: usize, params: Rows, dy: Rows, dx: Sum, grad: Rows) -> Result<()> {
@@ -256,9 +242,8 @@ impl Cohort {
         let (x, saved, lanes) = (self.value(node.inputs[0].0), self.saved_rows(i), self.lanes.at());
         let (extent, c): (Extent, usize) = (self.extent(step.out), node.shape.c);
         // Before dx, which may take dy's place.
-        let p: [&dyn Parameter; 6] = [&lanes, &extent, &x, &saved, &dy, &self.partial.rows()];
-        let n_blocks = self.sum_rows("layer_norm_sums", extent.n_rows(), c, &p)?;
-        self.put_together(c, n_blocks, self.param(grad, weight), self.param(grad, bias))?;
+        let (dweight, dbias) = (self.param(grad, weight), self.param(grad, bias));
+        self.sum_rows("layer_norm_sums", c, &[&lanes, &extent, &x, &saved, &dy, &dweight, &dbias])?;
         let weight = self.param(params, weight);
         let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &weight, &saved, &dy, &dx.rows, &i32::from(dx.fresh)];
         self.each_row("layer_norm_backward", extent.n_rows(), &p)

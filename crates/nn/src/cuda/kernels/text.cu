@@ -152,44 +152,50 @@ extern "C" __global__ void embed_backward_positions(const int* lanes, Texts text
     out[(long long)position * width + c] = total;
 }
 
-// partial[block][2][C] = two sums over the block's rows, 32 columns a block of 32 × 8 threads. Rows are dealt out in turn, so
-// that all blocks have work however few of the tokens that there could be are there.
+// Two sums over the rows of a matrix for each of its columns: a block has eight columns, a whole sector of memory in each row,
+// and its threads take rows in turn. So all of them have work however few of the tokens that there could be are there.
+constexpr int SUM_COLUMNS = 8, SUM_THREADS = 512;
+
 template <class Terms>
-__device__ __forceinline__ void sum_rows(int n_rows, int channels, float* partial, Terms terms) {
-    __shared__ float sums[2][8][32];
-    const int c = blockIdx.y * 32 + threadIdx.x;
+__device__ __forceinline__ void sum_rows(int n_rows, int channels, float* first, float* second, Terms terms) {
+    constexpr int WARPS = SUM_THREADS / 32, AT_ONCE = SUM_THREADS / SUM_COLUMNS;
+    __shared__ float sums[2][WARPS][SUM_COLUMNS];
+    const int column = threadIdx.x % SUM_COLUMNS, c = blockIdx.x * SUM_COLUMNS + column;
     float s1 = 0, s2 = 0;
     if (c < channels) {
-#pragma unroll 4
-        for (int row = blockIdx.x * 8 + threadIdx.y; row < n_rows; row += gridDim.x * 8) terms(row, c, s1, s2);
+#pragma unroll 8
+        for (int row = threadIdx.x / SUM_COLUMNS; row < n_rows; row += AT_ONCE) terms(row, c, s1, s2);
     }
-    sums[0][threadIdx.y][threadIdx.x] = s1, sums[1][threadIdx.y][threadIdx.x] = s2;
+    for (int o = SUM_COLUMNS; o < 32; o *= 2) s1 += __shfl_xor_sync(~0u, s1, o), s2 += __shfl_xor_sync(~0u, s2, o);
+    if (threadIdx.x % 32 < SUM_COLUMNS) sums[0][threadIdx.x / 32][column] = s1, sums[1][threadIdx.x / 32][column] = s2;
     __syncthreads();
-    if (threadIdx.y > 1 || c >= channels) return;
-    float total = 0;
-    for (int k = 0; k < 8; k++) total += sums[threadIdx.y][k][threadIdx.x];
-    partial[(2ll * blockIdx.x + threadIdx.y) * channels + c] = total;
+    const int which = threadIdx.x / SUM_COLUMNS;
+    float* const out = which == 0 ? first : which == 1 ? second : nullptr;
+    if (!out || c >= channels) return;
+    double total = 0;
+    for (int w = 0; w < WARPS; w++) total += sums[which][w][column];
+    out[c] = float(total);
 }
 
-// Σ dy of the columns, for `column_sums` to put together: the gradient of a bias.
-extern "C" __global__ void sum_columns(const int* lanes, Extent rows, Rows dy_rows, Rows partial) {
+// The gradient of a bias.
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_columns(const int* lanes, Extent rows, Rows dy_rows, Rows sums) {
     const int lane = lanes[blockIdx.z], width = rows.width;
     const float* dy = of(dy_rows, lane);
-    sum_rows(row_count(rows, lane), width, of(partial, lane), [&](int row, int c, float& first, float&) { first += dy[(long long)row * width + c]; });
+    const auto terms = [&](int row, int c, float& first, float&) { first += dy[(long long)row * width + c]; };
+    sum_rows(row_count(rows, lane), width, of(sums, lane), nullptr, terms);
 }
 
-// The sums of either type's gradients, for `group_norm_gradients` to put together.
-extern "C" __global__ void embed_backward_types(const int* lanes, Texts texts, int width, Rows dy_rows, Rows partial) {
+// The gradients of one or two types.
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) embed_backward_types(const int* lanes, Texts texts, int types, int width,
+                                                                               Rows dy_rows, Rows dtypes) {
     const int lane = lanes[blockIdx.z];
     const int* places = texts.places(lane);
     const float* dy = of(dy_rows, lane);
-    sum_rows(texts.counts[lane], width, of(partial, lane), [&](int row, int c, float& first, float& second) {
+    float* const first = of(dtypes, lane);
+    sum_rows(texts.counts[lane], width, first, types == 2 ? first + width : nullptr, [&](int row, int c, float& first, float& second) {
         const float v = dy[(long long)row * width + c];
-        if (places[row] % 2) {
-            second += v;
-        } else {
-            first += v;
-        }
+        const bool is_second = places[row] % 2;
+        first += is_second ? 0.f : v, second += is_second ? v : 0.f;
     });
 }
 
@@ -215,13 +221,14 @@ extern "C" __global__ void layer_norm(const int* lanes, Extent rows, Rows x_rows
     }
 }
 
-// Σ dy and Σ dy·x̂ of the columns, for `group_norm_gradients` to put together.
-extern "C" __global__ void layer_norm_sums(const int* lanes, Extent rows, Rows x_rows, Rows saved_rows, Rows dy_rows, Rows partial) {
+// The gradients of bias and weight: Σ dy and Σ dy·x̂ of the columns.
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) layer_norm_sums(const int* lanes, Extent rows, Rows x_rows, Rows saved_rows,
+                                                                          Rows dy_rows, Rows dweight, Rows dbias) {
     const int lane = lanes[blockIdx.z], width = rows.width;
     const float* x = of(x_rows, lane);
     const float* dy = of(dy_rows, lane);
     const float* saved = of(saved_rows, lane);
-    sum_rows(row_count(rows, lane), width, of(partial, lane), [&](int row, int c, float& first, float& second) {
+    sum_rows(row_count(rows, lane), width, of(dbias, lane), of(dweight, lane), [&](int row, int c, float& first, float& second) {
         const float d = dy[(long long)row * width + c];
         first += d;
         second += d * ((x[(long long)row * width + c] - saved[2 * row]) * saved[2 * row + 1]);
