@@ -24,7 +24,7 @@ const SUM_THREADS: u32 = 512;
 /// `copies` matrices of such rows and of `scores` matrices of attention.
 fn shared_bytes(d: usize, copies: usize, scores: usize) -> (usize, u32) {
     let vec = if d.is_multiple_of(4) { 4 } else { 1 };
-    let floats = copies * TILE * vec * (d / vec | 1) + scores * TILE * (TILE + 4);
+    let floats = copies * TILE * vec * ((d / vec) | 1) + scores * TILE * (TILE + 4);
     (vec, u32::try_from(4 * floats).unwrap_or(u32::MAX))
 }
 

@@ -132,15 +132,14 @@ extern "C" __global__ void embed_backward_positions(const int* lanes, Texts text
     float* const out = of(dpositions, lane);
     float sum = 0;
     for (int text = threadIdx.y; text < texts.batch; text += 8 * AT_ONCE) {
-        float v[AT_ONCE];
+        int rows[AT_ONCE];
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            const int at = min(text + 8 * k, texts.batch - 1), row = start[at] + position;
-            const bool is_there = text + 8 * k < texts.batch && c < width && row < start[at + 1];
-            v[k] = is_there ? of(dy_rows, lane)[(long long)row * width + c] : 0.f;
+            const int at = min(text + 8 * k, texts.batch - 1), row = start[at] + position, end = start[at + 1];
+            rows[k] = text + 8 * k < texts.batch && row < end && c < width ? row : -1;
         }
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) sum += v[k];
+        for (int k = 0; k < AT_ONCE; k++) sum += rows[k] >= 0 ? of(dy_rows, lane)[(long long)rows[k] * width + c] : 0.f;
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
@@ -201,6 +200,9 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) embed_backward_types(c
 
 // ---- layer normalisation ----
 
+// Loads of a thread that are on their way together: a row of 384 numbers. What is read again then lies in the first-level cache.
+constexpr int LOADS = 12;
+
 // y = norm(x) row by row; saved (rows, 2) keeps mean and 1/σ.
 extern "C" __global__ void layer_norm(const int* lanes, Extent rows, Rows x_rows, Rows weight_rows, Rows bias_rows, Rows y_rows, Rows saved,
                                       float eps) {
@@ -211,12 +213,15 @@ extern "C" __global__ void layer_norm(const int* lanes, Extent rows, Rows x_rows
         const float* x = of(x_rows, lane) + (long long)row * width;
         float* y = of(y_rows, lane) + (long long)row * width;
         float sum = 0, squares = 0;
-        for (int c = threadIdx.x % 32; c < width; c += 32) sum += x[c];
+        for (int c = threadIdx.x % 32; c < width; c += 32 * LOADS) {
+#pragma unroll
+            for (int k = 0; k < LOADS; k++) sum += c + 32 * k < width ? x[c + 32 * k] : 0.f;
+        }
         const float mean = warp_sum(sum) / width;
-        // About the mean, in a second pass over a row that lies in the first-level cache: no digits cancel.
+        // About the mean: no digits cancel.
         for (int c = threadIdx.x % 32; c < width; c += 32) squares += (x[c] - mean) * (x[c] - mean);
         const float inverse = 1.f / sqrtf(warp_sum(squares) / width + eps);
-        for (int c = threadIdx.x % 32; c < width; c += 32) y[c] = (x[c] - mean) * inverse * weight[c] + bias[c];
+        for (int c = threadIdx.x % 32; c < width; c += 32) y[c] = (__ldg(x + c) - mean) * inverse * __ldg(weight + c) + __ldg(bias + c);
         if (threadIdx.x % 32 == 0) of(saved, lane)[2 * row] = mean, of(saved, lane)[2 * row + 1] = inverse;
     }
 }
@@ -246,9 +251,13 @@ extern "C" __global__ void layer_norm_backward(const int* lanes, Extent rows, Ro
         float* dx = of(dx_rows, lane) + (long long)row * width;
         const float mean = of(saved, lane)[2 * row], inverse = of(saved, lane)[2 * row + 1];
         float s1 = 0, s2 = 0;
-        for (int c = threadIdx.x % 32; c < width; c += 32) {
-            const float d = weight[c] * dy[c];
-            s1 += d, s2 += d * ((x[c] - mean) * inverse);
+        for (int c0 = threadIdx.x % 32; c0 < width; c0 += 32 * LOADS) {
+#pragma unroll
+            for (int k = 0; k < LOADS; k++) {
+                const int c = c0 + 32 * k;
+                const float d = c < width ? weight[c] * dy[c] : 0.f;
+                s1 += d, s2 += d * (c < width ? (x[c] - mean) * inverse : 0.f);
+            }
         }
         s1 = warp_sum(s1) / width, s2 = warp_sum(s2) / width;
         for (int c = threadIdx.x % 32; c < width; c += 32) {
