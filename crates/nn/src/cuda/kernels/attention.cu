@@ -7,7 +7,7 @@
 
 constexpr int TILE = 32, ATTENDING = 256;  // threads of a block
 constexpr int PITCH = TILE + 4;            // between the rows of a tile of attention: whole vectors of four
-extern __shared__ float attention_memory[];
+extern __shared__ __align__(16) float attention_memory[];
 
 // One head of one text, whose rows are copied VEC floats at a time.
 template <int VEC>
