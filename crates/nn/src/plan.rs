@@ -10,7 +10,7 @@ use crate::kernels::pool::MaxPool;
 pub(crate) struct Step {
     /// The node whose operation is run.
     pub node: usize,
-    /// A residual that is added to a normalisation's result.
+    /// A residual that is added to a normalisation's or a dropout's result.
     pub residual: Option<usize>,
     /// Whether a ReLU follows in the same step.
     pub relu: bool,
@@ -39,8 +39,8 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Plans `graph`; the nodes `observed` keep a value of their own, and a gradient if `training`. With `more` a
-    /// batch-norm takes in a max-pool that follows it and its ReLU, and without training a convolution takes in a batch-norm,
-    /// and a max-pool after that where `more` says so.
+    /// batch-norm takes in a max-pool that follows it and its ReLU, a dropout takes in an addition, and without training a
+    /// convolution takes in a batch-norm, and a max-pool after that where `more` says so.
     pub fn new(graph: &Graph, observed: &[NodeId], training: bool, more: Option<TakesPool<'_>>) -> Self {
         let mut is_observed = vec![false; graph.nodes.len()];
         for node in observed {
@@ -102,7 +102,8 @@ fn fuse(graph: &Graph, is_observed: &[bool], training: bool, more: Option<TakesP
             (step.norm, step.out, position) = (Some(norm), norm, norm);
         }
         let is_norm = matches!(node.op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
-        if (is_norm || step.norm.is_some())
+        let is_dropout = matches!(node.op, Op::Dropout { .. });
+        if (is_norm || step.norm.is_some() || more.is_some() && is_dropout)
             && let Some(add) =
                 only_consumer(step.out).filter(|&next| graph.nodes[next].op == Op::Add && !absorbed[next])
         {

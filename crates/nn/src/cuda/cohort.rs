@@ -289,7 +289,7 @@ impl Cohort {
                 _ if step.norm.is_some() => Some(vectors(4 * c)?),
                 Op::GroupNorm { groups, .. } => Some(vectors(2 * n * groups)?),
                 Op::LayerNorm { .. } => Some(vectors(2 * len / c)?),
-                Op::Attention { heads, .. } => Some(vectors(3 * len / c * heads)?),
+                Op::Attention { heads, .. } => Some(vectors(2 * len / c * heads)?),
                 _ => None,
             });
             let out_len = n * graph.nodes[step.out].shape.len();
@@ -839,6 +839,11 @@ impl Extent {
     /// As many threads as dropout asks for: one for eight elements.
     pub fn calls(self) -> Self {
         Self { len: (self.len + 127) / 128 * 16, ..self }
+    }
+
+    /// As many threads as there are vectors of four.
+    pub fn packs(self) -> Self {
+        Self { len: (self.len + 3) / 4, ..self }
     }
 
     /// The most rows there can be.

@@ -552,14 +552,16 @@ pub(super) const REST_KERNELS: &[&str] = &[
     "embed_backward_words",
     "embed_backward_positions",
     "embed_backward_types",
+    "sum_columns",
     "layer_norm",
     "layer_norm_sums",
     "layer_norm_backward",
     "pool_tokens",
     "pool_tokens_backward",
-    "attention",
-    "attention_backward_queries",
-    "attention_backward_keys",
+    "attention_1",
+    "attention_4",
+    "attention_backward_1",
+    "attention_backward_4",
 ];
 
 impl Program {

@@ -93,7 +93,7 @@ fn vec_of(channels: usize) -> (usize, &'static str) {
 }
 
 /// Rows of a matrix in a chunk of a sum, and the number of chunks: a function of the shape alone.
-pub(super) fn chunks(rows: usize) -> (usize, usize) {
+fn chunks(rows: usize) -> (usize, usize) {
     let n = (rows / 64).clamp(1, CHUNKS_MAX);
     (rows.div_ceil(n), rows.div_ceil(rows.div_ceil(n)))
 }
@@ -195,7 +195,9 @@ impl Cohort {
                 ];
                 self.launch("group_norm", [*groups, self.batch], [256, 1], 0, &p)
             }
-            Op::Activation(f) => self.each_of("activation", extent, &[&lanes, &activation(*f), &extent, &x, &y]),
+            Op::Activation(f) => {
+                self.each_of("activation", extent.packs(), &[&lanes, &activation(*f), &extent, &x, &y])
+            }
             Op::MaxPool(_) => self.pool_forward(i, "pool", x, Rows::NONE, y),
             Op::GlobalAveragePool => {
                 let pixels = self.graph.nodes[input].shape.pixels() as i32;
@@ -205,8 +207,11 @@ impl Cohort {
             Op::Dropout { rate } if self.pass.dropout == Keys::OfStep && *rate > 0.0 => {
                 let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
                 let drop = self.drop_of(step.node, *rate)?;
-                let p: [&dyn Parameter; 7] = [&lanes, &drop, &extent, &x, &y, &kept.at(), &(*stride as i64)];
+                let p: [&dyn Parameter; 8] = [&lanes, &drop, &extent, &x, &residual, &y, &kept.at(), &(*stride as i64)];
                 self.each_of("dropout", extent.calls(), &p)
+            }
+            Op::Dropout { .. } if step.residual.is_some() => {
+                self.each_of("add", extent, &[&lanes, &extent, &x, &residual, &y])
             }
             Op::Dropout { .. } => self.accumulate(extent, x, Sum { rows: y, fresh: true }),
             Op::Input | Op::Flatten => Ok(()),
@@ -375,7 +380,12 @@ impl Cohort {
             return self.norm_backward(i, params, dy, dx, residual, grad);
         }
         let is_add = node.op == Op::Add;
+        let dropout = if let Op::Dropout { rate } = node.op { Some(rate) } else { None };
         let dx = self.take_grad(input);
+        if let Some(rate) = dropout {
+            let residual = step.residual.and_then(|r| self.take_grad(r));
+            return self.dropout_backward(i, rate, dy, dx, residual);
+        }
         self.layer_backward(i, params, dy, dx, grad)?;
         if let Some(second) = second.filter(|_| is_add)
             && let Some(dx) = self.take_grad(second)
@@ -495,18 +505,19 @@ impl Cohort {
             self.each_of("mask_negative", extent, &[&lanes, &extent, &y, &dy])?;
         }
         if let Op::Conv { bias: Some(bias), .. } | Op::Linear { bias: Some(bias), .. } = node.op {
-            let (chunk_rows, n_chunks) = chunks(len / c);
-            let (_, suffix) = vec_of(c);
-            let (none, partial) = (Rows::NONE, self.partial.rows());
-            let (valid, pixels) = match self.tokens_of(step.node) {
-                0 => (self.valid.at(), node.shape.pixels() as i32),
-                tokens => (tokens, 1),
-            };
-            let p: [&dyn Parameter; 10] =
-                [&lanes, &valid, &pixels, &(c as i32), &(chunk_rows as i32), &none, &dy, &none, &none, &partial];
-            self.launch(&format!("reduce_COLUMNS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
-            let p: [&dyn Parameter; 5] = [&lanes, &(c as i32), &(n_chunks as i32), &partial, &self.param(grad, bias)];
-            self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+            let bias = self.param(grad, bias);
+            if self.tokens_of(step.node) == 0 {
+                let (chunk_rows, n_chunks) = chunks(len / c);
+                let (pixels, none) = (node.shape.pixels() as i32, Rows::NONE);
+                let (valid, partial) = (self.valid.at(), self.partial.rows());
+                let p: [&dyn Parameter; 10] =
+                    [&lanes, &valid, &pixels, &(c as i32), &(chunk_rows as i32), &none, &dy, &none, &none, &partial];
+                self.launch(&format!("reduce_COLUMNS_{}", vec_of(c).1), [n_chunks, 1], [256, 1], 0, &p)?;
+                let p: [&dyn Parameter; 5] = [&lanes, &(c as i32), &(n_chunks as i32), &partial, &bias];
+                self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+            } else {
+                self.bias_backward(extent, c, dy, bias)?;
+            }
         }
         match (&node.op, dx) {
             (Op::Conv { weight, .. } | Op::Linear { weight, .. }, dx) => {
@@ -521,7 +532,7 @@ impl Cohort {
             (Op::Activation(f), Some(dx)) => {
                 let p: [&dyn Parameter; 8] =
                     [&lanes, &activation(*f), &extent, &x, &y, &dy, &dx.rows, &i32::from(dx.fresh)];
-                self.each_of("activation_backward", extent, &p)
+                self.each_of("activation_backward", extent.packs(), &p)
             }
             (Op::MaxPool(_), Some(dx)) => self.pool_backward(i, "pool", Rows::NONE, dy, dx),
             (Op::GlobalAveragePool, Some(dx)) => {
@@ -530,22 +541,46 @@ impl Cohort {
                     [&lanes, &in_len_i, &pixels, &(c as i32), &dy, &dx.rows, &i32::from(dx.fresh)];
                 self.each("average_pool_backward", in_len, &p)
             }
-            (Op::Dropout { rate }, Some(dx)) if self.pass.dropout == Keys::OfStep && *rate > 0.0 => {
-                let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
-                let p: [&dyn Parameter; 8] =
-                    [&lanes, &extent, rate, &kept.at(), &(*stride as i64), &dy, &dx.rows, &i32::from(dx.fresh)];
-                self.each_of("dropout_backward", extent, &p)
-            }
-            (Op::Dropout { .. } | Op::Add, Some(dx)) => self.accumulate(extent, dy, dx),
+            (Op::Add, Some(dx)) => self.accumulate(extent, dy, dx),
             (Op::Embedding { .. }, dx) => self.embedding_backward(i, dy, dx, grad),
             (Op::Attention { .. }, Some(dx)) => self.attention_backward(i, dy, dx),
             (Op::FirstToken | Op::MeanOfTokens, Some(dx)) => self.pool_tokens_backward(i, dy, dx),
-            // Normalisations have been served elsewhere.
+            // Dropout and normalisations have been served elsewhere.
             (_, None)
-            | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) => {
-                Ok(())
-            }
+            | (
+                Op::Input
+                | Op::Flatten
+                | Op::Dropout { .. }
+                | Op::BatchNorm { .. }
+                | Op::GroupNorm { .. }
+                | Op::LayerNorm { .. },
+                Some(_),
+            ) => Ok(()),
         }
+    }
+
+    /// The gradients of what was dropped in part, and of what was added to the rest.
+    fn dropout_backward(&self, i: usize, rate: f32, dy: Rows, dx: Option<Sum>, residual: Option<Sum>) -> Result<()> {
+        let extent = self.extent(self.plan.steps[i].out);
+        let is_on = self.pass.dropout == Keys::OfStep && rate > 0.0;
+        if is_on && let (Some(dx), Some((kept, stride))) = (dx, &self.saved_bytes[i]) {
+            let residual = residual.unwrap_or(Sum { rows: Rows::NONE, fresh: true });
+            let p: [&dyn Parameter; 10] = [
+                &self.lanes.at(),
+                &extent,
+                &rate,
+                &kept.at(),
+                &(*stride as i64),
+                &dy,
+                &dx.rows,
+                &i32::from(dx.fresh),
+                &residual.rows,
+                &i32::from(residual.fresh),
+            ];
+            return self.each_of("dropout_backward", extent, &p);
+        }
+        let dx = dx.filter(|_| !is_on);
+        [dx, residual].into_iter().flatten().try_for_each(|sum| self.accumulate(extent, dy, sum))
     }
 
     /// The gradient that the last backward pass left at a tap of a lane.

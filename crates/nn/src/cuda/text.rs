@@ -5,49 +5,44 @@
 
 use super::cohort::{Cohort, Extent, Rows, Vectors};
 use super::gpu::{Gpu, Memory, Parameter, parameters};
-use super::layers::{Sum, chunks};
+use super::layers::Sum;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op};
 
 /// Most bytes of shared memory that attention asks for: what every GPU since 2020 has.
 pub(super) const SHARED_MAX: u32 = 96 * 1024;
-/// Queries or keys of a block, what they meet at a time, and most blocks of a head: those of `attention.cu`.
-const TILE: usize = 16;
-const PARTNERS: usize = 32;
-const TILES_AT_ONCE: usize = 4;
+/// Queries and keys that attention takes at a time, and threads of its blocks: those of `attention.cu`.
+const TILE: usize = 32;
+const ATTENDING: u32 = 256;
 /// Rows of a block that gives each a warp.
 const ROWS: usize = 8;
+/// Columns and threads of a block that sums up rows: those of `text.cu`.
+const SUM_COLUMNS: usize = 8;
+const SUM_THREADS: u32 = 512;
 
-/// The kernels of attention.
-#[derive(Clone, Copy, Debug)]
-enum Attend {
-    Forward,
-    Queries,
-    Keys,
+/// Floats that are copied at a time for heads of `d` numbers, and the bytes of shared memory of a block that holds tiles of
+/// `copies` matrices of such rows and of `scores` matrices of attention.
+fn shared_bytes(d: usize, copies: usize, scores: usize) -> (usize, u32) {
+    let vec = if d.is_multiple_of(4) { 4 } else { 1 };
+    let floats = copies * TILE * vec * ((d / vec) | 1) + scores * TILE * (TILE + 4);
+    (vec, u32::try_from(4 * floats).unwrap_or(u32::MAX))
 }
 
-/// Bytes of shared memory for heads of `d` numbers and texts of up to `slots` tokens.
-fn shared_bytes(kernel: Attend, d: usize, slots: usize) -> u32 {
-    let copied = (TILE + PARTNERS) * (d | 1);
-    let floats = match kernel {
-        Attend::Forward => copied + TILE * slots,
-        Attend::Queries => 2 * copied + TILE * slots,
-        Attend::Keys => 2 * copied + 2 * TILE * slots,
-    };
-    u32::try_from(4 * floats).unwrap_or(u32::MAX)
-}
+/// Tiles of the forward and of the backward pass: queries, keys and values, and the gradient of the result.
+const FORWARD: (usize, usize) = (3, 1);
+const BACKWARD: (usize, usize) = (4, 2);
 
 /// Whether the attention of a node fits a block.
 pub(super) fn check_attention(node: &Node) -> Result<()> {
     let Op::Attention { heads, .. } = node.op else { return Ok(()) };
-    let (d, slots) = (node.shape.c / heads, node.shape.w);
-    let bytes = shared_bytes(Attend::Keys, d, slots);
+    let d = node.shape.c / heads;
+    let (_, bytes) = shared_bytes(d, BACKWARD.0, BACKWARD.1);
     if bytes <= SHARED_MAX {
         return Ok(());
     }
     let problem = format!(
-        "heads of {d} numbers on texts of {slots} tokens need {bytes} bytes of a processor's memory, and {SHARED_MAX} are \
-         there; cut texts shorter, or choose the device `cpu`"
+        "heads of {d} numbers need {bytes} bytes of a processor's memory, and {SHARED_MAX} are there; choose an encoder with \
+         more heads, or the device `cpu`"
     );
     Err(Error::Gpu { what: format!("attention of `{}`", node.name), problem })
 }
@@ -160,7 +155,11 @@ impl Cohort {
             Op::Attention { heads, rate } => {
                 let (drop, saved) = (self.drop_of(step.node, rate)?, self.saved_rows(i));
                 let p: [&dyn Parameter; 8] = [&lanes, &self.batch_texts()?, &(heads as i32), &c, &x, &y, &saved, &drop];
-                self.attend("attention", Attend::Forward, node, heads, &p)
+                // A block for each tile of queries, as far as more blocks than texts have heads are worth it; no byte of the
+                // result depends on it.
+                let (units, wanted) = (self.batch * heads * self.n_active(), 8 * self.gpu.processors());
+                let tiles = node.shape.w.div_ceil(TILE).min(wanted.div_ceil(units.max(1)));
+                self.attend("attention", FORWARD, node, tiles, &p)
             }
             _ => {
                 let mean = i32::from(node.op == Op::MeanOfTokens);
@@ -170,10 +169,18 @@ impl Cohort {
         }
     }
 
-    fn attend(&self, kernel: &str, kind: Attend, node: &Node, heads: usize, p: &[&dyn Parameter]) -> Result<()> {
-        let (d, slots) = (node.shape.c / heads, node.shape.w);
-        let tiles = slots.div_ceil(TILE).min(TILES_AT_ONCE);
-        self.launch(kernel, [self.batch * heads, tiles], [128, 1], shared_bytes(kind, d, slots), p)
+    /// `tiles` blocks for every head of every text.
+    fn attend(
+        &self,
+        kernel: &str,
+        memory: (usize, usize),
+        node: &Node,
+        tiles: usize,
+        p: &[&dyn Parameter],
+    ) -> Result<()> {
+        let Op::Attention { heads, .. } = node.op else { return Ok(()) };
+        let (vec, shared) = shared_bytes(node.shape.c / heads, memory.0, memory.1);
+        self.launch(&format!("{kernel}_{vec}"), [self.batch * heads, tiles], [ATTENDING, 1], shared, p)
     }
 
     pub(super) fn attention_backward(&self, i: usize, dy: Rows, dx: Sum) -> Result<()> {
@@ -184,9 +191,7 @@ impl Cohort {
         let (texts, drop, saved) = (self.batch_texts()?, self.drop_of(step.node, rate)?, self.saved_rows(i));
         let (heads_i, c, fresh) = (heads as i32, node.shape.c as i32, i32::from(dx.fresh));
         let p: [&dyn Parameter; 11] = [&lanes, &texts, &heads_i, &c, &x, &y, &saved, &drop, &dy, &dx.rows, &fresh];
-        self.attend("attention_backward_queries", Attend::Queries, node, heads, &p)?;
-        let p: [&dyn Parameter; 10] = [&lanes, &texts, &heads_i, &c, &x, &saved, &drop, &dy, &dx.rows, &fresh];
-        self.attend("attention_backward_keys", Attend::Keys, node, heads, &p)
+        self.attend("attention_backward", BACKWARD, node, 1, &p)
     }
 
     pub(super) fn pool_tokens_backward(&self, i: usize, dy: Rows, dx: Sum) -> Result<()> {
@@ -202,35 +207,32 @@ impl Cohort {
         let node = &self.graph.nodes[self.plan.steps[i].node];
         let Op::Embedding { word, position, kind } = node.op else { return Ok(()) };
         let spans = self.graph.params().spans();
-        let (texts, lanes, partial) = (self.batch_texts()?, self.lanes.at(), self.partial.rows());
+        let (texts, lanes) = (self.batch_texts()?, self.lanes.at());
         let (rows, c) = (self.extent(self.plan.steps[i].out).n_rows(), node.shape.c);
         let c_i = c as i32;
         let [words, positions, types] = [word, position, kind].map(|span| self.param(grad, span));
         self.clear(words, spans[word].len())?;
         let p: [&dyn Parameter; 5] = [&lanes, &texts, &c_i, &dy, &words];
         self.launch("embed_backward_words", [self.blocks(rows), 1], [128, 1], 0, &p)?;
-        let p: [&dyn Parameter; 5] = [&lanes, &texts, &c_i, &dy, &positions];
-        self.launch("embed_backward_positions", [spans[position].shape[0], 1], [128, 1], 0, &p)?;
-        let (chunk_rows, n_chunks) = chunks(rows);
-        let p: [&dyn Parameter; 6] = [&lanes, &texts, &(chunk_rows as i32), &c_i, &dy, &partial];
-        self.launch("embed_backward_types", [n_chunks, c.div_ceil(32)], [32, 8], 0, &p)?;
-        if spans[kind].shape[0] == 2 {
-            self.put_together(c, n_chunks, types.from(c), types)?;
-        } else {
-            let p: [&dyn Parameter; 5] = [&lanes, &c_i, &(n_chunks as i32), &partial, &types];
-            self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
-        }
+        let (slots, n_positions) = (self.graph.shape(self.graph.input()).w, spans[position].shape[0] as i32);
+        let p: [&dyn Parameter; 7] = [&lanes, &texts, &(slots as i32), &n_positions, &c_i, &dy, &positions];
+        self.launch("embed_backward_positions", [slots, c.div_ceil(32)], [32, 8], 0, &p)?;
+        let n_types = spans[kind].shape[0] as i32;
+        self.sum_rows("embed_backward_types", c, &[&lanes, &texts, &n_types, &c_i, &dy, &types])?;
         match dx {
             Some(dx) => self.clear(dx.rows, self.len_of(node.inputs[0].0)),
             None => Ok(()),
         }
     }
 
-    /// The two sums of every column from those of its chunks.
-    fn put_together(&self, c: usize, n_chunks: usize, second: Rows, first: Rows) -> Result<()> {
-        let p: [&dyn Parameter; 6] =
-            [&self.lanes.at(), &(c as i32), &(n_chunks as i32), &self.partial.rows(), &second, &first];
-        self.launch("group_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)
+    /// A kernel that sums up rows of `c` columns.
+    fn sum_rows(&self, kernel: &str, c: usize, parameters: &[&dyn Parameter]) -> Result<()> {
+        self.launch(kernel, [c.div_ceil(SUM_COLUMNS), 1], [SUM_THREADS, 1], 0, parameters)
+    }
+
+    /// The gradient of a bias that every token has.
+    pub(super) fn bias_backward(&self, extent: Extent, c: usize, dy: Rows, grad: Rows) -> Result<()> {
+        self.sum_rows("sum_columns", c, &[&self.lanes.at(), &extent, &dy, &grad])
     }
 
     pub(super) fn layer_norm_backward(&self, i: usize, params: Rows, dy: Rows, dx: Sum, grad: Rows) -> Result<()> {
@@ -240,10 +242,8 @@ impl Cohort {
         let (x, saved, lanes) = (self.value(node.inputs[0].0), self.saved_rows(i), self.lanes.at());
         let (extent, c): (Extent, usize) = (self.extent(step.out), node.shape.c);
         // Before dx, which may take dy's place.
-        let (chunk_rows, n_chunks) = chunks(extent.n_rows());
-        let p: [&dyn Parameter; 7] = [&lanes, &extent, &(chunk_rows as i32), &x, &saved, &dy, &self.partial.rows()];
-        self.launch("layer_norm_sums", [n_chunks, c.div_ceil(32)], [32, 8], 0, &p)?;
-        self.put_together(c, n_chunks, self.param(grad, weight), self.param(grad, bias))?;
+        let (dweight, dbias) = (self.param(grad, weight), self.param(grad, bias));
+        self.sum_rows("layer_norm_sums", c, &[&lanes, &extent, &x, &saved, &dy, &dweight, &dbias])?;
         let weight = self.param(params, weight);
         let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &weight, &saved, &dy, &dx.rows, &i32::from(dx.fresh)];
         self.each_row("layer_norm_backward", extent.n_rows(), &p)
@@ -255,18 +255,17 @@ mod tests {
     use super::*;
     use crate::models::{self, BertConfig, Variant};
 
-    fn refused(config: &BertConfig, slots: usize) -> Option<String> {
-        let graph = models::bert(config, slots, 2, Variant::default()).unwrap();
+    fn refused(hidden: usize, heads: usize) -> Option<String> {
+        let graph = models::bert(&BertConfig::sized(2, hidden, heads, 16), 512, 2, Variant::default()).unwrap();
         graph.nodes.iter().find_map(|node| check_attention(node).err()).map(|e| e.to_string())
     }
 
     #[test]
     fn published_encoders_fit_a_block_and_others_are_refused_by_name() {
-        for (hidden, heads) in [(128, 2), (384, 12), (768, 12)] {
-            assert_eq!(refused(&BertConfig::sized(2, hidden, heads, 16), 512), None);
+        for (hidden, heads) in [(128, 2), (384, 12), (768, 12), (1024, 16)] {
+            assert_eq!(refused(hidden, heads), None);
         }
-        let long = BertConfig { positions: 2048, ..BertConfig::sized(1, 64, 1, 16) };
-        let error = refused(&long, 2048).unwrap();
-        assert!(error.contains("`encoder.layer.0.attention.self`") && error.contains("2048 tokens"), "{error}");
+        let error = refused(256, 1).unwrap();
+        assert!(error.contains("`encoder.layer.0.attention.self`") && error.contains("256 numbers"), "{error}");
     }
 }

@@ -55,7 +55,8 @@ impl Cohort {
     /// If the driver refuses.
     pub fn clear(&self, to: Rows, len: usize) -> Result<()> {
         let all = Extent::all(len);
-        self.each_of("fill_zero", all, &[&self.lanes.at(), &all, &to])
+        // Threads go on to further elements: of a table of words there are too many for a thread each.
+        self.launch("fill_zero", [self.blocks(len.div_ceil(256)), 1], [256, 1], 0, &[&self.lanes.at(), &all, &to])
     }
 
     /// Σ_k weights_k·(vector of lane order_k), in that order.

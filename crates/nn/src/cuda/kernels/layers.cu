@@ -99,26 +99,61 @@ extern "C" __global__ void average_pool_backward(const int* lanes, int len, int 
 
 enum { RELU, GELU, TANH };
 
+// f(pack, i) for every four elements from i on of an extent whose arrays start at whole vectors, in steps of the whole grid;
+// behind the last four, for single ones.
+template <class F>
+__device__ __forceinline__ void for_each_pack(const Extent& extent, int lane, F f) {
+    const int end = of(extent, lane);
+    for (int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x); i < end; i += 4 * gridDim.x * blockDim.x) {
+        if (i + 4 <= end) {
+            f(Pack<4>(), i);
+        } else {
+            for (int k = i; k < end; k++) f(Pack<1>(), k);
+        }
+    }
+}
+
+// The probability that a normal variable is below x.
+__device__ __forceinline__ float normal_below(float x) { return 0.5f + 0.5f * erff(x * 0.7071067812f); }
+
 extern "C" __global__ void activation(const int* lanes, int kind, Extent extent, Rows x_rows, Rows y_rows) {
     const int lane = lanes[blockIdx.z];
-    FOR_EACH(i, extent, lane) {
-        const float x = of(x_rows, lane)[i];
-        of(y_rows, lane)[i] = kind == RELU ? relu(x) : kind == GELU ? x * normcdff(x) : tanhf(x);
-    }
+    for_each_pack(extent, lane, [&](auto pack, int i) {
+        constexpr int VEC = sizeof(pack) / sizeof(float);
+        pack = load<VEC>(of(x_rows, lane) + i);
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            const float x = pack.v[k];
+            pack.v[k] = kind == RELU ? relu(x) : kind == GELU ? x * normal_below(x) : tanhf(x);
+        }
+        store<VEC>(of(y_rows, lane) + i, pack);
+    });
 }
 
 extern "C" __global__ void activation_backward(const int* lanes, int kind, Extent extent, Rows x_rows, Rows y_rows, Rows dy_rows,
                                                Rows dx_rows, int fresh) {
     const int lane = lanes[blockIdx.z];
-    FOR_EACH(i, extent, lane) {
-        const float x = of(x_rows, lane)[i], y = of(y_rows, lane)[i], dy = of(dy_rows, lane)[i];
-        const float slope = kind == RELU   ? (y > 0.f ? 1.f : 0.f)
-                            : kind == GELU ? normcdff(x) + x * 0.3989422804f * expf(-0.5f * x * x)
-                                           : 1.f - y * y;
-        float& dx = of(dx_rows, lane)[i];
-        const float v = kind == RELU && slope == 0.f ? 0.f : dy * slope;
-        dx = fresh ? v : dx + v;
-    }
+    // What the slope is computed from.
+    const float* known = of(kind == GELU ? x_rows : y_rows, lane);
+    for_each_pack(extent, lane, [&](auto v, int i) {
+        constexpr int VEC = sizeof(v) / sizeof(float);
+        const auto from = load<VEC>(known + i), dy = load<VEC>(of(dy_rows, lane) + i);
+        float* const dx = of(dx_rows, lane) + i;
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            const float at = from.v[k];
+            const float slope = kind == RELU   ? (at > 0.f ? 1.f : 0.f)
+                                : kind == GELU ? normal_below(at) + at * 0.3989422804f * expf(-0.5f * at * at)
+                                               : 1.f - at * at;
+            v.v[k] = kind == RELU && slope == 0.f ? 0.f : dy.v[k] * slope;
+        }
+        if (!fresh) {
+            const auto before = load<VEC>(dx);
+#pragma unroll
+            for (int k = 0; k < VEC; k++) v.v[k] += before.v[k];
+        }
+        store<VEC>(dx, v);
+    });
 }
 
 // dy = 0 where y ≤ 0: the backward pass of a ReLU that was applied in place.
@@ -178,33 +213,49 @@ struct Drop {
     __device__ __forceinline__ float scale() const { return 1.f / (1.f - rate); }
 };
 
-// The same masks as on the CPU: one Philox call decides eight elements of a block of 128.
-extern "C" __global__ void dropout(const int* lanes, Drop drop, Extent extent, Rows x_rows, Rows y_rows, u8* kept, long long kept_stride) {
+// y = residual? + dropped x. The same masks as on the CPU: one Philox call decides eight elements of a block of 128.
+extern "C" __global__ void dropout(const int* lanes, Drop drop, Extent extent, Rows x_rows, Rows residual_rows, Rows y_rows, u8* kept,
+                                   long long kept_stride) {
     const int lane = lanes[blockIdx.z], len = of(extent, lane);
+    const float* x = of(x_rows, lane);
+    const float* residual = residual_rows.at ? of(residual_rows, lane) : nullptr;
     const uint2 key = drop.key(lane);
     const u32 threshold = drop.threshold();
     const float scale = drop.scale();
     for (int call = blockIdx.x * blockDim.x + threadIdx.x; call / 16 * 128 < len; call += gridDim.x * blockDim.x) {
+        const int first = call / 16 * 128 + call % 16;
+        // All are read before any is written, so that they are on their way together.
+        float v[8], r[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const int i = first + 16 * k;
+            v[k] = i < len ? x[i] : 0.f;
+            r[k] = i < len && residual ? residual[i] : 0.f;
+        }
         u32 words[4] = {u32(call), 0, 0, 0};
         philox(words, key.x, key.y);
-        for (int half = 0; half < 2; half++) {
-            for (int word = 0; word < 4; word++) {
-                const int i = call / 16 * 128 + half * 64 + word * 16 + call % 16;
-                if (i >= len) continue;
-                const bool keep = (words[word] >> (16 * half) & 0xffffu) >= threshold;
-                of(y_rows, lane)[i] = keep ? of(x_rows, lane)[i] * scale : 0.f;
-                kept[kept_stride * lane + i] = keep;
-            }
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const int i = first + 16 * k;
+            if (i >= len) continue;
+            const bool keep = (words[k % 4] >> (k / 4 * 16) & 0xffffu) >= threshold;
+            const float dropped = keep ? v[k] * scale : 0.f;
+            of(y_rows, lane)[i] = residual ? r[k] + dropped : dropped;
+            kept[kept_stride * lane + i] = keep;
         }
     }
 }
 
 extern "C" __global__ void dropout_backward(const int* lanes, Extent extent, float rate, const u8* kept, long long kept_stride,
-                                            Rows dy_rows, Rows dx_rows, int fresh) {
+                                            Rows dy_rows, Rows dx_rows, int fresh, Rows dresidual, int residual_fresh) {
     const int lane = lanes[blockIdx.z];
     FOR_EACH(i, extent, lane) {
-        const float v = kept[kept_stride * lane + i] ? of(dy_rows, lane)[i] * (1.f / (1.f - rate)) : 0.f;
+        const float dy = of(dy_rows, lane)[i], v = kept[kept_stride * lane + i] ? dy * (1.f / (1.f - rate)) : 0.f;
         float& dx = of(dx_rows, lane)[i];
         dx = fresh ? v : dx + v;
+        if (dresidual.at) {
+            float& dr = of(dresidual, lane)[i];
+            dr = residual_fresh ? dy : dr + dy;
+        }
     }
 }

@@ -121,53 +121,87 @@ extern "C" __global__ void __launch_bounds__(128) embed_backward_words(const int
     }
 }
 
-// The gradient of the positions, a block each: over the texts that are long enough, in order.
-extern "C" __global__ void embed_backward_positions(const int* lanes, Texts texts, int width, Rows dy_rows, Rows dpositions) {
-    const int lane = lanes[blockIdx.z], position = blockIdx.x;
+// The gradient of the positions of `slots` tokens, each 32 columns at a time by 32 × 8 threads: over the texts that are long
+// enough, dealt out in turn. The same block clears the rows of positions that no token can have.
+extern "C" __global__ void embed_backward_positions(const int* lanes, Texts texts, int slots, int positions, int width, Rows dy_rows,
+                                                    Rows dpositions) {
+    __shared__ float sums[8][32];
+    constexpr int AT_ONCE = 4;  // loads that are on their way together
+    const int lane = lanes[blockIdx.z], position = blockIdx.x, c = blockIdx.y * 32 + threadIdx.x;
     const int* start = texts.start(lane);
-    for (int c = threadIdx.x; c < width; c += blockDim.x) {
-        float sum = 0;
-        for (int text = 0; text < texts.batch; text++) {
-            const int row = start[text] + position;
-            if (row < start[text + 1]) sum += of(dy_rows, lane)[(long long)row * width + c];
+    float* const out = of(dpositions, lane);
+    float sum = 0;
+    for (int text = threadIdx.y; text < texts.batch; text += 8 * AT_ONCE) {
+        int rows[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int at = min(text + 8 * k, texts.batch - 1), row = start[at] + position, end = start[at + 1];
+            rows[k] = text + 8 * k < texts.batch && row < end && c < width ? row : -1;
         }
-        of(dpositions, lane)[(long long)position * width + c] = sum;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) sum += rows[k] >= 0 ? of(dy_rows, lane)[(long long)rows[k] * width + c] : 0.f;
     }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (c >= width) return;
+    for (int row = position + slots * (1 + threadIdx.y); row < positions; row += 8 * slots) out[(long long)row * width + c] = 0.f;
+    if (threadIdx.y) return;
+    float total = 0;
+    for (int k = 0; k < 8; k++) total += sums[k][threadIdx.x];
+    out[(long long)position * width + c] = total;
 }
 
-// partial[chunk][2][C] = two sums over the rows of a chunk, 32 columns a block of 32 × 8 threads.
+// Two sums over the rows of a matrix for each of its columns: a block has eight columns, a whole sector of memory in each row,
+// and its threads take rows in turn. So all of them have work however few of the tokens that there could be are there.
+constexpr int SUM_COLUMNS = 8, SUM_THREADS = 512;
+
 template <class Terms>
-__device__ __forceinline__ void sum_rows(int n_rows, int chunk_rows, int channels, float* partial, Terms terms) {
-    __shared__ float sums[2][8][32];
-    const int c = blockIdx.y * 32 + threadIdx.x, first = blockIdx.x * chunk_rows, last = min(first + chunk_rows, n_rows);
+__device__ __forceinline__ void sum_rows(int n_rows, int channels, float* first, float* second, Terms terms) {
+    constexpr int WARPS = SUM_THREADS / 32, AT_ONCE = SUM_THREADS / SUM_COLUMNS;
+    __shared__ float sums[2][WARPS][SUM_COLUMNS];
+    const int column = threadIdx.x % SUM_COLUMNS, c = blockIdx.x * SUM_COLUMNS + column;
     float s1 = 0, s2 = 0;
     if (c < channels) {
-        for (int row = first + threadIdx.y; row < last; row += 8) terms(row, c, s1, s2);
+#pragma unroll 8
+        for (int row = threadIdx.x / SUM_COLUMNS; row < n_rows; row += AT_ONCE) terms(row, c, s1, s2);
     }
-    sums[0][threadIdx.y][threadIdx.x] = s1, sums[1][threadIdx.y][threadIdx.x] = s2;
+    for (int o = SUM_COLUMNS; o < 32; o *= 2) s1 += __shfl_xor_sync(~0u, s1, o), s2 += __shfl_xor_sync(~0u, s2, o);
+    if (threadIdx.x % 32 < SUM_COLUMNS) sums[0][threadIdx.x / 32][column] = s1, sums[1][threadIdx.x / 32][column] = s2;
     __syncthreads();
-    if (threadIdx.y > 1 || c >= channels) return;
-    float total = 0;
-    for (int k = 0; k < 8; k++) total += sums[threadIdx.y][k][threadIdx.x];
-    partial[(2ll * blockIdx.x + threadIdx.y) * channels + c] = total;
+    const int which = threadIdx.x / SUM_COLUMNS;
+    float* const out = which == 0 ? first : which == 1 ? second : nullptr;
+    if (!out || c >= channels) return;
+    double total = 0;
+    for (int w = 0; w < WARPS; w++) total += sums[which][w][column];
+    out[c] = float(total);
 }
 
-// The sums of either type's gradients, for `group_norm_gradients` to put together.
-extern "C" __global__ void embed_backward_types(const int* lanes, Texts texts, int chunk_rows, int width, Rows dy_rows, Rows partial) {
+// The gradient of a bias.
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_columns(const int* lanes, Extent rows, Rows dy_rows, Rows sums) {
+    const int lane = lanes[blockIdx.z], width = rows.width;
+    const float* dy = of(dy_rows, lane);
+    const auto terms = [&](int row, int c, float& first, float&) { first += dy[(long long)row * width + c]; };
+    sum_rows(row_count(rows, lane), width, of(sums, lane), nullptr, terms);
+}
+
+// The gradients of one or two types.
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) embed_backward_types(const int* lanes, Texts texts, int types, int width,
+                                                                               Rows dy_rows, Rows dtypes) {
     const int lane = lanes[blockIdx.z];
     const int* places = texts.places(lane);
     const float* dy = of(dy_rows, lane);
-    sum_rows(texts.counts[lane], chunk_rows, width, of(partial, lane), [&](int row, int c, float& first, float& second) {
+    float* const first = of(dtypes, lane);
+    sum_rows(texts.counts[lane], width, first, types == 2 ? first + width : nullptr, [&](int row, int c, float& first, float& second) {
         const float v = dy[(long long)row * width + c];
-        if (places[row] % 2) {
-            second += v;
-        } else {
-            first += v;
-        }
+        const bool is_second = places[row] % 2;
+        first += is_second ? 0.f : v, second += is_second ? v : 0.f;
     });
 }
 
 // ---- layer normalisation ----
+
+// Loads of a thread that are on their way together: a row of 384 numbers. What is read again then lies in the first-level cache.
+constexpr int LOADS = 12;
 
 // y = norm(x) row by row; saved (rows, 2) keeps mean and 1/σ.
 extern "C" __global__ void layer_norm(const int* lanes, Extent rows, Rows x_rows, Rows weight_rows, Rows bias_rows, Rows y_rows, Rows saved,
@@ -179,24 +213,27 @@ extern "C" __global__ void layer_norm(const int* lanes, Extent rows, Rows x_rows
         const float* x = of(x_rows, lane) + (long long)row * width;
         float* y = of(y_rows, lane) + (long long)row * width;
         float sum = 0, squares = 0;
-        for (int c = threadIdx.x % 32; c < width; c += 32) sum += x[c];
+        for (int c = threadIdx.x % 32; c < width; c += 32 * LOADS) {
+#pragma unroll
+            for (int k = 0; k < LOADS; k++) sum += c + 32 * k < width ? x[c + 32 * k] : 0.f;
+        }
         const float mean = warp_sum(sum) / width;
-        // About the mean, in a second pass over a row that lies in the first-level cache: no digits cancel.
+        // About the mean: no digits cancel.
         for (int c = threadIdx.x % 32; c < width; c += 32) squares += (x[c] - mean) * (x[c] - mean);
         const float inverse = 1.f / sqrtf(warp_sum(squares) / width + eps);
-        for (int c = threadIdx.x % 32; c < width; c += 32) y[c] = (x[c] - mean) * inverse * weight[c] + bias[c];
+        for (int c = threadIdx.x % 32; c < width; c += 32) y[c] = (__ldg(x + c) - mean) * inverse * __ldg(weight + c) + __ldg(bias + c);
         if (threadIdx.x % 32 == 0) of(saved, lane)[2 * row] = mean, of(saved, lane)[2 * row + 1] = inverse;
     }
 }
 
-// Σ dy and Σ dy·x̂ of the columns, for `group_norm_gradients` to put together.
-extern "C" __global__ void layer_norm_sums(const int* lanes, Extent rows, int chunk_rows, Rows x_rows, Rows saved_rows, Rows dy_rows,
-                                           Rows partial) {
+// The gradients of bias and weight: Σ dy and Σ dy·x̂ of the columns.
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) layer_norm_sums(const int* lanes, Extent rows, Rows x_rows, Rows saved_rows,
+                                                                          Rows dy_rows, Rows dweight, Rows dbias) {
     const int lane = lanes[blockIdx.z], width = rows.width;
     const float* x = of(x_rows, lane);
     const float* dy = of(dy_rows, lane);
     const float* saved = of(saved_rows, lane);
-    sum_rows(row_count(rows, lane), chunk_rows, width, of(partial, lane), [&](int row, int c, float& first, float& second) {
+    sum_rows(row_count(rows, lane), width, of(dbias, lane), of(dweight, lane), [&](int row, int c, float& first, float& second) {
         const float d = dy[(long long)row * width + c];
         first += d;
         second += d * ((x[(long long)row * width + c] - saved[2 * row]) * saved[2 * row + 1]);
@@ -214,9 +251,13 @@ extern "C" __global__ void layer_norm_backward(const int* lanes, Extent rows, Ro
         float* dx = of(dx_rows, lane) + (long long)row * width;
         const float mean = of(saved, lane)[2 * row], inverse = of(saved, lane)[2 * row + 1];
         float s1 = 0, s2 = 0;
-        for (int c = threadIdx.x % 32; c < width; c += 32) {
-            const float d = weight[c] * dy[c];
-            s1 += d, s2 += d * ((x[c] - mean) * inverse);
+        for (int c0 = threadIdx.x % 32; c0 < width; c0 += 32 * LOADS) {
+#pragma unroll
+            for (int k = 0; k < LOADS; k++) {
+                const int c = c0 + 32 * k;
+                const float d = c < width ? weight[c] * dy[c] : 0.f;
+                s1 += d, s2 += d * (c < width ? (x[c] - mean) * inverse : 0.f);
+            }
         }
         s1 = warp_sum(s1) / width, s2 = warp_sum(s2) / width;
         for (int c = threadIdx.x % 32; c < width; c += 32) {
