@@ -1,8 +1,7 @@
 //! From a graph to what is executed: which nodes run as one step, and which memory they use.
 
-use crate::graph::{Graph, NodeId, Op};
+use crate::graph::{Graph, Node, NodeId, Op};
 use crate::kernels::Activation;
-use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
 
 /// One step of execution: a node, with the nodes that were fused into it.
@@ -67,8 +66,8 @@ pub(crate) fn inputs<'a>(graph: &'a Graph, step: &'a Step) -> impl Iterator<Item
     graph.nodes[step.node].inputs.iter().map(|id| id.0).chain(step.residual)
 }
 
-/// Whether a convolution can take in a max-pool.
-pub(crate) type TakesPool<'a> = &'a dyn Fn(&Conv, &MaxPool) -> bool;
+/// Whether a convolution, the node, can take in a max-pool.
+pub(crate) type TakesPool<'a> = &'a dyn Fn(&Node, &MaxPool) -> bool;
 
 /// Joins convolution or linear layer + ReLU, and normalisation + addition + ReLU, where nobody else reads what is between.
 fn fuse(graph: &Graph, is_observed: &[bool], training: bool, more: Option<TakesPool<'_>>) -> Vec<Step> {
@@ -123,7 +122,7 @@ fn fuse(graph: &Graph, is_observed: &[bool], training: bool, more: Option<TakesP
             && let Some(pool) = only_consumer(step.out)
             && match (&node.op, &graph.nodes[pool].op) {
                 (Op::BatchNorm { .. }, Op::MaxPool(_)) => true,
-                (Op::Conv { geometry, .. }, Op::MaxPool(window)) => step.norm.is_some() && takes_pool(geometry, window),
+                (Op::Conv { .. }, Op::MaxPool(window)) => step.norm.is_some() && takes_pool(node, window),
                 _ => false,
             }
         {

@@ -148,7 +148,8 @@ pub fn first_layers() -> Result<Vec<Net>> {
         let name = format!("convolution {channels} → {between} with a max-pool on {side}×{side}");
         Ok(Net::new(name, g, batch))
     };
-    [(32, 3, 64, 9), (16, 1, 128, 5), (28, 3, 64, 4)].into_iter().map(net).collect()
+    // The first has more images than a large GPU runs blocks.
+    [(32, 3, 64, 200), (16, 1, 128, 5), (28, 3, 64, 4)].into_iter().map(net).collect()
 }
 
 fn perceptron(widths: &[usize], bias: bool) -> Result<Graph> {

@@ -164,9 +164,10 @@ fn encoders(projection_head: Option<usize>) -> fedproj_nn::Result<Vec<Net>> {
     cases.into_iter().map(encoder).collect()
 }
 
-/// Linear layers whose products go over many tiles, and whose sums over tokens are cut.
+/// Linear layers whose products go over many tiles, wide ones with three lanes on a large GPU and narrow ones with one, and
+/// whose sums over tokens are cut.
 fn many_tokens() -> fedproj_nn::Result<Net> {
-    net("linear layers of many tokens".into(), (40, 128, 200), 2, |g, x| {
+    net("linear layers of many tokens".into(), (40, 128, 300), 2, |g, x| {
         let x = g.linear("wide", x, 384, true)?;
         let x = g.activation("gelu", x, Activation::Gelu)?;
         let x = g.linear("narrow", x, 64, false)?;

@@ -5,9 +5,8 @@ use super::text::Texts;
 use super::{conv, hopper, text};
 use crate::cpu::check_len;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId, Op};
+use crate::graph::{Graph, Node, NodeId, Op};
 use crate::kernels::NormMode;
-use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
 use crate::plan::Plan;
 use std::collections::HashMap;
@@ -266,8 +265,11 @@ impl Cohort {
         let (k, n) = (options.lanes.max(1), options.batch.max(1));
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
         let input_pitch = input_pitch(graph, &observed);
-        let takes_pool = |c: &Conv, pool: &MaxPool| {
-            gpu.precision() != Precision::Fp32 && conv::stem_pool_shared(c, input_pitch, pool).is_some()
+        let takes_pool = |node: &Node, pool: &MaxPool| match &node.op {
+            Op::Conv { geometry, .. } if node.inputs[0] == graph.input() && gpu.precision() != Precision::Fp32 => {
+                conv::stem_pool_shared(geometry, input_pitch, pool).is_some()
+            }
+            _ => false,
         };
         let plan = Plan::new(graph, &observed, options.training, Some(&takes_pool));
         let vectors = |len: usize| vectors(gpu, k, len);

@@ -116,7 +116,8 @@ pub(super) const STEM_POOL_SHARED_MAX: u32 = STEM_SHARED_MAX + 5 * 32 * 72 * 4;
 pub(super) fn stem_pool_shared(c: &Conv, pitch: usize, pool: &MaxPool) -> Option<u32> {
     let is_plain = (pool.kernel, pool.stride, pool.padding) == (3, 2, 1);
     let band = 128 / c.w.max(1);
-    let is_whole = band > 0 && band * c.w == 128 && band.is_multiple_of(2) && c.h.is_multiple_of(band);
+    let is_whole =
+        band > 0 && band * c.w == 128 && c.w.is_multiple_of(2) && band.is_multiple_of(2) && c.h.is_multiple_of(band);
     let bytes = stem_shared(c, pitch)? + (4 * 72 * (band + 1) * c.w) as u32;
     (is_plain && is_whole && bytes <= STEM_POOL_SHARED_MAX).then_some(bytes)
 }
@@ -199,6 +200,8 @@ mod tests {
         assert_eq!(stem_pool_shared(&conv(28, 64), 4, &pool(28, 3)), None, "bands of 128 pixels");
         assert_eq!(stem_pool_shared(&conv(32, 64), 4, &pool(32, 2)), None);
         assert_eq!(stem_pool_shared(&conv(32, 48), 4, &pool(32, 3)), None);
+        let narrow = Conv { h: 128, w: 1, ho: 128, wo: 1, ..conv(32, 64) };
+        assert_eq!(stem_pool_shared(&narrow, 4, &MaxPool { h: 128, w: 1, ho: 64, wo: 1, ..pool(32, 3) }), None);
         assert_eq!(stem_pool_shared(&conv(32, 64), 3, &pool(32, 3)), None, "copies of 16 bytes");
     }
 

@@ -108,6 +108,10 @@ impl Cohort {
             };
             return self.launch(kernel, [blocks, strips], [256, 1], shared, &p);
         }
+        if pool.is_some() {
+            let problem = "no kernel computes it together with its max-pool".into();
+            return Err(Error::Gpu { what: self.graph.nodes[node].name.clone(), problem });
+        }
         let launch = Launch::new(o.pass, &c, pitch, batch, aligned, self.n_active(), is_exact);
         let kernel = format!("{}.{}", o.program(), launch.kernel);
         let (parts, flags) = (launch.splits as i32, o.flags());
