@@ -113,7 +113,7 @@ impl Details {
         } else if registry::find(name)?.is_text() {
             let Splits { train, test } = fedproj_data::load_texts(&SourceConfig::named(name), dir)?;
             let content = |set: Texts| Content {
-                part: Part { n_samples: set.texts.len(), hash: Some(set.hash()) },
+                part: Part::from(&set),
                 counts: counts(set.labels.as_deref(), set.class_names.len()),
                 classes: set.class_names,
             };
@@ -121,7 +121,7 @@ impl Details {
         } else {
             let Splits { train, test } = fedproj_data::load(&SourceConfig::named(name), dir)?;
             let content = |set: Dataset| Content {
-                part: Part { n_samples: set.n_samples(), hash: Some(set.hash()) },
+                part: Part::from(&set),
                 counts: counts(set.labels(), set.n_classes()),
                 classes: set.class_names().to_vec(),
             };

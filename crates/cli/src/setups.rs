@@ -120,6 +120,16 @@ pub const MNLI: Setup = Setup { data: "mnli", title: "MNLI", public: "snli", ..S
 /// The paper's set-up for MARC, with as many public reviews as are to be had.
 pub const MARC: Setup = Setup { data: "marc", title: "MARC", public: "yelp", public_samples: 10_000, ..SST2 };
 
+/// A data set's name as the paper writes it; its own where the paper has none.
+pub fn title(data: &str) -> &str {
+    match data {
+        "sent140" => "Sentiment140",
+        "snli" => "SNLI",
+        "yelp" => "Yelp",
+        _ => SETUPS.iter().find(|setup| setup.data == data).map_or(data, |setup| setup.title),
+    }
+}
+
 impl Setup {
     /// The same study in minutes on two CPU cores: the beginning of training, of images with a small network.
     pub const fn quick(self) -> Self {

@@ -1,6 +1,6 @@
 //! From the names in a configuration to samples in memory: data sets read, texts tokenised, held out, split and drawn.
 
-use crate::config::{Config, DataConfig, Draw};
+use crate::config::{Config, Draw};
 use crate::error::{Error, Result};
 use crate::method::Method;
 use fedproj_data::{Dataset, SourceConfig, SplitConfig, SplitFor, Splits, Tokenizer, registry};
@@ -52,8 +52,11 @@ pub(crate) fn load(
         _ if !needs_public => None,
         _ => Some(read(&data.public)?.concatenated()?),
     };
-    private = draw_private(private, data, config.seed)?;
-    let public = public.map(|public| draw_public(public, data, config.seed)).transpose()?;
+    let stream = |id| Stream::new(config.seed, Purpose::Split, [id, 0, 0]);
+    let (n, how) = (data.private_samples, data.private_draw);
+    private = draw(private, n, how, &mut stream(PRIVATE_SUBSET), "data.private_samples")?;
+    let (n, how) = (data.public_samples, data.public_draw);
+    let public = public.map(|p| draw(p, n, how, &mut stream(PUBLIC_SUBSET), "data.public_samples")).transpose()?;
     let public = public.map(|p| if method.needs_public_labels() { p } else { p.without_labels() });
     if data.byte_cast {
         return Ok((private.with_byte_cast(), test.with_byte_cast(), public.map(Dataset::with_byte_cast)));
@@ -87,16 +90,6 @@ fn tokenizer(config: &Config, data_dir: Option<&Path>) -> Result<Option<Tokenize
 pub(crate) fn checkpoint(config: &Config, data_dir: Option<&Path>) -> Result<Option<BertConfig>> {
     let name = &config.model.checkpoint;
     if name.is_empty() { Ok(None) } else { Ok(Some(BertConfig::open(&in_data_dir(data_dir, name))?)) }
-}
-
-fn draw_private(data: Dataset, config: &DataConfig, seed: u64) -> Result<Dataset> {
-    let (n, key) = (config.private_samples, "data.private_samples");
-    draw(data, n, config.private_draw, &mut Stream::new(seed, Purpose::Split, [PRIVATE_SUBSET, 0, 0]), key)
-}
-
-fn draw_public(data: Dataset, config: &DataConfig, seed: u64) -> Result<Dataset> {
-    let (n, key) = (config.public_samples, "data.public_samples");
-    draw(data, n, config.public_draw, &mut Stream::new(seed, Purpose::Split, [PUBLIC_SUBSET, 0, 0]), key)
 }
 
 /// `n` samples drawn without replacement, 0 is all; or as many of each class, `n` at most.

@@ -75,6 +75,18 @@ pub struct Part {
     pub hash: Option<String>,
 }
 
+impl From<&Dataset> for Part {
+    fn from(data: &Dataset) -> Self {
+        Self { n_samples: data.n_samples(), hash: Some(data.hash()) }
+    }
+}
+
+impl From<&Texts> for Part {
+    fn from(texts: &Texts) -> Self {
+        Self { n_samples: texts.texts.len(), hash: Some(texts.hash()) }
+    }
+}
+
 /// Everything the registry knows, in its order.
 ///
 /// ```
@@ -146,22 +158,20 @@ fn presence(files: &Files, data_dir: &Path) -> (State, Option<PathBuf>) {
 
 /// Reads the data set and puts what it really holds into `entry`.
 fn inspect(entry: &mut Entry, data_dir: Option<&Path>) -> Result<()> {
-    let part = |data: &Dataset| Part { n_samples: data.n_samples(), hash: Some(data.hash()) };
     let splits = load(&SourceConfig::named(entry.name), data_dir)?;
     entry.shape = Some(splits.train.shape());
     entry.n_classes = Some(splits.train.n_classes());
-    entry.train = Some(part(&splits.train));
-    entry.test = splits.test.as_ref().map(part);
+    entry.train = Some(Part::from(&splits.train));
+    entry.test = splits.test.as_ref().map(Part::from);
     Ok(())
 }
 
 /// The same for texts, whose shape is a tokeniser's affair.
 fn inspect_texts(entry: &mut Entry, data_dir: Option<&Path>) -> Result<()> {
-    let part = |texts: &Texts| Part { n_samples: texts.texts.len(), hash: Some(texts.hash()) };
     let splits = load_texts(&SourceConfig::named(entry.name), data_dir)?;
     entry.n_classes = Some(splits.train.class_names.len());
-    entry.train = Some(part(&splits.train));
-    entry.test = splits.test.as_ref().map(part);
+    entry.train = Some(Part::from(&splits.train));
+    entry.test = splits.test.as_ref().map(Part::from);
     Ok(())
 }
 

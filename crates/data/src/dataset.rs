@@ -5,6 +5,7 @@
 //! `resized` and friends make new ones.
 
 use crate::error::{Error, Result};
+use crate::parts::Parts;
 use crate::tokens::Tokens;
 
 /// What one sample looks like.
@@ -328,30 +329,20 @@ impl Dataset {
 
     /// BLAKE3 (hex) of everything that training sees: shape, values, labels, groups, class names, normalisation.
     pub fn hash(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        // Each part is preceded by its length, so that no two different sets feed the same bytes.
-        let mut part = |bytes: &[u8]| {
-            hasher.update(&(bytes.len() as u64).to_le_bytes());
-            hasher.update(bytes);
-        };
-        let floats = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-        let ids = |values: &Option<Vec<u32>>| match values {
-            Some(values) => values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>(),
-            None => Vec::new(),
-        };
-        part(format!("fedproj data set 1, {:?}", self.shape).as_bytes());
+        let mut parts = Parts::default();
+        parts.add(format!("fedproj data set 1, {:?}", self.shape).as_bytes());
         match &self.samples {
-            Samples::U8(values) => part(values),
-            Samples::F32(values) => part(&floats(values)),
-            Samples::Tokens(texts) => part(&texts.to_words().iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>()),
+            Samples::U8(values) => parts.add(values),
+            Samples::F32(values) => parts.add_floats(values),
+            Samples::Tokens(texts) => parts.add_ids(&texts.to_words()),
         }
-        part(&ids(&self.labels));
-        part(&ids(&self.groups));
-        part(self.class_names.join("\n").as_bytes());
-        part(&floats(&[self.normalisation.unit]));
-        part(&floats(&self.normalisation.mean));
-        part(&floats(&self.normalisation.std));
-        hasher.finalize().to_hex().to_string()
+        parts.add_ids(self.labels.as_deref().unwrap_or_default());
+        parts.add_ids(self.groups.as_deref().unwrap_or_default());
+        parts.add(self.class_names.join("\n").as_bytes());
+        parts.add_floats(&[self.normalisation.unit]);
+        parts.add_floats(&self.normalisation.mean);
+        parts.add_floats(&self.normalisation.std);
+        parts.hex()
     }
 
     /// Everything but the samples; what new sets made from this one start with.

@@ -26,6 +26,7 @@ pub mod catalogue;
 mod dataset;
 mod error;
 pub mod partition;
+mod parts;
 pub mod picture;
 mod readers;
 pub mod registry;

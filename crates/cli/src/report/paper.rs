@@ -3,6 +3,7 @@
 use super::arms::{Arm, Setting};
 use super::tables::SettingResult;
 use crate::new::paper_setup;
+use crate::setups;
 use anyhow::Result;
 use fedproj_core::Config;
 use fedproj_data::PartitionConfig;
@@ -87,9 +88,8 @@ fn lines() -> impl Iterator<Item = Line> {
 
 /// `CIFAR-10` and `cifar10` are the same, and so are `Sentiment140` and `sent140`.
 fn is_same(ours: &str, theirs: &str) -> bool {
-    let theirs = if theirs == "Sentiment140" { "sent140" } else { theirs };
     let plain = |s: &str| s.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
-    plain(ours) == plain(theirs)
+    plain(setups::title(ours)) == plain(theirs)
 }
 
 fn beta(config: &Config) -> Option<f64> {

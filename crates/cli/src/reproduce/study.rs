@@ -6,7 +6,7 @@ use crate::device::DeviceArgs;
 use crate::drive::{Driver, Job, duration};
 use crate::interrupt::command_line_with;
 use crate::say;
-use crate::setups::{PRESETS, Setup};
+use crate::setups::{self, PRESETS, Setup};
 use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_core::{Comparison, Config, Error, Manifest, Plan, PlannedRun, Summary, compare};
@@ -174,11 +174,8 @@ impl Study {
     fn describe(&self, args: &StudyArgs, setup: &Setup, config: &Config) -> String {
         let public = match config.data.public.name.as_str() {
             "tinyimagenet32" => "Tiny-ImageNet at 32×32, which stands in for ImageNet-100",
-            "sent140" => "Sentiment140",
-            "snli" => "SNLI",
-            "yelp" => "Yelp",
             "folder" if is_imagenet100(&config.data.public) => "ImageNet-100 at 32×32",
-            name => self.setups.iter().find(|setup| setup.data == name).map_or(name, |setup| setup.title),
+            name => setups::title(name),
         };
         let mut text = format!("{}: {}, public set {public}, preset {}", self.title, setup.title, args.preset);
         if setup.is_text() {

@@ -7,6 +7,8 @@ mod tokenizer;
 pub(crate) use table::{Classes, Layout, Table};
 pub use tokenizer::{TextConfig, Tokenizer};
 
+use crate::parts::Parts;
+
 /// One sample: a text, or a pair of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text {
@@ -34,21 +36,15 @@ pub struct Texts {
 impl Texts {
     /// BLAKE3 (hex) of texts, labels, groups and class names.
     pub fn hash(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        // Each part is preceded by its length, so that no two different sets feed the same bytes.
-        let mut part = |bytes: &[u8]| {
-            hasher.update(&(bytes.len() as u64).to_le_bytes());
-            hasher.update(bytes);
-        };
+        let mut parts = Parts::default();
         for text in &self.texts {
-            part(text.first.as_bytes());
-            part(&[u8::from(text.second.is_some())]);
-            part(text.second.as_deref().unwrap_or_default().as_bytes());
+            parts.add(text.first.as_bytes());
+            parts.add(&[u8::from(text.second.is_some())]);
+            parts.add(text.second.as_deref().unwrap_or_default().as_bytes());
         }
-        for ids in [&self.labels, &self.groups] {
-            part(&ids.iter().flatten().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>());
-        }
-        part(self.class_names.join("\n").as_bytes());
-        hasher.finalize().to_hex().to_string()
+        parts.add_ids(self.labels.as_deref().unwrap_or_default());
+        parts.add_ids(self.groups.as_deref().unwrap_or_default());
+        parts.add(self.class_names.join("\n").as_bytes());
+        parts.hex()
     }
 }
