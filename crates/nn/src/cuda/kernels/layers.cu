@@ -99,16 +99,16 @@ extern "C" __global__ void average_pool_backward(const int* lanes, int len, int 
 
 enum { RELU, GELU, TANH };
 
-// f(pack, i) for every four elements from i on of an extent whose arrays start at whole vectors, in steps of the whole grid;
-// behind the last four, for single ones.
+// f.at<4>(i) for every four elements from i on of an extent whose arrays start at whole vectors, in steps of the whole grid;
+// behind the last four, f.at<1>(i) for single ones.
 template <class F>
-__device__ __forceinline__ void for_each_pack(const Extent& extent, int lane, F f) {
+__device__ __forceinline__ void for_each_pack(const Extent& extent, int lane, const F& f) {
     const int end = of(extent, lane);
     for (int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x); i < end; i += 4 * gridDim.x * blockDim.x) {
         if (i + 4 <= end) {
-            f(Pack<4>(), i);
+            f.template at<4>(i);
         } else {
-            for (int k = i; k < end; k++) f(Pack<1>(), k);
+            for (int k = i; k < end; k++) f.template at<1>(k);
         }
     }
 }
@@ -116,44 +116,62 @@ __device__ __forceinline__ void for_each_pack(const Extent& extent, int lane, F 
 // The probability that a normal variable is below x.
 __device__ __forceinline__ float normal_below(float x) { return 0.5f + 0.5f * erff(x * 0.7071067812f); }
 
-extern "C" __global__ void activation(const int* lanes, int kind, Extent extent, Rows x_rows, Rows y_rows) {
-    const int lane = lanes[blockIdx.z];
-    for_each_pack(extent, lane, [&](auto pack, int i) {
-        constexpr int VEC = sizeof(pack) / sizeof(float);
-        pack = load<VEC>(of(x_rows, lane) + i);
+struct Activation {
+    int kind;
+    const float* x;
+    float* y;
+
+    template <int VEC>
+    __device__ __forceinline__ void at(int i) const {
+        auto pack = load<VEC>(x + i);
 #pragma unroll
         for (int k = 0; k < VEC; k++) {
-            const float x = pack.v[k];
-            pack.v[k] = kind == RELU ? relu(x) : kind == GELU ? x * normal_below(x) : tanhf(x);
+            const float v = pack.v[k];
+            pack.v[k] = kind == RELU ? relu(v) : kind == GELU ? v * normal_below(v) : tanhf(v);
         }
-        store<VEC>(of(y_rows, lane) + i, pack);
-    });
+        store<VEC>(y + i, pack);
+    }
+};
+
+extern "C" __global__ void activation(const int* lanes, int kind, Extent extent, Rows x_rows, Rows y_rows) {
+    const int lane = lanes[blockIdx.z];
+    for_each_pack(extent, lane, Activation{kind, of(x_rows, lane), of(y_rows, lane)});
 }
 
-extern "C" __global__ void activation_backward(const int* lanes, int kind, Extent extent, Rows x_rows, Rows y_rows, Rows dy_rows,
-                                               Rows dx_rows, int fresh) {
-    const int lane = lanes[blockIdx.z];
-    // What the slope is computed from.
-    const float* known = of(kind == GELU ? x_rows : y_rows, lane);
-    for_each_pack(extent, lane, [&](auto v, int i) {
-        constexpr int VEC = sizeof(v) / sizeof(float);
-        const auto from = load<VEC>(known + i), dy = load<VEC>(of(dy_rows, lane) + i);
-        float* const dx = of(dx_rows, lane) + i;
+struct ActivationBackward {
+    int kind;
+    // What the slope is computed from: the input of a GELU, the output of the others.
+    const float* known;
+    const float* dy;
+    float* dx;
+    int fresh;
+
+    template <int VEC>
+    __device__ __forceinline__ void at(int i) const {
+        const auto from = load<VEC>(known + i);
+        auto v = load<VEC>(dy + i);
 #pragma unroll
         for (int k = 0; k < VEC; k++) {
             const float at = from.v[k];
             const float slope = kind == RELU   ? (at > 0.f ? 1.f : 0.f)
                                 : kind == GELU ? normal_below(at) + at * 0.3989422804f * expf(-0.5f * at * at)
                                                : 1.f - at * at;
-            v.v[k] = kind == RELU && slope == 0.f ? 0.f : dy.v[k] * slope;
+            v.v[k] = kind == RELU && slope == 0.f ? 0.f : v.v[k] * slope;
         }
         if (!fresh) {
-            const auto before = load<VEC>(dx);
+            const auto before = load<VEC>(dx + i);
 #pragma unroll
             for (int k = 0; k < VEC; k++) v.v[k] += before.v[k];
         }
-        store<VEC>(dx, v);
-    });
+        store<VEC>(dx + i, v);
+    }
+};
+
+extern "C" __global__ void activation_backward(const int* lanes, int kind, Extent extent, Rows x_rows, Rows y_rows, Rows dy_rows,
+                                               Rows dx_rows, int fresh) {
+    const int lane = lanes[blockIdx.z];
+    const float* known = of(kind == GELU ? x_rows : y_rows, lane);
+    for_each_pack(extent, lane, ActivationBackward{kind, known, of(dy_rows, lane), of(dx_rows, lane), fresh});
 }
 
 // dy = 0 where y ≤ 0: the backward pass of a ReLU that was applied in place.
