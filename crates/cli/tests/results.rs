@@ -5,7 +5,7 @@
 
 mod text_results;
 
-use fedproj_core::{ComparedRow, Config, Difference, Manifest, StoredRun, Summary, compare};
+use fedproj_core::{ComparedRow, Config, Difference, Manifest, RoundRecord, StoredRun, Summary, compare};
 use fedproj_data::PartitionConfig;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn check(page: &str, name: &str, expected: &str) {
     let start = format!("<!-- results {name} -->\n");
     let after = text.split_once(&start).unwrap_or_else(|| panic!("{page} has no `{}`", start.trim())).1;
     let found = after.split_once("<!-- end -->").unwrap_or_else(|| panic!("{page}: no end of `{name}`")).0;
-    assert!(found == expected, "{page}: the files under results/ say\n{expected}\nthe page says\n{found}");
+    assert!(found == expected, "{page}, {name}: the files under results/ say\n{expected}\nthe page says\n{found}");
 }
 
 /// `FedAvg` of `fedavg`.
@@ -90,13 +90,14 @@ fn the_pilot_beside_the_paper_is_what_was_measured() {
     check("docs/reproduction.md", "pilot", &markdown(head, "|---|---|---|---|---|---|", rows));
 }
 
-/// The studies that were run, and of how many runs they are: nine methods and three seeds; three and two; four and two; four and
-/// three at two degrees of skew; the same without two runs of `FedDF`.
+/// The studies that were run, and of how many runs they are: nine methods and three seeds; five and three; four and two; the last
+/// ones four and three at two degrees of skew.
 const QUICK: (&str, usize) = ("table1-cifar10-quick", 27);
-const FULL: (&str, usize) = ("table1-cifar10-full", 6);
+const FULL: (&str, usize) = ("table1-cifar10-full", 15);
 const TEXT: (&str, usize) = ("table2-sst2-quick", 8);
 const SST2: (&str, usize) = ("table2-sst2-full", 24);
-const MARC: (&str, usize) = ("table2-marc-full", 22);
+const MNLI: (&str, usize) = ("table2-mnli-full", 24);
+const MARC: (&str, usize) = ("table2-marc-full", 24);
 
 fn runs_of((folder, n_runs): (&str, usize)) -> Vec<StoredRun> {
     let runs = StoredRun::find(&root().join("results").join(folder)).unwrap();
@@ -154,18 +155,32 @@ fn paper(setting: &str, method: &str) -> String {
 
 #[test]
 fn tables_beside_the_paper_are_what_was_measured() {
-    for (runs, scale, name, setting) in [
-        (QUICK, "quick", "table1", "cv,CIFAR-10,CIFAR-100,0.3"),
-        (FULL, "full", "table1 full", "cv,CIFAR-10,CIFAR-100,0.3"),
-        (TEXT, "quick", "table2", "nlp,SST-2,Sentiment140,0.3"),
-    ] {
+    for (runs, name, setting) in
+        [(QUICK, "table1", "cv,CIFAR-10,CIFAR-100,0.3"), (TEXT, "table2", "nlp,SST-2,Sentiment140,0.3")]
+    {
         let rows = study(runs, 0.3).into_iter().map(|row| {
             let method = title(&row.name);
             format!("| {method} | {} | {} | {} |", paper(setting, method), accuracy(&row), difference(&row))
         });
-        let head = format!("| method | paper, full scale, % | ours, {scale} scale, % | ours less FedAvg |");
-        check("docs/reproduction.md", name, &markdown(&head, "|---|---:|---:|---:|", rows));
+        let head = "| method | paper, full scale, % | ours, quick scale, % | ours less FedAvg |";
+        check("docs/reproduction.md", name, &markdown(head, "|---|---:|---:|---:|", rows));
     }
+    let rows = beside_the_paper(FULL, "cv,CIFAR-10,CIFAR-100", 0.3).into_iter().map(|row| format!("| {row} |"));
+    let head = "| method | seeds | paper, % | ours, % | ours less FedAvg | FedProj less this |";
+    check("docs/reproduction.md", "table1 full", &markdown(head, "|---|---:|---:|---:|---:|---:|", rows));
+}
+
+/// Cells of a study at the paper's scale: method, seeds, the paper's figure and ours, differences to `FedAvg` and to `FedProj`.
+fn beside_the_paper(runs: (&str, usize), setting: &str, beta: f64) -> Vec<String> {
+    let to_fedproj = study_against("fedproj", runs, beta);
+    let row = |row: ComparedRow| {
+        let method = title(&row.name);
+        let other = to_fedproj.iter().find(|other| other.name == row.name).unwrap();
+        let behind = other.difference.map_or(String::new(), |d| interval(-d.mean, d));
+        let (n_seeds, paper) = (row.seeds.len(), paper(&format!("{setting},{beta}"), method));
+        format!("{method} | {n_seeds} | {paper} | {} | {} | {behind}", accuracy(&row), difference(&row))
+    };
+    study(runs, beta).into_iter().map(row).collect()
 }
 
 #[test]
@@ -186,6 +201,8 @@ fn the_folders_own_tables_are_what_was_measured() {
         (TEXT, 0.3, "table2"),
         (SST2, 0.3, "table2 0.3"),
         (SST2, 0.5, "table2 0.5"),
+        (MNLI, 0.3, "table2 0.3"),
+        (MNLI, 0.5, "table2 0.5"),
         (MARC, 0.3, "table2 0.3"),
         (MARC, 0.5, "table2 0.5"),
     ] {
@@ -200,6 +217,43 @@ fn the_folders_own_tables_are_what_was_measured() {
     }
 }
 
+#[test]
+fn the_full_study_seed_by_seed_is_what_was_measured() {
+    let methods: Vec<String> = study(FULL, 0.3).into_iter().map(|row| row.name).collect();
+    let runs = runs_of(FULL);
+    let rows = (0..3).map(|seed| {
+        let accuracy = |method: &String| {
+            let run = runs.iter().find(|run| run.config.seed == seed && run.config.method.name == *method).unwrap();
+            format!(" {:.2} |", 100.0 * run.summary.headline)
+        };
+        format!("| {seed} |{}", methods.iter().map(accuracy).collect::<String>())
+    });
+    let head = format!("| seed |{}", methods.iter().map(|m| format!(" {} |", title(m))).collect::<String>());
+    let aligned = "|---:".repeat(1 + methods.len()) + "|";
+    check("docs/reproduction.md", "table1 full seeds", &markdown(&head, &aligned, rows));
+}
+
+/// How far a method's accuracy moves from one round to the next in the last 50, beside its mean there and its best round.
+#[test]
+fn the_full_studys_steadiness_is_what_was_measured() {
+    let runs = runs_of(FULL);
+    let rows = study(FULL, 0.3).into_iter().map(|row| {
+        let late: Vec<Vec<f64>> =
+            runs.iter().filter(|run| run.config.method.name == row.name).map(late_accuracies).collect();
+        let mean = |of: fn(&Vec<f64>) -> f64| late.iter().map(of).sum::<f64>() / late.len() as f64;
+        let accuracy = mean(|run| run.iter().sum::<f64>() / run.len() as f64);
+        let change =
+            mean(|run| run.windows(2).map(|pair| (pair[1] - pair[0]).abs()).sum::<f64>() / (run.len() - 1) as f64);
+        format!("| {} | {accuracy:.1} | {change:.1} | {:.1} |", title(&row.name), 100.0 * row.best)
+    });
+    let head = "| method | accuracy %, last 50 rounds | change from one to the next, points | best round, % |";
+    check("docs/reproduction.md", "table1 full steadiness", &markdown(head, "|---|---:|---:|---:|", rows));
+}
+
+fn late_accuracies(run: &StoredRun) -> Vec<f64> {
+    run.rounds[50..].iter().map(|round| 100.0 * round.accuracy.unwrap()).collect()
+}
+
 /// What the pages say of single rounds of the full study, from the metrics.
 #[test]
 fn the_full_study_in_more_detail_is_what_was_measured() {
@@ -208,12 +262,12 @@ fn the_full_study_in_more_detail_is_what_was_measured() {
         StoredRun::find(&dir).unwrap().remove(0).rounds
     };
     let mean = |values: Vec<f64>| 100.0 * values.iter().sum::<f64>() / values.len() as f64;
-    let rows = (0..2).map(|seed| {
+    let rows = (0..3).map(|seed| {
         let [fedavg, feddf, fedproj] = ["fedavg", "feddf", "fedproj"].map(|method| metrics(method, seed));
-        let late = |rounds: &[fedproj_core::RoundRecord]| {
+        let late = |rounds: &[RoundRecord]| {
             mean(rounds[50..].iter().map(|r| r.accuracy.unwrap() - r.accuracy_before_distillation.unwrap()).collect())
         };
-        let ahead = |a: &[fedproj_core::RoundRecord], b: &[fedproj_core::RoundRecord]| {
+        let ahead = |a: &[RoundRecord], b: &[RoundRecord]| {
             a.iter().zip(b).skip(10).filter(|(a, b)| a.accuracy > b.accuracy).count()
         };
         let projected = mean(fedproj[50..].iter().map(|r| r.projection_rate.unwrap()).collect());
@@ -229,9 +283,43 @@ fn the_full_study_in_more_detail_is_what_was_measured() {
     check("docs/reproduction.md", "table1 full rounds", &markdown(head, "|---|---:|---:|---:|---:|---:|", rows));
 }
 
+/// Methods whose settings were tried with a seed of its own, and the runs' folders; each method's published setting comes first.
+const TUNED: [(&str, [(&str, &str); 3]); 7] = [
+    ("FedAvg", [("fedavg", "Adam 1e-3"), ("fedavg-sgd", "SGD 0.01, momentum 0.9"), ("", "")]),
+    ("FedProx", [("fedprox", "weight 0.01"), ("fedprox-0.1", "0.1"), ("fedprox-0.001", "0.001")]),
+    (
+        "FedNova",
+        [("fednova", "Adam 1e-3"), ("fednova-rho", "momentum formula 0.9"), ("fednova-sgd", "SGD 0.01, momentum 0.9")],
+    ),
+    ("FedDyn", [("feddyn", "α = 0.01"), ("feddyn-0.1", "0.1"), ("feddyn-0.001", "0.001")]),
+    ("MOON", [("moon", "weight 1"), ("moon-5", "5"), ("moon-0.1", "0.1")]),
+    ("FedRCL", [("fedrcl", "weights 1"), ("fedrcl-w0.1", "0.1"), ("fedrcl-sgd", "SGD 0.01, momentum 0.9")]),
+    ("FedET", [("fedet", "rate 1e-5"), ("fedet-lr1e-4", "1e-4"), ("fedet-lr1e-6", "1e-6")]),
+];
+
+/// Mean of the ninth to the thirteenth round, which all runs reached.
+#[test]
+fn what_tuning_gave_is_what_was_measured() {
+    let outcome = |(folder, setting): (&str, &str)| {
+        let path = root().join("results/table1-cifar10-tuning").join(folder).join("metrics.jsonl");
+        let text = std::fs::read_to_string(path).unwrap();
+        let rounds = text.lines().map(|line| serde_json::from_str::<RoundRecord>(line).unwrap().accuracy.unwrap());
+        let late: Vec<f64> = rounds.skip(8).take(5).collect();
+        assert_eq!(late.len(), 5);
+        format!("{:.1} ({setting})", 100.0 * late.iter().sum::<f64>() / 5.0)
+    };
+    let rows = TUNED.into_iter().map(|(method, settings)| {
+        let cells = settings
+            .map(|(folder, setting)| if folder.is_empty() { String::new() } else { outcome((folder, setting)) });
+        format!("| {method} | {} |", cells.join(" | "))
+    });
+    let table = markdown("| method | as published, % | others, % | |", "|---|---|---|---|", rows);
+    check("results/table1-cifar10-tuning/README.md", "tuning", &table);
+}
+
 #[test]
 fn every_method_of_a_seed_begins_alike() {
-    for study in [QUICK, FULL, TEXT, SST2, MARC] {
+    for study in [QUICK, FULL, TEXT, SST2, MNLI, MARC] {
         let runs = runs_of(study);
         let cohorts = |run: &StoredRun| run.rounds.iter().map(|r| r.cohort.clone()).collect::<Vec<_>>();
         let is_alike = |a: &StoredRun, b: &StoredRun| {
