@@ -221,14 +221,15 @@ fn the_folders_own_tables_are_what_was_measured() {
 fn the_full_study_seed_by_seed_is_what_was_measured() {
     let methods: Vec<String> = study(FULL, 0.3).into_iter().map(|row| row.name).collect();
     let runs = runs_of(FULL);
+    let row = |first: &str, cells: Vec<String>| format!("| {first} | {} |", cells.join(" | "));
     let rows = (0..3).map(|seed| {
         let accuracy = |method: &String| {
             let run = runs.iter().find(|run| run.config.seed == seed && run.config.method.name == *method).unwrap();
-            format!(" {:.2} |", 100.0 * run.summary.headline)
+            format!("{:.2}", 100.0 * run.summary.headline)
         };
-        format!("| {seed} |{}", methods.iter().map(accuracy).collect::<String>())
+        row(&seed.to_string(), methods.iter().map(accuracy).collect())
     });
-    let head = format!("| seed |{}", methods.iter().map(|m| format!(" {} |", title(m))).collect::<String>());
+    let head = row("seed", methods.iter().map(|method| title(method).to_owned()).collect());
     let aligned = "|---:".repeat(1 + methods.len()) + "|";
     check("docs/reproduction.md", "table1 full seeds", &markdown(&head, &aligned, rows));
 }
