@@ -228,8 +228,12 @@ fn statement(deviations: &[Deviation]) -> String {
     };
     let smaller: Vec<String> = deviations.iter().filter(|d| SCALE.contains(&&d.key[..])).map(in_words).collect();
     if smaller.is_empty() {
-        let n = deviations.len();
-        return format!("This is the paper's scale; {n} settings are not as its text has them (see below).");
+        let differs = match deviations.len() {
+            0 => "every setting is as its text has it.".to_owned(),
+            1 => "one setting is not as its text has it (see below).".to_owned(),
+            n => format!("{n} settings are not as its text has them (see below)."),
+        };
+        return format!("This is the paper's scale; {differs}");
     }
     format!(
         "This is not the paper's set-up ({}). Its figures stand here for orientation; these runs are not expected to \
