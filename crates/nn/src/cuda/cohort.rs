@@ -1,6 +1,8 @@
-//! The memory of a cohort: values and gradients of every lane, batches, tables, and recorded steps.
+//! A cohort: values and gradients of every lane, which lanes take part, what they measured, and recorded steps.
 
-use super::gpu::{Captured, Gpu, Memory, Parameter, Precision, failed_lane, parameters};
+use super::batches::{Batches, Slot};
+use super::gpu::{Captured, Gpu, Memory, Parameter, Precision, failed_lane};
+use super::memory::{Extent, Rows, Vectors, padded, vectors};
 use super::text::Texts;
 use super::{conv, hopper, text};
 use crate::cpu::check_len;
@@ -11,131 +13,6 @@ use crate::kernels::pool::MaxPool;
 use crate::plan::Plan;
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// Arrays on the GPU, one a lane, or one that all lanes share.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
-    pub(super) at: u64,
-    pub(super) stride: i64,
-}
-parameters!(Rows);
-
-impl Rows {
-    /// No array.
-    pub(super) const NONE: Self = Self { at: 0, stride: 0 };
-
-    /// The same arrays from the float `offset` on.
-    pub(super) fn from(self, offset: usize) -> Self {
-        Self { at: self.at + 4 * offset as u64, ..self }
-    }
-}
-
-/// Flat vectors on the GPU, one a lane.
-#[derive(Debug)]
-pub struct Vectors {
-    pub(super) memory: Memory<f32>,
-    pub(super) stride: usize,
-    pub(super) len: usize,
-}
-
-impl Vectors {
-    /// Floats of each.
-    #[allow(clippy::len_without_is_empty, reason = "a vector of nothing is as good as any")]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Where they lie.
-    pub fn rows(&self) -> Rows {
-        Rows { at: self.memory.at(), stride: self.stride as i64 }
-    }
-}
-
-/// A data set on the GPU.
-#[derive(Debug)]
-pub struct Data {
-    pub(super) samples: Memory<f32>,
-    pub(super) sample_len: usize,
-    pub(super) labels: Option<Memory<u32>>,
-}
-
-impl Data {
-    /// Uploads samples of `sample_len` floats, a part at a time as `parts` gives them.
-    ///
-    /// # Errors
-    /// If the GPU's memory is too small.
-    pub fn upload(
-        gpu: &Gpu,
-        n_samples: usize,
-        sample_len: usize,
-        labels: Option<&[u32]>,
-        mut part: impl FnMut(std::ops::Range<usize>, &mut [f32]),
-    ) -> Result<Self> {
-        const PART: usize = 4096;
-        let mut samples = gpu.zeros(n_samples * sample_len)?;
-        let mut buffer = vec![0.0; PART.min(n_samples) * sample_len];
-        for start in (0..n_samples).step_by(PART) {
-            let end = (start + PART).min(n_samples);
-            let buffer = &mut buffer[..(end - start) * sample_len];
-            part(start..end, buffer);
-            gpu.write(&mut samples, start * sample_len, buffer)?;
-        }
-        let labels = labels.map(|labels| gpu.upload(labels)).transpose()?;
-        Ok(Self { samples, sample_len, labels })
-    }
-
-    /// A matrix whose rows are gathered like samples.
-    ///
-    /// # Errors
-    /// If the GPU's memory is too small.
-    pub fn matrix(gpu: &Gpu, values: &[f32], row_len: usize) -> Result<Self> {
-        Ok(Self { samples: gpu.upload(values)?, sample_len: row_len, labels: None })
-    }
-
-    /// Replaces the values, which must be as many.
-    ///
-    /// # Errors
-    /// If they are not, or the driver refuses.
-    pub fn replace(&mut self, gpu: &Gpu, values: &[f32]) -> Result<()> {
-        check_len("the matrix", self.samples.len(), values.len())?;
-        gpu.write(&mut self.samples, 0, values)
-    }
-
-    /// Gives the samples labels.
-    ///
-    /// # Errors
-    /// If the GPU's memory is too small.
-    pub fn set_labels(&mut self, gpu: &Gpu, labels: &[u32]) -> Result<()> {
-        self.labels = Some(gpu.upload(labels)?);
-        Ok(())
-    }
-}
-
-/// Per-step tables of a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Batches {
-    /// Samples of the private batches.
-    Private,
-    /// Their places among the lane's own samples.
-    Positions,
-    /// Samples of the memory batches.
-    Memory,
-    /// Factors of the learning rate, as bits.
-    LrFactors,
-    /// Keys of dropout, two words each.
-    DropoutKeys,
-}
-
-/// A table as kernels take it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Table {
-    pub(super) at: u64,
-    pub(super) stride: i64,
-    pub(super) width: i32,
-}
-parameters!(Table);
 
 /// Dropout masks are drawn with the lane's key of the current step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,18 +75,6 @@ pub struct Stats {
 const STATS: usize = 16;
 const BAD_STEP: usize = 7;
 
-/// Gathered targets of a loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Slot {
-    Logits,
-    Features,
-    Embedding(usize),
-    Unit,
-    Norms,
-    Similarities,
-    Slopes,
-}
-
 /// Networks of one graph that a GPU trains side by side.
 #[derive(Debug)]
 pub struct Cohort {
@@ -250,9 +115,9 @@ pub struct Cohort {
     pub(super) n_updates: Memory<i32>,
     pub(super) sums: Memory<f64>,
     pub(super) cursors: [Memory<i32>; 2],
-    tables: HashMap<Batches, (Memory<u32>, usize, usize)>,
+    pub(super) tables: HashMap<Batches, (Memory<u32>, usize, usize)>,
     pub(super) slots: HashMap<Slot, Vectors>,
-    recorded: HashMap<(u64, usize), Option<Captured>>,
+    pub(super) recorded: HashMap<(u64, usize), Option<Captured>>,
 }
 
 impl Cohort {
@@ -494,62 +359,6 @@ impl Cohort {
         Ok(all.chunks_exact(STATS).map(stats).collect())
     }
 
-    /// Puts each lane back to the first step of its tables.
-    ///
-    /// # Errors
-    /// If the driver refuses.
-    pub fn rewind(&mut self) -> Result<()> {
-        let zeros = vec![0; self.n_lanes];
-        let [private, memory] = &mut self.cursors;
-        self.gpu.write(private, 0, &zeros)?;
-        self.gpu.write(memory, 0, &zeros)
-    }
-
-    /// Sets a table: for every lane its steps one after another, `width` entries each.
-    ///
-    /// # Errors
-    /// If the GPU's memory is too small.
-    pub fn set_table(&mut self, which: Batches, lanes: &[Vec<u32>], width: usize) -> Result<()> {
-        let stride = lanes.iter().map(Vec::len).max().unwrap_or(0).max(width);
-        let needed = stride * self.n_lanes;
-        let fits = self.tables.get(&which).is_some_and(|(memory, old_stride, old_width)| {
-            memory.len() >= needed && *old_stride >= stride && *old_width == width
-        });
-        if !fits {
-            // Recorded steps hold the old address.
-            self.recorded.clear();
-            let roomy = (stride + stride / 4).next_multiple_of(width.max(1));
-            self.tables.insert(which, (self.gpu.zeros(roomy * self.n_lanes)?, roomy, width));
-        }
-        let Some((memory, stride, _)) = self.tables.get_mut(&which) else { return Ok(()) };
-        let mut all = vec![NOBODY; *stride * self.n_lanes];
-        for (to, from) in all.chunks_exact_mut(*stride).zip(lanes) {
-            to[..from.len()].copy_from_slice(from);
-        }
-        self.gpu.write(memory, 0, &all)
-    }
-
-    pub(super) fn table(&self, which: Batches) -> Result<Table> {
-        let Some((memory, stride, width)) = self.tables.get(&which) else {
-            return Err(Error::Gpu { what: format!("{which:?}"), problem: "the table was not set".into() });
-        };
-        Ok(Table { at: memory.at(), stride: *stride as i64, width: *width as i32 })
-    }
-
-    pub(super) fn cursor(&self, which: Batches) -> u64 {
-        self.cursors[usize::from(which == Batches::Memory)].at()
-    }
-
-    /// A gathered target, made on first use.
-    pub(super) fn slot(&mut self, slot: Slot, len: usize) -> Result<Rows> {
-        if self.slots.get(&slot).is_none_or(|v| v.len < len) {
-            self.recorded.clear();
-            let vectors = self.vectors(len)?;
-            self.slots.insert(slot, vectors);
-        }
-        Ok(self.slots[&slot].rows())
-    }
-
     /// Replays what was recorded under `key` for as many lanes; whether there was such a recording.
     ///
     /// # Errors
@@ -693,98 +502,6 @@ impl Cohort {
         Ok(out)
     }
 
-    /// Gathers the batch of a table's current entry (`offset` entries on) as the network's input, with its labels.
-    ///
-    /// # Errors
-    /// If the samples do not fit the network.
-    pub fn gather(&mut self, data: &Data, which: Batches, offset: usize, truncate: bool) -> Result<()> {
-        let table = self.table(which)?;
-        let batch = table.width as usize;
-        let (image, to) = self.input(data, batch)?;
-        let (cursor, offset) = (self.cursor(which), offset as i32);
-        let block = [256, 1];
-        let p: [&dyn Parameter; 9] = [
-            &self.lanes.at(),
-            &table,
-            &cursor,
-            &offset,
-            &data.samples.at(),
-            &image,
-            &to,
-            &self.valid.at(),
-            &i32::from(truncate),
-        ];
-        self.launch("gather", [batch, 1], block, 0, &p)?;
-        if let Some(labels) = &data.labels {
-            let p: [&dyn Parameter; 7] =
-                [&self.lanes.at(), &table, &cursor, &offset, &labels.at(), &self.labels.at(), &(self.batch_max as i32)];
-            self.launch("gather_labels", [1, 1], block, 0, &p)?;
-        }
-        self.batch = batch;
-        self.find_tokens()
-    }
-
-    /// Gathers samples `first..first + count` for every lane, padded to `batch`.
-    ///
-    /// # Errors
-    /// If the samples do not fit the network.
-    pub fn gather_range(&mut self, data: &Data, first: usize, count: usize, batch: usize) -> Result<()> {
-        let (image, to) = self.input(data, batch)?;
-        let p: [&dyn Parameter; 7] =
-            [&self.lanes.at(), &data.samples.at(), &(first as i32), &(count as i32), &image, &to, &self.valid.at()];
-        self.launch("gather_range", [batch, 1], [256, 1], 0, &p)?;
-        self.batch = batch;
-        self.find_tokens()
-    }
-
-    fn input(&self, data: &Data, batch: usize) -> Result<(Image, Rows)> {
-        let shape = self.graph.shape(self.graph.input());
-        check_len("a sample", shape.len(), data.sample_len)?;
-        if batch == 0 || batch > self.batch_max {
-            return Err(Error::Batch { found: batch, max: self.batch_max });
-        }
-        let image = Image { len: shape.len() as i32, channels: shape.c as i32, pitch: self.input_pitch as i32 };
-        Ok((image, self.value(0)))
-    }
-
-    /// Gathers rows of a matrix that belong to a table's current entry, as targets of a loss.
-    pub(super) fn gather_rows(
-        &mut self,
-        matrix: &Data,
-        which: Batches,
-        offset: usize,
-        slot: Slot,
-        truncate: bool,
-    ) -> Result<()> {
-        let (table, len) = (self.table(which)?, matrix.sample_len as i32);
-        let to = self.slot(slot, self.batch_max * matrix.sample_len)?;
-        let image = Image { len, channels: len, pitch: len };
-        let p: [&dyn Parameter; 9] = [
-            &self.lanes.at(),
-            &table,
-            &self.cursor(which),
-            &(offset as i32),
-            &matrix.samples.at(),
-            &image,
-            &to,
-            &0u64,
-            &i32::from(truncate),
-        ];
-        self.launch("gather", [table.width as usize, 1], [64, 1], 0, &p)
-    }
-
-    /// Gathers rows that each lane has for itself, such as embeddings of its samples.
-    ///
-    /// # Errors
-    /// If the table was not set.
-    pub fn gather_embedding(&mut self, all: &Vectors, row_len: usize, index: usize) -> Result<()> {
-        let table = self.table(Batches::Positions)?;
-        let to = self.slot(Slot::Embedding(index), self.batch_max * row_len)?;
-        let p: [&dyn Parameter; 7] =
-            [&self.lanes.at(), &table, &self.cursor(Batches::Private), &0i32, &all.rows(), &(row_len as i32), &to];
-        self.launch("gather_own", [table.width as usize, 1], [64, 1], 0, &p)
-    }
-
     /// Copies a node's values of `batch` samples to rows `first…` of each active lane's matrix.
     ///
     /// # Errors
@@ -797,16 +514,6 @@ impl Cohort {
             [&self.lanes.at(), &Extent::all(len), &self.value(node.0), &to.rows().from(first * row), &1i32];
         self.each_of("accumulate", Extent::all(len), &p)
     }
-
-    /// Ends a step: moves on in the tables.
-    ///
-    /// # Errors
-    /// If the driver refuses.
-    pub fn advance(&self, private: usize, memory: usize) -> Result<()> {
-        let [first, second] = &self.cursors;
-        let p: [&dyn Parameter; 5] = [&self.lanes.at(), &first.at(), &(private as i32), &second.at(), &(memory as i32)];
-        self.launch("advance", [1, 1], [1, 1], 0, &p)
-    }
 }
 
 /// Work that is being recorded.
@@ -817,68 +524,10 @@ pub struct Recording {
     captures: bool,
 }
 
-/// How much of an array counts, see `common.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
-    len: i32,
-    width: i32,
-    tokens: u64,
-}
-parameters!(Extent);
-
-impl Extent {
-    /// All of its floats.
-    pub fn all(len: usize) -> Self {
-        Self::rows(len, 1, 0)
-    }
-
-    /// Rows of `width` floats, `len` in all or as many as stand at `tokens` for each lane.
-    pub fn rows(len: usize, width: usize, tokens: u64) -> Self {
-        Self { len: len as i32, width: width as i32, tokens }
-    }
-
-    /// As many threads as dropout asks for: one for eight elements.
-    pub fn calls(self) -> Self {
-        Self { len: (self.len + 127) / 128 * 16, ..self }
-    }
-
-    /// As many threads as there are vectors of four.
-    pub fn packs(self) -> Self {
-        Self { len: (self.len + 3) / 4, ..self }
-    }
-
-    /// The most rows there can be.
-    pub fn n_rows(self) -> usize {
-        (self.len / self.width.max(1)) as usize
-    }
-}
-
-/// An input image, see `layers.cu`.
-#[repr(C)]
-struct Image {
-    len: i32,
-    channels: i32,
-    pitch: i32,
-}
-parameters!(Image);
-
-/// Padding of a short batch.
-pub const NOBODY: u32 = u32::MAX;
 /// Most chunks of rows that a sum is cut into.
 pub(super) const CHUNKS_MAX: usize = 256;
 /// Elements of a chunk of an inner product: that of `vector.cu`.
 pub(super) const DOT_CHUNK: usize = 8192;
-
-/// Rows start at multiples of 32 floats, so that kernels may read four at a time.
-pub(super) fn padded(len: usize) -> usize {
-    len.next_multiple_of(32).max(32)
-}
-
-fn vectors(gpu: &Gpu, lanes: usize, len: usize) -> Result<Vectors> {
-    let stride = padded(len);
-    Ok(Vectors { memory: gpu.zeros(lanes * stride)?, stride, len })
-}
 
 /// Images of three channels are padded to four where only convolutions read them: whole vectors of four can then be copied.
 fn input_pitch(graph: &Graph, observed: &[NodeId]) -> usize {

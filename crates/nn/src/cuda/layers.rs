@@ -1,8 +1,10 @@
 //! The forward and backward passes of a cohort: the steps of the plan, launched one after another for all lanes.
 
-use super::cohort::{CHUNKS_MAX, Cohort, Extent, Keys, Pass, Rows, Table};
+use super::batches::Table;
+use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass};
 use super::conv::Div;
 use super::gpu::{self, Parameter, parameters};
+use super::memory::{Extent, Rows};
 use super::products::{After, Operands};
 use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
@@ -177,7 +179,7 @@ impl Cohort {
                 self.each(&format!("normalise_{suffix}"), len / vec, &p)
             }
             Op::GroupNorm { weight, bias, groups } => {
-                let Some(saved) = self.saved[i].as_ref().map(super::cohort::Vectors::rows) else { return Ok(()) };
+                let Some(saved) = self.saved[i].as_ref().map(super::memory::Vectors::rows) else { return Ok(()) };
                 let pixels = node.shape.pixels() as i32;
                 let p: [&dyn Parameter; 12] = [
                     &lanes,
@@ -225,7 +227,7 @@ impl Cohort {
     fn norm_statistics(&self, i: usize, norm: usize, x: Rows, params: Rows, buffers: Rows) -> Result<Rows> {
         let node = &self.graph.nodes[norm];
         let Op::BatchNorm { weight, bias, mean, var } = node.op else { return Ok(Rows::NONE) };
-        let Some(saved) = self.saved[i].as_ref().map(super::cohort::Vectors::rows) else { return Ok(Rows::NONE) };
+        let Some(saved) = self.saved[i].as_ref().map(super::memory::Vectors::rows) else { return Ok(Rows::NONE) };
         let (c, partial, lanes) = (node.shape.c, self.partial.rows(), self.lanes.at());
         let (chunk_rows, n_chunks) = chunks(self.batch * node.shape.pixels());
         let (c_i, pixels) = (c as i32, node.shape.pixels() as i32);
@@ -275,7 +277,7 @@ impl Cohort {
         let (Some(pool), Some((places, stride))) = (self.pool_of(i), &self.saved_bytes[i]) else { return Ok(()) };
         let (vec, suffix) = vec_of(pool.c);
         let packs = self.batch * pool.ho * pool.wo * pool.c / vec;
-        let winners = self.winners[i].as_ref().map_or(Rows::NONE, super::cohort::Vectors::rows);
+        let winners = self.winners[i].as_ref().map_or(Rows::NONE, super::memory::Vectors::rows);
         let p: [&dyn Parameter; 9] = [
             &self.lanes.at(),
             &Pool::new(pool, vec),
@@ -410,14 +412,14 @@ impl Cohort {
         let (len, sample, c, pixels) =
             (self.len_of(step.out), node.shape.len(), node.shape.c, node.shape.pixels() as i32);
         let (len_i, c_i, lanes, valid) = (len as i32, c as i32, self.lanes.at(), self.valid.at());
-        let Some(saved) = self.saved[i].as_ref().map(super::cohort::Vectors::rows) else { return Ok(()) };
+        let Some(saved) = self.saved[i].as_ref().map(super::memory::Vectors::rows) else { return Ok(()) };
         let (partial, coefficients) = (self.partial.rows(), self.coefficients.rows());
         let residual_rows = residual.map_or(Rows::NONE, |r| r.rows);
         let flags = i32::from(dx.fresh) | (2 * i32::from(residual.is_none_or(|r| r.fresh)));
         match node.op {
             Op::BatchNorm { weight, bias, .. } => {
                 // Of a pooled image only the winners have a gradient.
-                let summed = self.winners[i].as_ref().map_or(x, super::cohort::Vectors::rows);
+                let summed = self.winners[i].as_ref().map_or(x, super::memory::Vectors::rows);
                 let summed_pixels = self.graph.nodes[step.out].shape.pixels();
                 let (chunk_rows, n_chunks) = chunks(self.batch * summed_pixels);
                 let (vec, suffix) = vec_of(c);

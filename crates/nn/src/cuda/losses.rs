@@ -1,7 +1,9 @@
 //! Losses of a cohort's batches, on targets that are gathered like the batches.
 
-use super::cohort::{Batches, Cohort, Data, Rows, Slot};
+use super::batches::{Batches, Slot};
+use super::cohort::Cohort;
 use super::gpu::{Parameter, parameters};
+use super::memory::{Data, Rows};
 use crate::cpu::check_loss_at;
 use crate::error::Result;
 use crate::graph::NodeId;
@@ -164,7 +166,7 @@ impl Cohort {
         fresh: bool,
     ) -> Result<()> {
         let shape = self.graph.shape(node);
-        let target = self.slots.get(&target.slot()).map_or(Rows::NONE, super::cohort::Vectors::rows);
+        let target = self.slots.get(&target.slot()).map_or(Rows::NONE, super::memory::Vectors::rows);
         let args = LossArgs {
             lanes: self.lanes.at(),
             valid: self.valid.at(),
@@ -195,7 +197,7 @@ impl Cohort {
             LossTerm::MaskedSquares => self.launch("distance", grid, block, 0, &[&args, &batch, &2i32]),
             LossTerm::ModelContrast { positive, negative, temperature } => {
                 let of =
-                    |index| self.slots.get(&Slot::Embedding(index)).map_or(Rows::NONE, super::cohort::Vectors::rows);
+                    |index| self.slots.get(&Slot::Embedding(index)).map_or(Rows::NONE, super::memory::Vectors::rows);
                 let (positive, negative) = (of(positive), of(negative));
                 self.launch("model_contrast", grid, block, 0, &[&args, &batch, &positive, &negative, &temperature])
             }

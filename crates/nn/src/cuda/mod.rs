@@ -8,18 +8,23 @@
 //! are loaded at run time, so the same program runs where there is neither. Sums run in orders that depend on shapes alone:
 //! results are the same bytes on every run, whichever lanes share the launches.
 
+mod batches;
 mod cohort;
 mod conv;
 mod gpu;
 mod hopper;
 mod layers;
 mod losses;
+mod memory;
 mod optimizer;
 mod products;
+mod programs;
 mod text;
 mod vectors;
 
-pub use cohort::{Batches, Cohort, CohortOptions, Data, Keys, NOBODY, Pass, Recording, Rows, Stats, Vectors};
+pub use batches::{Batches, NOBODY};
+pub use cohort::{Cohort, CohortOptions, Keys, Pass, Recording, Stats};
 pub use gpu::{Gpu, Precision, Probe};
 pub use losses::{At, LossTerm, RelaxedContrast, Target};
+pub use memory::{Data, Rows, Vectors};
 pub use optimizer::Moments;

@@ -1,7 +1,9 @@
 //! The optimisers' steps on the lanes' flat vectors.
 
-use super::cohort::{Batches, Cohort, Rows, Vectors, padded};
+use super::batches::Batches;
+use super::cohort::Cohort;
 use super::gpu::{Parameter, parameters};
+use super::memory::{Rows, Vectors, padded};
 use crate::error::Result;
 use crate::optim::Rule;
 

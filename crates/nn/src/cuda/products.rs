@@ -1,9 +1,10 @@
 //! Products of matrices of a cohort, for convolutions and linear layers: which kernels compute a pass.
 
-use super::cohort::{Cohort, Rows};
+use super::cohort::Cohort;
 use super::conv::{Geometry, Launch, stem_pool_shared, stem_shared};
 use super::gpu::{Parameter, Pass, Precision, parameters};
 use super::hopper::{AT_ONCE, Dense, Strip, shared_bytes};
+use super::memory::Rows;
 use crate::error::{Error, Result};
 use crate::graph::Op;
 use crate::kernels::conv::Conv;

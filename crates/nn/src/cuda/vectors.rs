@@ -1,7 +1,8 @@
 //! Arithmetic on the lanes' flat vectors.
 
-use super::cohort::{Cohort, DOT_CHUNK, Extent, Rows, Vectors};
+use super::cohort::{Cohort, DOT_CHUNK};
 use super::gpu::{Parameter, parameters};
+use super::memory::{Extent, Rows, Vectors};
 use crate::error::Result;
 use crate::vector::Bounds;
 

@@ -1,0 +1,216 @@
+//! Batches of a cohort: tables of which samples a step takes, and their gathering as inputs and targets.
+
+use super::cohort::Cohort;
+use super::gpu::{Parameter, parameters};
+use super::memory::{Data, Rows, Vectors};
+use crate::cpu::check_len;
+use crate::error::{Error, Result};
+
+/// Per-step tables of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Batches {
+    /// Samples of the private batches.
+    Private,
+    /// Their places among the lane's own samples.
+    Positions,
+    /// Samples of the memory batches.
+    Memory,
+    /// Factors of the learning rate, as bits.
+    LrFactors,
+    /// Keys of dropout, two words each.
+    DropoutKeys,
+}
+
+/// A table as kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    pub(super) at: u64,
+    pub(super) stride: i64,
+    pub(super) width: i32,
+}
+parameters!(Table);
+
+/// Gathered targets of a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Slot {
+    Logits,
+    Features,
+    Embedding(usize),
+    Unit,
+    Norms,
+    Similarities,
+    Slopes,
+}
+
+/// Padding of a short batch.
+pub const NOBODY: u32 = u32::MAX;
+
+/// An input image, see `layers.cu`.
+#[repr(C)]
+struct Image {
+    len: i32,
+    channels: i32,
+    pitch: i32,
+}
+parameters!(Image);
+
+impl Cohort {
+    /// Puts each lane back to the first step of its tables.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn rewind(&mut self) -> Result<()> {
+        let zeros = vec![0; self.n_lanes];
+        let [private, memory] = &mut self.cursors;
+        self.gpu.write(private, 0, &zeros)?;
+        self.gpu.write(memory, 0, &zeros)
+    }
+
+    /// Sets a table: for every lane its steps one after another, `width` entries each.
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn set_table(&mut self, which: Batches, lanes: &[Vec<u32>], width: usize) -> Result<()> {
+        let stride = lanes.iter().map(Vec::len).max().unwrap_or(0).max(width);
+        let needed = stride * self.n_lanes;
+        let fits = self.tables.get(&which).is_some_and(|(memory, old_stride, old_width)| {
+            memory.len() >= needed && *old_stride >= stride && *old_width == width
+        });
+        if !fits {
+            // Recorded steps hold the old address.
+            self.recorded.clear();
+            let roomy = (stride + stride / 4).next_multiple_of(width.max(1));
+            self.tables.insert(which, (self.gpu.zeros(roomy * self.n_lanes)?, roomy, width));
+        }
+        let Some((memory, stride, _)) = self.tables.get_mut(&which) else { return Ok(()) };
+        let mut all = vec![NOBODY; *stride * self.n_lanes];
+        for (to, from) in all.chunks_exact_mut(*stride).zip(lanes) {
+            to[..from.len()].copy_from_slice(from);
+        }
+        self.gpu.write(memory, 0, &all)
+    }
+
+    pub(super) fn table(&self, which: Batches) -> Result<Table> {
+        let Some((memory, stride, width)) = self.tables.get(&which) else {
+            return Err(Error::Gpu { what: format!("{which:?}"), problem: "the table was not set".into() });
+        };
+        Ok(Table { at: memory.at(), stride: *stride as i64, width: *width as i32 })
+    }
+
+    pub(super) fn cursor(&self, which: Batches) -> u64 {
+        self.cursors[usize::from(which == Batches::Memory)].at()
+    }
+
+    /// A gathered target, made on first use.
+    pub(super) fn slot(&mut self, slot: Slot, len: usize) -> Result<Rows> {
+        if self.slots.get(&slot).is_none_or(|v| v.len < len) {
+            self.recorded.clear();
+            let vectors = self.vectors(len)?;
+            self.slots.insert(slot, vectors);
+        }
+        Ok(self.slots[&slot].rows())
+    }
+
+    /// Gathers the batch of a table's current entry (`offset` entries on) as the network's input, with its labels.
+    ///
+    /// # Errors
+    /// If the samples do not fit the network.
+    pub fn gather(&mut self, data: &Data, which: Batches, offset: usize, truncate: bool) -> Result<()> {
+        let table = self.table(which)?;
+        let batch = table.width as usize;
+        let (image, to) = self.input(data, batch)?;
+        let (cursor, offset) = (self.cursor(which), offset as i32);
+        let block = [256, 1];
+        let p: [&dyn Parameter; 9] = [
+            &self.lanes.at(),
+            &table,
+            &cursor,
+            &offset,
+            &data.samples.at(),
+            &image,
+            &to,
+            &self.valid.at(),
+            &i32::from(truncate),
+        ];
+        self.launch("gather", [batch, 1], block, 0, &p)?;
+        if let Some(labels) = &data.labels {
+            let p: [&dyn Parameter; 7] =
+                [&self.lanes.at(), &table, &cursor, &offset, &labels.at(), &self.labels.at(), &(self.batch_max as i32)];
+            self.launch("gather_labels", [1, 1], block, 0, &p)?;
+        }
+        self.batch = batch;
+        self.find_tokens()
+    }
+
+    /// Gathers samples `first..first + count` for every lane, padded to `batch`.
+    ///
+    /// # Errors
+    /// If the samples do not fit the network.
+    pub fn gather_range(&mut self, data: &Data, first: usize, count: usize, batch: usize) -> Result<()> {
+        let (image, to) = self.input(data, batch)?;
+        let p: [&dyn Parameter; 7] =
+            [&self.lanes.at(), &data.samples.at(), &(first as i32), &(count as i32), &image, &to, &self.valid.at()];
+        self.launch("gather_range", [batch, 1], [256, 1], 0, &p)?;
+        self.batch = batch;
+        self.find_tokens()
+    }
+
+    fn input(&self, data: &Data, batch: usize) -> Result<(Image, Rows)> {
+        let shape = self.graph.shape(self.graph.input());
+        check_len("a sample", shape.len(), data.sample_len)?;
+        if batch == 0 || batch > self.batch_max {
+            return Err(Error::Batch { found: batch, max: self.batch_max });
+        }
+        let image = Image { len: shape.len() as i32, channels: shape.c as i32, pitch: self.input_pitch as i32 };
+        Ok((image, self.value(0)))
+    }
+
+    /// Gathers rows of a matrix that belong to a table's current entry, as targets of a loss.
+    pub(super) fn gather_rows(
+        &mut self,
+        matrix: &Data,
+        which: Batches,
+        offset: usize,
+        slot: Slot,
+        truncate: bool,
+    ) -> Result<()> {
+        let (table, len) = (self.table(which)?, matrix.sample_len as i32);
+        let to = self.slot(slot, self.batch_max * matrix.sample_len)?;
+        let image = Image { len, channels: len, pitch: len };
+        let p: [&dyn Parameter; 9] = [
+            &self.lanes.at(),
+            &table,
+            &self.cursor(which),
+            &(offset as i32),
+            &matrix.samples.at(),
+            &image,
+            &to,
+            &0u64,
+            &i32::from(truncate),
+        ];
+        self.launch("gather", [table.width as usize, 1], [64, 1], 0, &p)
+    }
+
+    /// Gathers rows that each lane has for itself, such as embeddings of its samples.
+    ///
+    /// # Errors
+    /// If the table was not set.
+    pub fn gather_embedding(&mut self, all: &Vectors, row_len: usize, index: usize) -> Result<()> {
+        let table = self.table(Batches::Positions)?;
+        let to = self.slot(Slot::Embedding(index), self.batch_max * row_len)?;
+        let p: [&dyn Parameter; 7] =
+            [&self.lanes.at(), &table, &self.cursor(Batches::Private), &0i32, &all.rows(), &(row_len as i32), &to];
+        self.launch("gather_own", [table.width as usize, 1], [64, 1], 0, &p)
+    }
+
+    /// Ends a step: moves on in the tables.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn advance(&self, private: usize, memory: usize) -> Result<()> {
+        let [first, second] = &self.cursors;
+        let p: [&dyn Parameter; 5] = [&self.lanes.at(), &first.at(), &(private as i32), &second.at(), &(memory as i32)];
+        self.launch("advance", [1, 1], [1, 1], 0, &p)
+    }
+}
