@@ -1,15 +1,18 @@
 //! The simulator's work on a GPU: clients as lanes of a cohort, evaluation and distillation.
 //!
 //! A method's calls are recorded for every client and step before anything runs ([`record`]); clients with the same
-//! recording share launches ([`trainer`]). Nothing crosses to the host inside a client's local training.
+//! recording share launches ([`trainer`], [`execute`]). Nothing crosses to the host inside a client's local training.
 
 mod distill;
 mod evaluate;
+mod execute;
 mod record;
+mod results;
 mod trainer;
 
 pub(crate) use evaluate::GpuEvaluator;
-pub(crate) use trainer::{GpuResults, GpuTrainer};
+pub(crate) use results::GpuResults;
+pub(crate) use trainer::GpuTrainer;
 
 use crate::error::Result;
 use crate::experiment::Experiment;

@@ -2,46 +2,42 @@
 
 use super::OnGpu;
 use super::record::{Names, Op, Program, Recorder};
-use crate::contributions::{Contributions, Head, Part};
 use crate::error::{Error, Result};
-use crate::memory::{Cursor, MemoryConfig, Target};
+use crate::memory::{Cursor, MemoryConfig};
 use crate::method::Method;
 use crate::simulate::Progress;
-use crate::step::{Batch, Finish, Place, Scope, Step, Term};
+use crate::step::{Finish, Place, Step};
 use crate::trainer::{ClientResult, ClientState, Download, LocalStats, VectorId, buffers_name};
-use fedproj_nn::cuda::{
-    At, Batches, Cohort, CohortOptions, Data, Keys, LossTerm, Moments, NOBODY, Pass, RelaxedContrast, Rows, Stats,
-    Target as LossTarget, Vectors,
-};
-use fedproj_nn::{Direction, NodeId, NormMode, Rule};
+use fedproj_nn::Rule;
+use fedproj_nn::cuda::{Batches, Cohort, CohortOptions, Data, Moments, NOBODY, Pass, Stats, Vectors};
 use fedproj_rng::{Purpose, Stream};
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A cohort of clients on a GPU, and all vectors that their methods work on.
 #[derive(Debug)]
 pub(crate) struct GpuTrainer {
-    on: Arc<OnGpu>,
-    memory_config: Option<MemoryConfig>,
-    rule: Rule,
-    cohort: Cohort,
-    moments: Moments,
-    theta: Vectors,
-    buffers: Vectors,
-    start: Vectors,
-    start_buffers: Vectors,
+    pub(super) on: Arc<OnGpu>,
+    pub(super) memory_config: Option<MemoryConfig>,
+    pub(super) rule: Rule,
+    pub(super) cohort: Cohort,
+    pub(super) moments: Moments,
+    pub(super) theta: Vectors,
+    pub(super) buffers: Vectors,
+    pub(super) start: Vectors,
+    pub(super) start_buffers: Vectors,
     /// θ before an update that is projected afterwards, and the update.
-    before: Option<(Vectors, Vectors)>,
-    gradients: Vec<Vectors>,
-    names: Names,
-    states: Vec<Vectors>,
-    broadcasts: Vec<Vectors>,
-    uploads: Vec<Vectors>,
-    embeddings: Vec<Vectors>,
-    logits: Option<Data>,
-    features: Option<Data>,
-    programs: Vec<Program>,
+    pub(super) before: Option<(Vectors, Vectors)>,
+    pub(super) gradients: Vec<Vectors>,
+    pub(super) names: Names,
+    pub(super) states: Vec<Vectors>,
+    pub(super) broadcasts: Vec<Vectors>,
+    pub(super) uploads: Vec<Vectors>,
+    pub(super) embeddings: Vec<Vectors>,
+    pub(super) logits: Option<Data>,
+    pub(super) features: Option<Data>,
+    pub(super) programs: Vec<Program>,
 }
 
 /// A client of a wave: what it does, step by step.
@@ -198,7 +194,7 @@ impl GpuTrainer {
         Ok(())
     }
 
-    fn start_len(&self) -> usize {
+    pub(super) fn start_len(&self) -> usize {
         self.on.experiment.weights.len()
     }
 
@@ -495,194 +491,6 @@ impl GpuTrainer {
         Ok((0..stats.len()).map(|l| lanes.contains(&(l as u32)).then(|| all[l].start_loss)).collect())
     }
 
-    /// Runs a program on the active lanes, recorded from its second use on.
-    fn run(&mut self, program: usize) -> Result<()> {
-        let ops = self.programs[program].ops.clone();
-        let n_memory = self.programs[program].n_memory();
-        // The cohort records what happens between these two calls.
-        if self.cohort.replay(program as u64)? {
-            return Ok(());
-        }
-        let recording = self.cohort.begin_recording(program as u64)?;
-        let done = (|| {
-            let mut offset = 0;
-            ops.iter().try_for_each(|op| self.execute(op, &mut offset))?;
-            Ok(self.cohort.advance(1, n_memory)?)
-        })();
-        self.cohort.end_recording(recording)?;
-        done
-    }
-
-    fn rows(&self, id: VectorId) -> Rows {
-        match id {
-            VectorId::Weights => self.theta.rows(),
-            VectorId::RoundStart => self.start.rows(),
-            VectorId::Gradient(i) => self.gradients[i].rows(),
-            VectorId::State(i) => self.states[i].rows(),
-            VectorId::Broadcast(i) => self.broadcasts[i].rows(),
-            VectorId::Upload(i) => self.uploads[i].rows(),
-        }
-    }
-
-    /// Does what a method asked for; `offset` counts the memory batches of this step.
-    fn execute(&mut self, op: &Op, offset: &mut usize) -> Result<()> {
-        let n = self.start_len();
-        match op {
-            Op::Gradient { batch, objective, out } => self.gradient(*batch, objective, *out, offset)?,
-            Op::Embed { index } => {
-                let row = self.on.experiment.graph.shape(self.names.embeddings[*index].1).len();
-                self.cohort.gather_embedding(&self.embeddings[*index], row, *index)?;
-            }
-            Op::AddScaled { y, a, x } => self.cohort.axpy(*a, self.rows(*x), self.rows(*y))?,
-            Op::AddScaledDiff { g, a, x, y } => {
-                self.cohort.axpy_difference(*a, self.rows(*x), self.rows(*y), self.rows(*g))?;
-            }
-            Op::Clip { g, norm_max } => self.cohort.clip(self.rows(*g), *norm_max)?,
-            Op::Project { g, r, rule } => {
-                if rule.from_round_start {
-                    self.start_memory_loss()?;
-                }
-                let (g, r) = (self.rows(*g), self.rows(*r));
-                self.cohort.project(g, r, &rule.bounds, rule.scope == Scope::Layer, rule.from_round_start, g, 1.0)?;
-            }
-            Op::Update { g } => self.update(*g)?,
-            Op::UpdateProjected { g, r, rule } => {
-                let Some((before, moved)) = &self.before else { return Ok(()) };
-                let (before, moved, theta) = (before.rows(), moved.rows(), self.theta.rows());
-                self.cohort.assign(theta, before, n)?;
-                self.update(*g)?;
-                if rule.from_round_start {
-                    self.start_memory_loss()?;
-                }
-                // u = θ_before − θ_after takes the gradient's part, so what is added to u is taken from θ.
-                self.cohort.clear(moved, n)?;
-                self.cohort.axpy_difference(1.0, before, theta, moved)?;
-                let by_tensor = rule.scope == Scope::Layer;
-                self.cohort.project(
-                    moved,
-                    self.rows(*r),
-                    &rule.bounds,
-                    by_tensor,
-                    rule.from_round_start,
-                    theta,
-                    -1.0,
-                )?;
-            }
-            Op::KeepModel { name } => {
-                for (name, from, len) in [
-                    (name.clone(), &self.theta, n),
-                    (buffers_name(name), &self.buffers, self.on.experiment.buffers.len()),
-                ] {
-                    if let Some(at) = self.names.states.iter().position(|n| *n == name) {
-                        self.cohort.assign(from.rows(), self.states[at].rows(), len)?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn update(&self, g: VectorId) -> Result<()> {
-        let g = self.rows(g);
-        let clip = self.on.experiment.config.local.clip;
-        if clip > 0.0 {
-            self.cohort.clip(g, clip)?;
-        }
-        Ok(self.cohort.update(&self.rule, &self.moments, self.theta.rows(), g)?)
-    }
-
-    fn gradient(&mut self, batch: Batch, objective: &[Term], out: usize, offset: &mut usize) -> Result<()> {
-        let (pass, at) = match batch {
-            Batch::Private => {
-                self.cohort.gather(&self.on.private, Batches::Private, 0, false)?;
-                (Pass { norm: NormMode::Update, dropout: Keys::OfStep }, At::Private)
-            }
-            Batch::Memory => {
-                self.gather_memory(*offset)?;
-                *offset += 1;
-                let norm = self.memory_config.as_ref().map_or(NormMode::Frozen, |m| m.bn.mode());
-                (Pass { norm, dropout: Keys::None }, At::Memory)
-            }
-        };
-        let theta = self.theta.rows();
-        self.cohort.forward(theta, self.buffers.rows(), pass)?;
-        let mut first = true;
-        for term in objective {
-            self.add_term(term, &mut first)?;
-        }
-        self.cohort.record_loss(at)?;
-        Ok(self.cohort.backward(theta, self.gradients[out].rows())?)
-    }
-
-    fn gather_memory(&mut self, offset: usize) -> Result<()> {
-        let Some(public) = &self.on.public else { return Ok(()) };
-        let cast = self.memory_config.as_ref().is_some_and(|m| m.integer_cast);
-        self.cohort.gather(public, Batches::Memory, offset, cast)?;
-        if let Some(logits) = &self.logits {
-            self.cohort.gather_target(logits, Batches::Memory, offset, LossTarget::Logits, cast)?;
-        }
-        if let Some(features) = &self.features {
-            self.cohort.gather_target(features, Batches::Memory, offset, LossTarget::Features, false)?;
-        }
-        Ok(())
-    }
-
-    fn add_term(&mut self, term: &Term, first: &mut bool) -> Result<()> {
-        let output = self.on.experiment.graph.output();
-        let mut add =
-            |cohort: &mut Cohort, node: NodeId, term: LossTerm, target: LossTarget, weight: f32| -> Result<()> {
-                Ok(cohort.add_loss(node, &term, target, weight, std::mem::take(first))?)
-            };
-        match *term {
-            Term::CrossEntropy => add(&mut self.cohort, output, LossTerm::CrossEntropy, LossTarget::Logits, 1.0),
-            Term::MemoryKl { temperature } => add(&mut self.cohort, output, kl(temperature), LossTarget::Logits, 1.0),
-            Term::MemoryFeatures { weight } => match self.on.experiment.graph.features() {
-                Some(node) => add(&mut self.cohort, node, LossTerm::MaskedSquares, LossTarget::Features, weight),
-                None => Ok(()),
-            },
-            Term::ModelContrast { node, positive, negative, temperature, weight } => {
-                let contrast = LossTerm::ModelContrast { positive: positive.0, negative: negative.0, temperature };
-                add(&mut self.cohort, node, contrast, LossTarget::Logits, weight)
-            }
-            Term::RelaxedContrast(c) => {
-                let levels = self.on.experiment.graph.levels().to_vec();
-                let term = LossTerm::RelaxedContrast(RelaxedContrast {
-                    temperature: c.temperature,
-                    threshold: c.threshold,
-                    contrast_weight: c.contrast_weight,
-                    penalty_weight: c.penalty_weight,
-                    scale: 1.0 / levels.len().max(1) as f32,
-                });
-                levels.into_iter().try_for_each(|node| add(&mut self.cohort, node, term, LossTarget::Logits, 1.0))
-            }
-        }
-    }
-
-    /// The memory loss of the round's first weights on the batch gathered last.
-    fn start_memory_loss(&mut self) -> Result<()> {
-        let Some(config) = self.memory_config.clone() else { return Ok(()) };
-        self.memory_loss_of(self.start.rows(), self.start_buffers.rows(), &config)
-    }
-
-    /// As [`crate::trainer`]'s: batch-norm as in the gradient, without moving averages.
-    fn memory_loss_of(&mut self, params: Rows, buffers: Rows, config: &MemoryConfig) -> Result<()> {
-        let norm = match config.bn.mode() {
-            NormMode::Update => NormMode::Batch,
-            other => other,
-        };
-        self.cohort.forward(params, buffers, Pass { norm, dropout: Keys::None })?;
-        let target = match config.target {
-            Target::Labels => Term::CrossEntropy,
-            Target::Ensemble | Target::GlobalModel => Term::MemoryKl { temperature: config.temperature },
-        };
-        let mut first = true;
-        self.add_term(&target, &mut first)?;
-        if config.feature_weight > 0.0 {
-            self.add_term(&Term::MemoryFeatures { weight: config.feature_weight }, &mut first)?;
-        }
-        Ok(self.cohort.record_loss(At::RoundStart)?)
-    }
-
     fn state_of(&self, lane: usize, kept: &[String]) -> Result<ClientState> {
         let mut state = ClientState::new();
         for name in kept {
@@ -711,82 +519,5 @@ impl GpuTrainer {
             })
         };
         results.iter().zip(lanes).map(whole).collect()
-    }
-}
-
-fn kl(temperature: f32) -> LossTerm {
-    LossTerm::Kl { temperature, direction: Direction::TeacherToStudent, times_t_squared: false, only_marked: false }
-}
-
-/// Contributions whose vectors are still on the GPU: sums are taken there, and a vector comes over when it is read.
-#[derive(Debug)]
-pub(crate) struct GpuResults<'a> {
-    trainer: &'a GpuTrainer,
-    results: &'a [ClientResult],
-    lanes: &'a [u32],
-    read: Vec<[OnceLock<Vec<f32>>; 2]>,
-}
-
-impl<'a> GpuResults<'a> {
-    pub fn new(trainer: &'a GpuTrainer, results: &'a [ClientResult], lanes: &'a [u32]) -> Self {
-        Self { trainer, results, lanes, read: results.iter().map(|_| [OnceLock::new(), OnceLock::new()]).collect() }
-    }
-
-    fn vectors(&self, part: Part<'_>) -> Option<&'a Vectors> {
-        match part {
-            Part::Weights => Some(&self.trainer.theta),
-            Part::Buffers => Some(&self.trainer.buffers),
-            Part::Upload(name) => {
-                let at = self.trainer.names.uploads.iter().position(|n| n == name)?;
-                self.trainer.uploads.get(at)
-            }
-            Part::Logits | Part::Features => None,
-        }
-    }
-}
-
-impl Contributions for GpuResults<'_> {
-    fn n(&self) -> usize {
-        self.results.len()
-    }
-
-    fn head(&self, at: usize) -> Head<'_> {
-        let ClientResult { client, n_samples, n_steps, ref stats, .. } = self.results[at];
-        Head { client, n_samples, n_steps, stats }
-    }
-
-    fn len_of(&self, _: usize, part: Part<'_>) -> usize {
-        self.vectors(part).map_or(0, Vectors::len)
-    }
-
-    fn n_values(&self, _: usize) -> usize {
-        let trainer = self.trainer;
-        trainer.theta.len() + trainer.buffers.len() + trainer.uploads.iter().map(Vectors::len).sum::<usize>()
-    }
-
-    fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
-        let Some(vectors) = self.vectors(part) else { return Ok(()) };
-        let lane = self.lanes[at] as usize;
-        let whole = match part {
-            Part::Weights => &self.read[at][0],
-            Part::Buffers => &self.read[at][1],
-            _ => {
-                out.copy_from_slice(&self.trainer.cohort.read(vectors, lane)?[from..from + out.len()]);
-                return Ok(());
-            }
-        };
-        if whole.get().is_none() {
-            let _ = whole.set(self.trainer.cohort.read(vectors, lane)?);
-        }
-        if let Some(values) = whole.get() {
-            out.copy_from_slice(&values[from..from + out.len()]);
-        }
-        Ok(())
-    }
-
-    fn weighted_sum(&self, chosen: &[usize], weights: &[f32], part: Part<'_>) -> Option<Result<Vec<f32>>> {
-        let vectors = self.vectors(part)?;
-        let order: Vec<u32> = chosen.iter().map(|&at| self.lanes[at]).collect();
-        Some(self.trainer.cohort.weighted_sum(vectors, &order, weights).map_err(Error::from))
     }
 }

@@ -1,0 +1,81 @@
+//! What the clients of a wave give the server, while it still lies on the GPU.
+
+use super::trainer::GpuTrainer;
+use crate::contributions::{Contributions, Head, Part};
+use crate::error::{Error, Result};
+use crate::trainer::ClientResult;
+use fedproj_nn::cuda::Vectors;
+use std::sync::OnceLock;
+
+/// Contributions whose vectors are still on the GPU: sums are taken there, and a vector comes over when it is read.
+#[derive(Debug)]
+pub(crate) struct GpuResults<'a> {
+    trainer: &'a GpuTrainer,
+    results: &'a [ClientResult],
+    lanes: &'a [u32],
+    read: Vec<[OnceLock<Vec<f32>>; 2]>,
+}
+
+impl<'a> GpuResults<'a> {
+    pub fn new(trainer: &'a GpuTrainer, results: &'a [ClientResult], lanes: &'a [u32]) -> Self {
+        Self { trainer, results, lanes, read: results.iter().map(|_| [OnceLock::new(), OnceLock::new()]).collect() }
+    }
+
+    fn vectors(&self, part: Part<'_>) -> Option<&'a Vectors> {
+        match part {
+            Part::Weights => Some(&self.trainer.theta),
+            Part::Buffers => Some(&self.trainer.buffers),
+            Part::Upload(name) => {
+                let at = self.trainer.names.uploads.iter().position(|n| n == name)?;
+                self.trainer.uploads.get(at)
+            }
+            Part::Logits | Part::Features => None,
+        }
+    }
+}
+
+impl Contributions for GpuResults<'_> {
+    fn n(&self) -> usize {
+        self.results.len()
+    }
+
+    fn head(&self, at: usize) -> Head<'_> {
+        let ClientResult { client, n_samples, n_steps, ref stats, .. } = self.results[at];
+        Head { client, n_samples, n_steps, stats }
+    }
+
+    fn len_of(&self, _: usize, part: Part<'_>) -> usize {
+        self.vectors(part).map_or(0, Vectors::len)
+    }
+
+    fn n_values(&self, _: usize) -> usize {
+        let trainer = self.trainer;
+        trainer.theta.len() + trainer.buffers.len() + trainer.uploads.iter().map(Vectors::len).sum::<usize>()
+    }
+
+    fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
+        let Some(vectors) = self.vectors(part) else { return Ok(()) };
+        let lane = self.lanes[at] as usize;
+        let whole = match part {
+            Part::Weights => &self.read[at][0],
+            Part::Buffers => &self.read[at][1],
+            _ => {
+                out.copy_from_slice(&self.trainer.cohort.read(vectors, lane)?[from..from + out.len()]);
+                return Ok(());
+            }
+        };
+        if whole.get().is_none() {
+            let _ = whole.set(self.trainer.cohort.read(vectors, lane)?);
+        }
+        if let Some(values) = whole.get() {
+            out.copy_from_slice(&values[from..from + out.len()]);
+        }
+        Ok(())
+    }
+
+    fn weighted_sum(&self, chosen: &[usize], weights: &[f32], part: Part<'_>) -> Option<Result<Vec<f32>>> {
+        let vectors = self.vectors(part)?;
+        let order: Vec<u32> = chosen.iter().map(|&at| self.lanes[at]).collect();
+        Some(self.trainer.cohort.weighted_sum(vectors, &order, weights).map_err(Error::from))
+    }
+}
