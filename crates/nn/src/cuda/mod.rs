@@ -8,6 +8,7 @@
 //! are loaded at run time, so the same program runs where there is neither. Sums run in orders that depend on shapes alone:
 //! results are the same bytes on every run, whichever lanes share the launches.
 
+mod backward;
 mod batches;
 mod cohort;
 mod conv;

@@ -3,9 +3,9 @@
 //! How many tokens a batch has is known on the device only. Launches cover as many as there could be; blocks without work end
 //! at once. So a recorded step serves whatever texts a batch has, and no result depends on what other lanes have.
 
+use super::backward::Sum;
 use super::cohort::Cohort;
 use super::gpu::{Gpu, Memory, Parameter, parameters};
-use super::layers::Sum;
 use super::memory::{Extent, Rows, Vectors};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op};
