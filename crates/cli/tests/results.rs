@@ -220,13 +220,9 @@ fn the_folders_own_tables_are_what_was_measured() {
 #[test]
 fn the_full_study_seed_by_seed_is_what_was_measured() {
     let methods: Vec<String> = study(FULL, 0.3).into_iter().map(|row| row.name).collect();
-    let runs = runs_of(FULL);
     let row = |first: &str, cells: Vec<String>| format!("| {first} | {} |", cells.join(" | "));
     let rows = (0..3).map(|seed| {
-        let accuracy = |method: &String| {
-            let run = runs.iter().find(|run| run.config.seed == seed && run.config.method.name == *method).unwrap();
-            format!("{:.2}", 100.0 * run.summary.headline)
-        };
+        let accuracy = |method: &String| format!("{:.2}", 100.0 * run_of_full(method, seed).summary.headline);
         row(&seed.to_string(), methods.iter().map(accuracy).collect())
     });
     let head = row("seed", methods.iter().map(|method| title(method).to_owned()).collect());
@@ -239,39 +235,42 @@ fn the_full_study_seed_by_seed_is_what_was_measured() {
 fn the_full_studys_steadiness_is_what_was_measured() {
     let runs = runs_of(FULL);
     let rows = study(FULL, 0.3).into_iter().map(|row| {
-        let late: Vec<Vec<f64>> =
-            runs.iter().filter(|run| run.config.method.name == row.name).map(late_accuracies).collect();
-        let mean = |of: fn(&Vec<f64>) -> f64| late.iter().map(of).sum::<f64>() / late.len() as f64;
-        let accuracy = mean(|run| run.iter().sum::<f64>() / run.len() as f64);
-        let change =
-            mean(|run| run.windows(2).map(|pair| (pair[1] - pair[0]).abs()).sum::<f64>() / (run.len() - 1) as f64);
+        let late = |run: &StoredRun| run.rounds[50..].iter().map(|r| r.accuracy.unwrap()).collect::<Vec<f64>>();
+        let late: Vec<Vec<f64>> = runs.iter().filter(|run| run.config.method.name == row.name).map(late).collect();
+        let accuracy = mean(late.iter().map(|run| percent(run.iter().copied())));
+        let change = mean(late.iter().map(|run| percent(run.windows(2).map(|pair| (pair[1] - pair[0]).abs()))));
         format!("| {} | {accuracy:.1} | {change:.1} | {:.1} |", title(&row.name), 100.0 * row.best)
     });
     let head = "| method | accuracy %, last 50 rounds | change from one to the next, points | best round, % |";
     check("docs/reproduction.md", "table1 full steadiness", &markdown(head, "|---|---:|---:|---:|", rows));
 }
 
-fn late_accuracies(run: &StoredRun) -> Vec<f64> {
-    run.rounds[50..].iter().map(|round| 100.0 * round.accuracy.unwrap()).collect()
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let values: Vec<f64> = values.collect();
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// A mean of shares, in per cent.
+fn percent(shares: impl Iterator<Item = f64>) -> f64 {
+    100.0 * mean(shares)
+}
+
+fn run_of_full(method: &str, seed: u32) -> StoredRun {
+    StoredRun::open(&root().join("results").join(FULL.0).join(format!("beta0.3-{method}-seed{seed}"))).unwrap()
 }
 
 /// What the pages say of single rounds of the full study, from the metrics.
 #[test]
 fn the_full_study_in_more_detail_is_what_was_measured() {
-    let metrics = |method: &str, seed: u32| {
-        let dir = root().join("results").join(FULL.0).join(format!("beta0.3-{method}-seed{seed}"));
-        StoredRun::find(&dir).unwrap().remove(0).rounds
-    };
-    let mean = |values: Vec<f64>| 100.0 * values.iter().sum::<f64>() / values.len() as f64;
     let rows = (0..3).map(|seed| {
-        let [fedavg, feddf, fedproj] = ["fedavg", "feddf", "fedproj"].map(|method| metrics(method, seed));
+        let [fedavg, feddf, fedproj] = ["fedavg", "feddf", "fedproj"].map(|method| run_of_full(method, seed).rounds);
         let late = |rounds: &[RoundRecord]| {
-            mean(rounds[50..].iter().map(|r| r.accuracy.unwrap() - r.accuracy_before_distillation.unwrap()).collect())
+            percent(rounds[50..].iter().map(|r| r.accuracy.unwrap() - r.accuracy_before_distillation.unwrap()))
         };
         let ahead = |a: &[RoundRecord], b: &[RoundRecord]| {
             a.iter().zip(b).skip(10).filter(|(a, b)| a.accuracy > b.accuracy).count()
         };
-        let projected = mean(fedproj[50..].iter().map(|r| r.projection_rate.unwrap()).collect());
+        let projected = percent(fedproj[50..].iter().map(|r| r.projection_rate.unwrap()));
         format!(
             "| {seed} | {} of 90 | {} of 90 | {:.1} | {:.1} | {projected:.0} |",
             ahead(&fedproj, &feddf),
@@ -285,33 +284,33 @@ fn the_full_study_in_more_detail_is_what_was_measured() {
 }
 
 /// Methods whose settings were tried with a seed of its own, and the runs' folders; each method's published setting comes first.
-const TUNED: [(&str, [(&str, &str); 3]); 7] = [
-    ("FedAvg", [("fedavg", "Adam 1e-3"), ("fedavg-sgd", "SGD 0.01, momentum 0.9"), ("", "")]),
-    ("FedProx", [("fedprox", "weight 0.01"), ("fedprox-0.1", "0.1"), ("fedprox-0.001", "0.001")]),
+const TUNED: [(&str, &[(&str, &str)]); 7] = [
+    ("FedAvg", &[("fedavg", "Adam 1e-3"), ("fedavg-sgd", "SGD 0.01, momentum 0.9")]),
+    ("FedProx", &[("fedprox", "weight 0.01"), ("fedprox-0.1", "0.1"), ("fedprox-0.001", "0.001")]),
     (
         "FedNova",
-        [("fednova", "Adam 1e-3"), ("fednova-rho", "momentum formula 0.9"), ("fednova-sgd", "SGD 0.01, momentum 0.9")],
+        &[("fednova", "Adam 1e-3"), ("fednova-rho", "momentum formula 0.9"), ("fednova-sgd", "SGD 0.01, momentum 0.9")],
     ),
-    ("FedDyn", [("feddyn", "α = 0.01"), ("feddyn-0.1", "0.1"), ("feddyn-0.001", "0.001")]),
-    ("MOON", [("moon", "weight 1"), ("moon-5", "5"), ("moon-0.1", "0.1")]),
-    ("FedRCL", [("fedrcl", "weights 1"), ("fedrcl-w0.1", "0.1"), ("fedrcl-sgd", "SGD 0.01, momentum 0.9")]),
-    ("FedET", [("fedet", "rate 1e-5"), ("fedet-lr1e-4", "1e-4"), ("fedet-lr1e-6", "1e-6")]),
+    ("FedDyn", &[("feddyn", "α = 0.01"), ("feddyn-0.1", "0.1"), ("feddyn-0.001", "0.001")]),
+    ("MOON", &[("moon", "weight 1"), ("moon-5", "5"), ("moon-0.1", "0.1")]),
+    ("FedRCL", &[("fedrcl", "weights 1"), ("fedrcl-w0.1", "0.1"), ("fedrcl-sgd", "SGD 0.01, momentum 0.9")]),
+    ("FedET", &[("fedet", "rate 1e-5"), ("fedet-lr1e-4", "1e-4"), ("fedet-lr1e-6", "1e-6")]),
 ];
 
 /// Mean of the ninth to the thirteenth round, which all runs reached.
 #[test]
 fn what_tuning_gave_is_what_was_measured() {
-    let outcome = |(folder, setting): (&str, &str)| {
+    let outcome = |(folder, setting): &(&str, &str)| {
         let path = root().join("results/table1-cifar10-tuning").join(folder).join("metrics.jsonl");
         let text = std::fs::read_to_string(path).unwrap();
         let rounds = text.lines().map(|line| serde_json::from_str::<RoundRecord>(line).unwrap().accuracy.unwrap());
         let late: Vec<f64> = rounds.skip(8).take(5).collect();
         assert_eq!(late.len(), 5);
-        format!("{:.1} ({setting})", 100.0 * late.iter().sum::<f64>() / 5.0)
+        format!("{:.1} ({setting})", percent(late.into_iter()))
     };
     let rows = TUNED.into_iter().map(|(method, settings)| {
-        let cells = settings
-            .map(|(folder, setting)| if folder.is_empty() { String::new() } else { outcome((folder, setting)) });
+        let mut cells: Vec<String> = settings.iter().map(outcome).collect();
+        cells.resize(3, String::new());
         format!("| {method} | {} |", cells.join(" | "))
     });
     let table = markdown("| method | as published, % | others, % | |", "|---|---|---|---|", rows);

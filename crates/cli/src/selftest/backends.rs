@@ -2,7 +2,7 @@
 
 use super::nets::Net;
 use anyhow::Result;
-use fedproj_nn::cuda::{At, Batches, Cohort, CohortOptions, Data, Gpu, Keys, LossTerm, NOBODY, Pass, Target};
+use fedproj_nn::cuda::{At, Batches, Cohort, CohortOptions, Data, Gpu, Keys, LossTerm, NOBODY, Pass, Target, Vectors};
 use fedproj_nn::{Cpu, Graph, Init, Loss, Mode, NormMode, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use std::sync::Arc;
@@ -57,6 +57,15 @@ pub struct Start {
     pub buffers: Vec<f32>,
     pub samples: Vec<u32>,
     pub key: u64,
+}
+
+impl Start {
+    /// Its samples, filled up to a batch.
+    fn padded(&self, batch: usize) -> Vec<u32> {
+        let mut samples = self.samples.clone();
+        samples.resize(batch, NOBODY);
+        samples
+    }
 }
 
 /// Samples that all networks draw from.
@@ -117,23 +126,26 @@ pub fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: Nor
     Ok(Passed { logits: ws.output().to_vec(), loss, gradient, buffers, taps })
 }
 
+/// The weights and buffers of each lane, on the GPU.
+fn networks(cohort: &Cohort, starts: &[Start]) -> Result<(Vectors, Vectors)> {
+    let g = cohort.graph();
+    let (mut theta, mut buffers) = (cohort.vectors(g.params().len())?, cohort.vectors(g.buffers().len())?);
+    for (lane, start) in starts.iter().enumerate() {
+        cohort.write(&mut theta, lane, &start.params)?;
+        cohort.write(&mut buffers, lane, &start.buffers)?;
+    }
+    Ok((theta, buffers))
+}
+
 /// On the GPU, by a cohort that does not train: the logits.
 pub fn gpu_evaluation(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start]) -> Result<Vec<Vec<f32>>> {
     let g = &net.graph;
     let options = CohortOptions { lanes: starts.len(), batch: net.batch, taps: &[], training: false };
     let mut cohort = Cohort::new(gpu, g, &options)?;
     let data = Data::matrix(gpu, &samples.x, g.shape(g.input()).len())?;
-    let (mut theta, mut buffers) = (cohort.vectors(g.params().len())?, cohort.vectors(g.buffers().len())?);
-    for (lane, start) in starts.iter().enumerate() {
-        cohort.write(&mut theta, lane, &start.params)?;
-        cohort.write(&mut buffers, lane, &start.buffers)?;
-    }
-    let padded = |start: &Start| {
-        let mut batch = start.samples.clone();
-        batch.resize(net.batch, NOBODY);
-        batch
-    };
-    cohort.set_table(Batches::Private, &starts.iter().map(padded).collect::<Vec<_>>(), net.batch)?;
+    let (theta, buffers) = networks(&cohort, starts)?;
+    let batches: Vec<_> = starts.iter().map(|start| start.padded(net.batch)).collect();
+    cohort.set_table(Batches::Private, &batches, net.batch)?;
     cohort.gather(&data, Batches::Private, 0, false)?;
     cohort.forward(theta.rows(), buffers.rows(), Pass::EVAL)?;
     let logits = |(lane, start): (usize, &Start)| Ok(cohort.read_value(g.output(), lane, start.samples.len())?);
@@ -147,18 +159,14 @@ pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], 
     let mut cohort = Cohort::new(gpu, g, &options)?;
     let mut data = Data::matrix(gpu, &samples.x, g.shape(g.input()).len())?;
     data.set_labels(gpu, &samples.labels)?;
-    let mut theta = cohort.vectors(g.params().len())?;
-    let mut buffers = cohort.vectors(g.buffers().len())?;
+    let (theta, buffers) = networks(&cohort, starts)?;
     let mut gradient = cohort.vectors(g.params().len())?;
-    for (lane, start) in starts.iter().enumerate() {
-        cohort.write(&mut theta, lane, &start.params)?;
-        cohort.write(&mut buffers, lane, &start.buffers)?;
+    for lane in 0..starts.len() {
         cohort.write(&mut gradient, lane, &vec![f32::NAN; g.params().len()])?;
     }
     // Behind each batch one of the first sample, again and again: where samples are texts, it is of full length.
     let batches = starts.iter().map(|start| {
-        let mut batch = start.samples.clone();
-        batch.resize(net.batch, NOBODY);
+        let mut batch = start.padded(net.batch);
         batch.resize(2 * net.batch, 0);
         batch
     });

@@ -12,12 +12,12 @@ use fedproj_nn::{Direction, NodeId, NormMode};
 impl GpuTrainer {
     /// Runs a program on the active lanes, recorded from its second use on.
     pub(super) fn run(&mut self, program: usize) -> Result<()> {
-        let ops = self.programs[program].ops.clone();
-        let n_memory = self.programs[program].n_memory();
-        // The cohort records what happens between these two calls.
         if self.cohort.replay(program as u64)? {
             return Ok(());
         }
+        let ops = self.programs[program].ops.clone();
+        let n_memory = self.programs[program].n_memory();
+        // The cohort records what happens between these two calls.
         let recording = self.cohort.begin_recording(program as u64)?;
         let done = (|| {
             let mut offset = 0;
@@ -28,7 +28,7 @@ impl GpuTrainer {
         done
     }
 
-    pub(super) fn rows(&self, id: VectorId) -> Rows {
+    fn rows(&self, id: VectorId) -> Rows {
         match id {
             VectorId::Weights => self.theta.rows(),
             VectorId::RoundStart => self.start.rows(),
