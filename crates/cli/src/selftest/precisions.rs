@@ -23,6 +23,7 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
         }
         for net in nets::first_layers()? {
             check_evaluation(group, &gpu, &net);
+            check_first_layer(group, &gpu, net);
         }
     }
     Ok(())
@@ -41,6 +42,23 @@ fn check_evaluation(group: &mut Group, gpu: &Arc<Gpu>, net: &Net) {
         let expected = gpu_pass(gpu, net, &samples, &starts, NormMode::Frozen)?;
         for (lane, found) in gpu_evaluation(gpu, net, &samples, &starts)?.iter().enumerate() {
             group.compare(&format!("{what}, lane {lane}: logits"), found, &expected[lane].logits, TOLERANCE_JOINED);
+        }
+        Ok(())
+    });
+}
+
+/// Gradients of a first layer, computed together with what comes back through its max-pool, against those of one whose result is observed,
+/// which is computed step by step.
+fn check_first_layer(group: &mut Group, gpu: &Arc<Gpu>, net: Net) {
+    let what = format!("{} in {}", net.name, gpu.precision().name());
+    group.attempt(&what, |group| {
+        let samples = Samples::new(&net, LANES * net.batch);
+        let starts: Vec<Start> = (0..LANES).map(|lane| start(&net, lane)).collect();
+        let joined = gpu_pass(gpu, &net, &samples, &starts, NormMode::Update)?;
+        let apart = gpu_pass(gpu, &net.tapped(&["conv"]), &samples, &starts, NormMode::Update)?;
+        for (lane, (joined, apart)) in joined.iter().zip(&apart).enumerate() {
+            let same = joined.gradient == apart.gradient;
+            group.require(same, &format!("{what}, lane {lane}: gradients have the bytes that they have step by step;"));
         }
         Ok(())
     });

@@ -4,7 +4,7 @@ use super::cohort::{Cohort, Keys};
 use super::gpu::{self, Parameter};
 use super::layers::{Pool, activation, chunks, norm_mode, vec_of};
 use super::memory::{Extent, Rows};
-use super::products::{After, Operands};
+use super::products::{After, Operands, Won};
 use crate::error::Result;
 use crate::graph::{NodeId, Op};
 use crate::plan::works_in_place;
@@ -156,6 +156,10 @@ impl Cohort {
                     &self.param(grad, bias),
                 ];
                 self.launch("batch_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+                if self.first_layer_before(i).is_some() {
+                    // The gradient of its weights takes in the rest.
+                    return Ok(());
+                }
                 if step.pool.is_some() {
                     return self.pool_backward(i, "normalise_pool", x, dz, dx);
                 }
@@ -200,6 +204,36 @@ impl Cohort {
         }
     }
 
+    /// The first layer in front of a batch-norm with its max-pool, step `i`, if it computes the gradient of its weights from that of
+    /// the pool: nobody then asks for the gradient between them, nor for that of the images.
+    fn first_layer_before(&self, i: usize) -> Option<usize> {
+        let (before, step) = (self.plan.steps.get(i.checked_sub(1)?)?, self.plan.steps.get(i)?);
+        let node = &self.graph.nodes[before.node];
+        let Op::Conv { bias: None, .. } = node.op else { return None };
+        let is_norm = matches!(self.graph.nodes[step.node].op, Op::BatchNorm { .. });
+        let reads = |other: &crate::graph::Node| other.inputs.iter().any(|id| id.0 == before.out);
+        let is_between = self.graph.nodes.iter().filter(|other| reads(other)).count() == 1
+            && reads(&self.graph.nodes[step.node])
+            && before.out == before.node
+            && !self.is_tap[before.out];
+        let is_first = node.inputs[0] == self.graph.input() && self.plan.grad_slot[node.inputs[0].0].is_none();
+        let serves = self.serves_first_layer(before.node, self.pool_of(i)?);
+        (is_norm && step.pool.is_some() && is_between && is_first && serves).then_some(i - 1)
+    }
+
+    /// The gradient of a first layer's weights, step `i`, from that of the max-pool of the step behind it, whose coefficients have just
+    /// been computed.
+    fn first_layer_backward(&self, i: usize, w: Rows) -> Result<()> {
+        let (step, behind) = (self.plan.steps[i], self.plan.steps[i + 1]);
+        let (Some(slot), Some((places, stride))) =
+            (self.plan.work_slot[i + 1].or(self.plan.grad_slot[behind.out]), &self.saved_bytes[i + 1])
+        else {
+            return Ok(());
+        };
+        let won = Won { places: places.at(), stride: *stride as i64, dy: self.grad(slot) };
+        self.stem_weight(step.node, self.value(step.out), won, w)
+    }
+
     /// Every other operation: adds to the gradient of the first input, where one is needed.
     fn layer_backward(&self, i: usize, params: Rows, dy: Rows, dx: Option<Sum>, grad: Rows) -> Result<()> {
         let step = self.plan.steps[i];
@@ -227,6 +261,9 @@ impl Cohort {
             }
         }
         match (&node.op, dx) {
+            (Op::Conv { weight, .. }, _) if self.first_layer_before(i + 1) == Some(i) => {
+                self.first_layer_backward(i, self.param(grad, *weight))
+            }
             (Op::Conv { weight, .. } | Op::Linear { weight, .. }, dx) => {
                 let w = self.param(grad, *weight);
                 let pass = gpu::Pass::Weight;

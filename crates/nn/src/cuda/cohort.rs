@@ -87,7 +87,7 @@ pub struct Cohort {
     pub(super) pass: Pass,
     /// Floats between the pixels of the input.
     pub(super) input_pitch: usize,
-    is_tap: Vec<bool>,
+    pub(super) is_tap: Vec<bool>,
     values: Vec<Vectors>,
     grads: Vec<Vectors>,
     pub(super) has_grad: Vec<bool>,

@@ -11,6 +11,9 @@ const DEPTH: usize = 16;
 /// The kernels of each pass: floats that are copied at a time of either operand, warps and their width.
 pub(super) const KERNELS: &[&str] = &["conv_11_2x2x4", "conv_41_2x2x4", "conv_44_2x2x4", "conv_44_2x2x8", "sum_splits"];
 
+/// The kernels of `stem.cu`.
+pub(super) const STEM_KERNELS: &[&str] = &["stem", "stem_pool", "stem_weight"];
+
 /// n / d by multiplication.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,6 +125,21 @@ pub(super) fn stem_pool_shared(c: &Conv, pitch: usize, pool: &MaxPool) -> Option
     (is_plain && is_whole && bytes <= STEM_POOL_SHARED_MAX).then_some(bytes)
 }
 
+/// Most bytes of shared memory of `stem_weight`: two bands of two rows of 64 pixels.
+pub(super) const STEM_WEIGHT_SHARED_MAX: u32 = stem_weight_bytes(64) as u32;
+
+/// Bytes of shared memory that `stem_weight` needs for images of this width, where `stem_pool` serves.
+pub(super) fn stem_weight_shared(c: &Conv) -> u32 {
+    stem_weight_bytes(c.w) as u32
+}
+
+/// Two bands: 128 pixels of 64 channels, their image with its margin, and the windows of the pool that reach them with their winners.
+const fn stem_weight_bytes(width: usize) -> usize {
+    let rows = 128 / width;
+    let windows = (rows / 2 + 1) * (width / 2);
+    2 * 4 * (128 * 72 + 4 * (rows + 2) * (width + 2) + (64 + 16) * windows)
+}
+
 impl Launch {
     /// `aligned`: whether the weights start at a multiple of four floats. The number of lanes chooses between kernels that
     /// compute the same bytes; how a sum is cut depends on the shape alone.
@@ -197,6 +215,9 @@ mod tests {
         };
         assert_eq!(stem_pool_shared(&conv(32, 64), 4, &pool(32, 3)), Some(STEM_POOL_SHARED_MAX));
         assert!(stem_pool_shared(&conv(16, 128), 4, &pool(16, 3)).is_some());
+        for width in [2, 4, 8, 16, 32, 64] {
+            assert!(stem_weight_bytes(width) as u32 <= STEM_WEIGHT_SHARED_MAX);
+        }
         assert_eq!(stem_pool_shared(&conv(28, 64), 4, &pool(28, 3)), None, "bands of 128 pixels");
         assert_eq!(stem_pool_shared(&conv(32, 64), 4, &pool(32, 2)), None);
         assert_eq!(stem_pool_shared(&conv(32, 48), 4, &pool(32, 3)), None);

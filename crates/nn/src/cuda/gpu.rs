@@ -201,6 +201,8 @@ impl Gpu {
             };
             handles.into_iter().map(join).collect::<Result<Vec<_>>>()
         })?;
+        let shared_max = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let shared_max = context.attribute(shared_max).map_err(failed("asking for the GPU's shared memory"))? as u32;
         let mut kernels = HashMap::new();
         for (program, cubin) in compiled {
             let module = context.load_module(nvrtc::Ptx::from_binary(cubin)).map_err(failed("loading the kernels"))?;
@@ -211,9 +213,14 @@ impl Gpu {
                     _ if name.starts_with("conv_") => Some(super::conv::SHARED_MAX),
                     "stem" => Some(super::conv::STEM_SHARED_MAX),
                     "stem_pool" => Some(super::conv::STEM_POOL_SHARED_MAX),
+                    "stem_weight" => Some(super::conv::STEM_WEIGHT_SHARED_MAX),
                     _ if name.starts_with("attention") => Some(super::text::SHARED_MAX),
                     _ => super::hopper::shared_bytes(name),
                 };
+                // A GPU with less shared memory does without: what this kernel joins is computed step by step.
+                if name == "stem_weight" && shared > Some(shared_max) {
+                    continue;
+                }
                 if let Some(bytes) = shared {
                     let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     function.set_attribute(most, bytes as i32).map_err(failed("asking for shared memory"))?;
@@ -246,6 +253,11 @@ impl Gpu {
     /// Whether it has the kernels of `hopper.cu`.
     pub(super) fn has_hopper(&self) -> bool {
         self.kernels.contains_key("HOPPER.turn_weights")
+    }
+
+    /// Whether it has `stem_weight`.
+    pub(super) fn has_stem_weight(&self) -> bool {
+        self.kernels.contains_key("STEM.stem_weight")
     }
 
     /// Bytes that are free on it.

@@ -1,7 +1,7 @@
 //! Products of matrices of a cohort, for convolutions and linear layers: which kernels compute a pass.
 
 use super::cohort::Cohort;
-use super::conv::{Geometry, Launch, stem_pool_shared, stem_shared};
+use super::conv::{Geometry, Launch, stem_pool_shared, stem_shared, stem_weight_shared};
 use super::gpu::{Parameter, Pass, Precision, parameters};
 use super::hopper::{AT_ONCE, Dense, Strip, shared_bytes};
 use super::memory::Rows;
@@ -23,6 +23,16 @@ parameters!(After);
 impl After {
     pub const NOTHING: Self = Self { bias: Rows::NONE, norm: Rows::NONE, residual: Rows::NONE };
 }
+
+/// The winners of a max-pool and what came back to them, as `stem.cu` takes them.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Won {
+    pub places: u64,
+    pub stride: i64,
+    pub dy: Rows,
+}
+parameters!(Won);
 
 /// A pass of a layer: image, weights and result or their gradients, one of which the pass computes.
 #[derive(Clone, Copy)]
@@ -124,6 +134,36 @@ impl Cohort {
             Pass::Weight => (c.kernel * c.kernel * c.ci * c.co, c.co),
         };
         self.sum_parts(o, len, columns, launch.splits)
+    }
+
+    /// Whether `stem_weight` computes the gradient of a first layer's weights from that of the max-pool behind its batch-norm.
+    pub(super) fn serves_first_layer(&self, node: usize, pool: &MaxPool) -> bool {
+        self.gpu.precision() == Precision::Tf32
+            && self.gpu.has_stem_weight()
+            && self.convolution(node).is_some_and(|(c, pitch, _)| stem_pool_shared(&c, pitch, pool).is_some())
+    }
+
+    /// The gradient `w` of a first layer's weights, from its result `y` and the max-pool behind its batch-norm.
+    pub(super) fn stem_weight(&self, node: usize, y: Rows, won: Won, w: Rows) -> Result<()> {
+        let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
+        // The sum is cut as it is where it is computed by itself.
+        let Launch { splits, .. } = Launch::new(Pass::Weight, &c, pitch, self.batch, aligned, self.n_active(), false);
+        let (geometry, x) = (Geometry::new(&c, pitch, self.batch, 0), self.value(0));
+        let p: [&dyn Parameter; 10] = [
+            &geometry,
+            &self.lanes.at(),
+            &self.valid.at(),
+            &x,
+            &y,
+            &self.coefficients.rows(),
+            &won,
+            &w,
+            &(splits as i32),
+            &self.parts.at(),
+        ];
+        self.launch("STEM.stem_weight", [c.co / 64, splits], [256, 1], stem_weight_shared(&c), &p)?;
+        let operands = Operands { pass: Pass::Weight, x, w, y, after: After::NOTHING, fresh: true, relu: false };
+        self.sum_parts(&operands, 9 * c.ci * c.co, c.co, splits)
     }
 
     /// Puts the parts of a sum together.

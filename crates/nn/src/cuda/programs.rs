@@ -47,7 +47,7 @@ pub(super) fn programs(precision: Precision, capability: (i32, i32), compiler: (
     all.push(Program { name: "REST", source: rest, options: vec![architecture("")], kernels: REST_KERNELS });
     if precision != Precision::Fp32 {
         let source = format!("{COMMON}\n{CONV}\n{STEM}");
-        all.push(Program { name: "STEM", source, options: vec![architecture("")], kernels: &["stem", "stem_pool"] });
+        all.push(Program { name: "STEM", source, options: vec![architecture("")], kernels: super::conv::STEM_KERNELS });
     }
     if capability == HOPPER_CAPABILITY && compiler >= HOPPER_COMPILER && precision == Precision::Tf32 {
         let source = format!("{COMMON}\n{HOPPER}\n{DENSE}");

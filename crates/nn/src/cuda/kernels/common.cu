@@ -39,6 +39,11 @@ __device__ __forceinline__ int operator/(int n, const Div& d) {
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
+// dx of a batch-norm, a·dz + b·x + c, rounded alike wherever it is computed.
+__device__ __forceinline__ float through_norm(float a, float dz, float b, float x, float c) {
+    return __fadd_rn(__fmaf_rn(a, dz, __fmul_rn(b, x)), c);
+}
+
 // NaN passes: a diverged client must be seen.
 __device__ __forceinline__ float relu(float v) { return v < 0.f ? 0.f : v; }
 
@@ -95,6 +100,12 @@ __device__ __forceinline__ void store(float* at, const Pack<VEC>& p) {
         *at = p.v[0];
     }
 }
+
+// Where max-pools found their winners, VEC channels at a time.
+template <int VEC>
+struct Places {
+    u8 v[VEC];
+};
 
 // Copies VEC floats, or writes zeros.
 template <int VEC>

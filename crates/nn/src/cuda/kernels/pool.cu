@@ -7,11 +7,6 @@ struct Pool {
 
 constexpr u8 NOWHERE = 255;  // the winner that a ReLU has cut off
 
-template <int VEC>
-struct Places {
-    u8 v[VEC];
-};
-
 // The largest value of each window, the first one on ties; NaN wins. With NORM of scale·x + shift, followed by a ReLU; `x_max` then
 // keeps the x of the winners for the backward pass.
 template <int VEC, bool NORM>
@@ -94,7 +89,7 @@ __device__ __forceinline__ void max_pool_backward(const int* lanes, const int* v
         const Pack<VEC> x = load<VEC>(of(x_rows, lane) + (long long)i * VEC);
         const bool padding = n >= valid[lane];
 #pragma unroll
-        for (int k = 0; k < VEC; k++) total.v[k] = padding ? 0.f : a.v[k] * total.v[k] + b.v[k] * x.v[k] + e.v[k];
+        for (int k = 0; k < VEC; k++) total.v[k] = padding ? 0.f : through_norm(a.v[k], total.v[k], b.v[k], x.v[k], e.v[k]);
     }
     if (!fresh) {
         const Pack<VEC> before = load<VEC>(to);

@@ -155,3 +155,154 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         }
     });
 }
+
+// Where a max-pool of 3×3 and stride 2 found its winners (`pool.cu`), and what came back to them.
+struct Won {
+    const u8* places;
+    long long places_stride;
+    Rows dy;
+};
+
+// The gradient of the first layer's weights from that of a max-pool behind its batch-norm and ReLU: what lies between, the largest
+// arrays of a network, is neither written nor read.
+//   dz[pixel, o]  = Σ dy of the windows that the pixel has won
+//   dY            = a·dz + b·Y + c                                    the batch-norm's backward pass, as in `pool.cu`
+//   dW[o, tap, i] = Σ_pixel X[pixel moved by tap, i] · dY[pixel, o]
+// The sum is cut, and adds up, as in `conv.cu`, so that results are the same to the last bit. 128 pixels, an even number of rows, come to
+// shared memory while those before them are multiplied: their image, their Y, which dY replaces, and the windows that reach them.
+extern "C" __global__ void __launch_bounds__(256, 2)
+    stem_weight(Conv s, const int* lanes, const int* valid, Rows x_rows, Rows y_rows, Rows coefficients, Won won, Rows dw_rows,
+                int splits, float* partial) {
+    extern __shared__ float4 shared_memory[];
+    const int tid = threadIdx.x, lane = lanes[blockIdx.z], n0 = blockIdx.x * 64;
+    const int n_rows = 128 / s.w, ho = s.h / 2, wo = s.w / 2, width = s.w + 2, n_windows = (n_rows / 2 + 1) * wo;
+    const int image_len = 4 * (n_rows + 2) * width, place_len = 16 * n_windows;  // floats
+    const int buffer_len = 128 * POOL_PITCH + image_len + 64 * n_windows + place_len;
+    float* const buffers = reinterpret_cast<float*>(shared_memory);
+    const float* const x = of(x_rows, lane);
+    const float* const y = of(y_rows, lane) + n0;
+    const float* const dy = of(won.dy, lane) + n0;
+    const u8* const places = won.places + won.places_stride * lane + n0;
+    const int c = tid % 16 * 4;  // of the four channels that a thread copies and turns into dY
+
+    auto fetch = [&](int band, float* buffer) {
+        const int n = band / (s.h / n_rows), first = band % (s.h / n_rows) * n_rows;
+        const u32 y_to = u32(__cvta_generic_to_shared(buffer)), image_to = y_to + 4 * 128 * POOL_PITCH;
+        const u32 dy_to = image_to + 4 * image_len, place_to = dy_to + 4 * 64 * n_windows;
+        for (int i = tid / 16; i < 128; i += 16) copy_async<4>(y_to + 4 * (i * POOL_PITCH + c), y + (128ll * band + i) * s.co + c, true);
+        for (int i = tid; i < (n_rows + 2) * s.w; i += 256) {
+            const int row = i / s.by_wo, col = i - row * s.w, at = first + row - 1;
+            const bool in = u32(at) < u32(s.h);
+            copy_async<4>(image_to + 16 * (row * width + col + 1), x + 4ll * (in ? (n * s.h + at) * s.w + col : 0), in);
+        }
+        for (int i = tid / 16; i < n_windows; i += 16) {
+            const int at = first / 2 * wo + i;
+            const bool in = at < ho * wo;
+            const long long from = in ? (long long)(n * ho * wo + at) * s.co + c : 0;
+            copy_async<4>(dy_to + 4 * (64 * i + c), dy + from, in);
+            copy_async<1>(place_to + 64 * i + c, reinterpret_cast<const float*>(places + from), in);
+        }
+    };
+
+    const float* const q = of(coefficients, lane) + n0 + c;
+    const Pack<4> qa = load<4>(q), qb = load<4>(q + s.co), qc = load<4>(q + 2 * s.co);
+    // Y becomes dY, in the tf32 that it is multiplied in.
+    auto turn = [&](int band, float* buffer) {
+        const int n = band / (s.h / n_rows), first = band % (s.h / n_rows) * n_rows;
+        const float* const windows = buffer + 128 * POOL_PITCH + image_len;
+        const u8* const winners = reinterpret_cast<const u8*>(windows + 64 * n_windows);
+        const bool padding = n >= valid[lane];
+        // Even columns first, then odd ones: threads of a warp then look at equally many windows.
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int k = j / 2 * 16 + tid / 16, row = k / wo, col = 2 * (k - row * wo) + j % 2;
+            Pack<4> total = {};
+            // From the last window back, as in `pool.cu`.
+            for (int wy = (row + 1) / 2, kr = row + 1 - 2 * wy; kr < 3; wy--, kr += 2) {
+                if (first / 2 + wy >= ho) continue;
+                for (int wx = (col + 1) / 2, kc = col + 1 - 2 * wx; kc < 3; wx--, kc += 2) {
+                    if (wx >= wo) continue;
+                    const int at = 64 * (wy * wo + wx) + c;
+                    const Places<4> here = *reinterpret_cast<const Places<4>*>(winners + at);
+                    const Pack<4> d = load<4>(windows + at);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) total.v[i] += here.v[i] == kr * 3 + kc ? d.v[i] : 0.f;
+                }
+            }
+            float* const at = buffer + (row * s.w + col) * POOL_PITCH + c;
+            Pack<4> v = load<4>(at);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                v.v[i] = __uint_as_float(to_tf32(padding ? 0.f : through_norm(qa.v[i], total.v[i], qb.v[i], v.v[i], qc.v[i])));
+            }
+            store<4>(at, v);
+        }
+    };
+
+    // Four warps share the channels, sixteen each; the first four compute rows 0 to 31 of (tap, i), the others the rest.
+    const int warp = tid / 32, g = tid % 32 / 4, t = tid % 4, m0 = warp / 4 * 32, o0 = warp % 4 * 16;
+    float acc[2][2][4] = {};
+    auto multiply = [&](const float* buffer, int from, int to) {
+        const float* const image = buffer + 128 * POOL_PITCH;
+        for (int k = from; k < to; k += 8) {
+            u32 b[2][2];
+            const float* at[2];
+#pragma unroll
+            for (int later = 0; later < 2; later++) {
+                const int pixel = k + t + 4 * later, row = pixel / s.by_wo;
+                at[later] = image + 4 * (row * width + pixel - row * s.w) + g % 4;
+#pragma unroll
+                for (int ni = 0; ni < 2; ni++) b[ni][later] = __float_as_uint(buffer[pixel * POOL_PITCH + o0 + 8 * ni + g]);
+            }
+#pragma unroll
+            for (int mi = 0; mi < 2; mi++) {
+                if (m0 + 16 * mi >= 36) break;
+                u32 a[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int tap = min((m0 + 16 * mi + i % 2 * 8 + g) / 4, 8);
+                    a[i] = to_tf32(at[i / 2][4 * (tap / 3 * width + tap % 3)]);
+                }
+#pragma unroll
+                for (int ni = 0; ni < 2; ni++) mma_tf32(acc[mi][ni], a, b[ni]);
+            }
+        }
+    };
+
+    // The margins left and right are never copied.
+    for (int i = tid; i < 2 * 2 * (n_rows + 2); i += 256) {
+        float* const image = buffers + i % 2 * buffer_len + 128 * POOL_PITCH;
+        reinterpret_cast<float4*>(image)[i / 4 * width + i / 2 % 2 * (width - 1)] = make_float4(0, 0, 0, 0);
+    }
+    const int n_steps = s.batch * s.h * s.w / BK;
+    const int begin = int((long long)n_steps * blockIdx.y / splits), end = int((long long)n_steps * (blockIdx.y + 1) / splits);
+    const int last = (end - 1) / 8;
+    fetch(begin / 8, buffers);
+    asm volatile("cp.async.commit_group;");
+    for (int band = begin / 8, which = 0; band <= last; band++, which ^= 1) {
+        float* const buffer = buffers + which * buffer_len;
+        if (band < last) fetch(band + 1, buffers + (which ^ 1) * buffer_len);
+        asm volatile("cp.async.commit_group;");
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+        turn(band, buffer);
+        __syncthreads();
+        multiply(buffer, BK * max(begin - 8 * band, 0), BK * min(end - 8 * band, 8));
+        __syncthreads();
+    }
+
+    float* const to = splits > 1 ? partial + (long long)(blockIdx.z * splits + blockIdx.y) * s.co * 9 * s.ci : of(dw_rows, lane);
+#pragma unroll
+    for (int mi = 0; mi < 2; mi++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int m = m0 + 16 * mi + 8 * half + g, tap = m / 4, i = m % 4;
+            if (tap >= 9 || i >= s.ci) continue;
+#pragma unroll
+            for (int ni = 0; ni < 2; ni++) {
+#pragma unroll
+                for (int j = 0; j < 2; j++) to[((n0 + o0 + 8 * ni + 2 * t + j) * 9 + tap) * s.ci + i] = acc[mi][ni][2 * half + j];
+            }
+        }
+    }
+}
