@@ -128,4 +128,18 @@ struct After {
         if (residual.at) v += of(residual, lane)[at];
         return with_relu ? relu(v) : v;
     }
+
+    // Writes numbers `column` and the next of a row that begins at `row`, or adds them. flags: 1 they are written, 2 a ReLU follows.
+    __device__ __forceinline__ void put(float* y, int lane, long long row, int column, int columns, float v0, float v1, int flags) const {
+        const bool plain = !norm.at && !bias.at && !residual.at, with_relu = flags & 2;
+        if (!plain) {
+            v0 = (*this)(v0, lane, column, columns, row + column, with_relu);
+            v1 = (*this)(v1, lane, column + 1, columns, row + column + 1, with_relu);
+        } else if (with_relu) {
+            v0 = relu(v0), v1 = relu(v1);
+        }
+        float2* const to = reinterpret_cast<float2*>(y + row + column);
+        if (!(flags & 1)) v0 += to->x, v1 += to->y;
+        *to = make_float2(v0, v1);
+    }
 };

@@ -46,8 +46,6 @@ __device__ __forceinline__ void dense_product(const Dense& s, const int* lanes, 
     fetch(), copies_commit();
 
     const int group = tid / 128, g = tid % 32 / 4, t = tid % 4;
-    const bool fresh = flags & 1, with_relu = flags & 2;
-    const bool plain = !after.norm.at && !after.bias.at && !after.residual.at;
     const u32 w_from = shared + X_BYTES + group * 128 * 64;
     int place = 0;
     for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
@@ -68,22 +66,12 @@ __device__ __forceinline__ void dense_product(const Dense& s, const int* lanes, 
 
         // Number 4j + 2h + i of a thread: channel 2g + h of its warp's sixteen, token 8j + 2t + i.
         const int m0 = tile / n_tiles_n * N, n = tile % n_tiles_n * BN + group * 64 + tid / 32 % 4 * 16 + 2 * g;
-        float* const y = of(y_rows, lane) + n;
 #pragma unroll
         for (int v = 0; v < N / 4; v++) {
             const int token = m0 + v / 2 * 8 + 2 * t + v % 2;
             if (token >= n_rows) continue;
-            const long long row = (long long)token * s.co;
-            float v0 = acc[v / 2 * 4 + v % 2], v1 = acc[v / 2 * 4 + 2 + v % 2];
-            if (!plain) {
-                v0 = after(v0, lane, n, s.co, row + n, with_relu);
-                v1 = after(v1, lane, n + 1, s.co, row + n + 1, with_relu);
-            } else if (with_relu) {
-                v0 = relu(v0), v1 = relu(v1);
-            }
-            float2* const to = reinterpret_cast<float2*>(y + row);
-            if (!fresh) v0 += to->x, v1 += to->y;
-            *to = make_float2(v0, v1);
+            const float v0 = acc[v / 2 * 4 + v % 2], v1 = acc[v / 2 * 4 + 2 + v % 2];
+            after.put(of(y_rows, lane), lane, (long long)token * s.co, n, s.co, v0, v1, flags);
         }
     }
     asm volatile("cp.async.wait_all;");

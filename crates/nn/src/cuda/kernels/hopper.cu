@@ -141,8 +141,6 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
     fetch_weights(), copies_commit();
 
     const int group = tid / 128, g = tid % 32 / 4, t = tid % 4;
-    const bool fresh = flags & 1, with_relu = flags & 2;
-    const bool plain = !after.norm.at && !after.bias.at && !after.residual.at;
     const int first = GROUPS == 2 ? 0 : group * N;  // of this group's positions in a tile
     const u32 a_from = a_shared + 128 * (first + margin), b_from = b_shared + (GROUPS == 2 ? group * 128 * 64 : 0);
     int buffer = 0, place = 0;
@@ -182,22 +180,12 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
 
         // Number 4j + 2h + i of a thread: channel 2g + h of its warp's sixteen, position 8j + 2t + i.
         const int n = tile % n_tiles_n * BN + (GROUPS == 2 ? group * 64 : 0) + tid / 32 % 4 * 16 + 2 * g;
-        float* const y = of(y_rows, lane) + n;
 #pragma unroll
         for (int v = 0; v < N / 4; v++) {
             const int pixel = outputs[first + v / 2 * 8 + 2 * t + v % 2];
             if (pixel < 0) continue;
-            const long long row = (long long)pixel * s.co;
-            float v0 = acc[v / 2 * 4 + v % 2], v1 = acc[v / 2 * 4 + 2 + v % 2];
-            if (!plain) {
-                v0 = after(v0, lane, n, s.co, row + n, with_relu);
-                v1 = after(v1, lane, n + 1, s.co, row + n + 1, with_relu);
-            } else if (with_relu) {
-                v0 = relu(v0), v1 = relu(v1);
-            }
-            float2* const at = reinterpret_cast<float2*>(y + row);
-            if (!fresh) v0 += at->x, v1 += at->y;
-            *at = make_float2(v0, v1);
+            const float v0 = acc[v / 2 * 4 + v % 2], v1 = acc[v / 2 * 4 + 2 + v % 2];
+            after.put(of(y_rows, lane), lane, (long long)pixel * s.co, n, s.co, v0, v1, flags);
         }
     }
     asm volatile("cp.async.wait_all;");

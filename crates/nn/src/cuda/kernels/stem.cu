@@ -88,19 +88,10 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const int lane = lanes[blockIdx.z], n0 = blockIdx.y * 64;
     const Stem stem(s, of(x_rows, lane), of(w_rows, lane), n0, images);
     float* const y = of(y_rows, lane);
-    const bool with_relu = flags & 2, plain = !after.norm.at && !after.bias.at && !after.residual.at;
     stem.for_each_image([&](int n, const float* image) {
         for (int m0 = threadIdx.x / 32 * 16; m0 < stem.pixels; m0 += 128) {
             stem.products(image, m0, [&](int pixel, int o, float v0, float v1) {
-                const long long row = (long long)(n * stem.pixels + pixel) * s.co;
-                o += n0;
-                if (!plain) {
-                    v0 = after(v0, lane, o, s.co, row + o, with_relu);
-                    v1 = after(v1, lane, o + 1, s.co, row + o + 1, with_relu);
-                } else if (with_relu) {
-                    v0 = relu(v0), v1 = relu(v1);
-                }
-                *reinterpret_cast<float2*>(y + row + o) = make_float2(v0, v1);
+                after.put(y, lane, (long long)(n * stem.pixels + pixel) * s.co, n0 + o, s.co, v0, v1, flags);
             });
         }
     });
