@@ -137,19 +137,28 @@ pub fn square_convolutions() -> Result<Vec<Net>> {
 
 /// First layers of images with the max-pool that follows them.
 pub fn first_layers() -> Result<Vec<Net>> {
-    let net = |(side, channels, between, batch): (usize, usize, usize, usize)| {
-        let mut g = Graph::new(Shape::image(side, side, channels));
+    // height and width; channels of the image and of the layer; batch
+    let net = |((h, w), channels, between, batch): ((usize, usize), usize, usize, usize)| {
+        let mut g = Graph::new(Shape::image(h, w, channels));
         let x = g.conv2d("conv", g.input(), between, Window::new(3, 1, 1), false)?;
         let x = g.batch_norm("norm", x)?;
         let x = g.activation("relu", x, Activation::Relu)?;
         let x = g.max_pool("pool", x, Window::new(3, 2, 1))?;
         let x = g.flatten("flatten", x)?;
         g.linear("classes", x, 12, true)?;
-        let name = format!("convolution {channels} → {between} with a max-pool on {side}×{side}");
+        let name = format!("convolution {channels} → {between} with a max-pool on {h}×{w}");
         Ok(Net::new(name, g, batch))
     };
-    // The first has more images than a large GPU runs blocks.
-    [(32, 3, 64, 200), (16, 1, 128, 5), (28, 3, 64, 4)].into_iter().map(net).collect()
+    // The first has more images than a large GPU runs blocks; in one part is the sum of the fifth.
+    let cases = [
+        ((32, 32), 3, 64, 200),
+        ((16, 16), 1, 128, 5),
+        ((28, 28), 3, 64, 4),
+        ((16, 8), 4, 192, 7),
+        ((2, 64), 3, 64, 3),
+        ((48, 32), 2, 64, 3),
+    ];
+    cases.into_iter().map(net).collect()
 }
 
 fn perceptron(widths: &[usize], bias: bool) -> Result<Graph> {

@@ -48,17 +48,24 @@ fn check_evaluation(group: &mut Group, gpu: &Arc<Gpu>, net: &Net) {
 }
 
 /// Gradients of a first layer, computed together with what comes back through its max-pool, against those of one whose result is observed,
-/// which is computed step by step.
+/// which is computed step by step: bit for bit.
 fn check_first_layer(group: &mut Group, gpu: &Arc<Gpu>, net: Net) {
     let what = format!("{} in {}", net.name, gpu.precision().name());
     group.attempt(&what, |group| {
+        // Drawn before anything is tapped: nothing but the loss of the logits is to reach the layer.
         let samples = Samples::new(&net, LANES * net.batch);
         let starts: Vec<Start> = (0..LANES).map(|lane| start(&net, lane)).collect();
-        let joined = gpu_pass(gpu, &net, &samples, &starts, NormMode::Update)?;
-        let apart = gpu_pass(gpu, &net.tapped(&["conv"]), &samples, &starts, NormMode::Update)?;
-        for (lane, (joined, apart)) in joined.iter().zip(&apart).enumerate() {
-            let same = joined.gradient == apart.gradient;
-            group.require(same, &format!("{what}, lane {lane}: gradients have the bytes that they have step by step;"));
+        let modes = [NormMode::Update, NormMode::Frozen];
+        let pass = |net: &Net| modes.map(|mode| gpu_pass(gpu, net, &samples, &starts, mode));
+        let joined = pass(&net);
+        let apart = pass(&net.tapped(&["conv"]));
+        for (joined, apart) in joined.into_iter().zip(apart) {
+            for (lane, (joined, apart)) in joined?.iter().zip(&apart?).enumerate() {
+                let bits = |gradient: &[f32]| gradient.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                let same = bits(&joined.gradient) == bits(&apart.gradient);
+                let what = format!("{what}, lane {lane}: gradients have the bytes that they have step by step;");
+                group.require(same, &what);
+            }
         }
         Ok(())
     });

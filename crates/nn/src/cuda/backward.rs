@@ -5,7 +5,7 @@ use super::gpu::{self, Parameter};
 use super::layers::{Pool, activation, chunks, norm_mode, vec_of};
 use super::memory::{Extent, Rows};
 use super::products::{After, Operands, Won};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{NodeId, Op};
 use crate::plan::works_in_place;
 
@@ -228,7 +228,8 @@ impl Cohort {
         let (Some(slot), Some((places, stride))) =
             (self.plan.work_slot[i + 1].or(self.plan.grad_slot[behind.out]), &self.saved_bytes[i + 1])
         else {
-            return Ok(());
+            let problem = "the max-pool behind it kept nothing".into();
+            return Err(Error::Gpu { what: self.graph.nodes[step.node].name.clone(), problem });
         };
         let won = Won { places: places.at(), stride: *stride as i64, dy: self.grad(slot) };
         self.stem_weight(step.node, self.value(step.out), won, w)

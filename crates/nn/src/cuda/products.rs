@@ -140,7 +140,9 @@ impl Cohort {
     pub(super) fn serves_first_layer(&self, node: usize, pool: &MaxPool) -> bool {
         self.gpu.precision() == Precision::Tf32
             && self.gpu.has_stem_weight()
-            && self.convolution(node).is_some_and(|(c, pitch, _)| stem_pool_shared(&c, pitch, pool).is_some())
+            && self
+                .convolution(node)
+                .is_some_and(|(c, pitch, _)| c.w >= 8 && stem_pool_shared(&c, pitch, pool).is_some())
     }
 
     /// The gradient `w` of a first layer's weights, from its result `y` and the max-pool behind its batch-norm.

@@ -39,13 +39,20 @@ __device__ __forceinline__ int operator/(int n, const Div& d) {
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
-// dx of a batch-norm, a·dz + b·x + c, rounded alike wherever it is computed.
+// A batch-norm, a·x + b, and its backward pass, dx = a·dz + b·x + c, rounded alike wherever they are computed.
+__device__ __forceinline__ float norm_of(float a, float x, float b) { return __fmaf_rn(a, x, b); }
 __device__ __forceinline__ float through_norm(float a, float dz, float b, float x, float c) {
     return __fadd_rn(__fmaf_rn(a, dz, __fmul_rn(b, x)), c);
 }
 
 // NaN passes: a diverged client must be seen.
 __device__ __forceinline__ float relu(float v) { return v < 0.f ? 0.f : v; }
+
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float r;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
 
 __device__ __forceinline__ float warp_sum(float v) {
     for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
@@ -118,27 +125,44 @@ __device__ __forceinline__ void copy_async(u32 to, const float* from, bool valid
     }
 }
 
+// Coefficients of two neighbouring columns: v0 → a0·v0 + b0, v1 → a1·v1 + b1.
+struct Pair {
+    float a0, a1, b0, b1;
+};
+
 // What follows a forward product: y = relu?(a·x + b + residual?), where (a, b) is (1, bias) or a frozen batch-norm's scale and shift.
 struct After {
     Rows bias, norm, residual;
 
     __device__ __forceinline__ float operator()(float v, int lane, int column, int columns, long long at, bool with_relu) const {
-        if (norm.at) v = v * of(norm, lane)[2 * columns + column] + of(norm, lane)[3 * columns + column];
+        if (norm.at) v = norm_of(of(norm, lane)[2 * columns + column], v, of(norm, lane)[3 * columns + column]);
         if (bias.at) v += of(bias, lane)[column];
         if (residual.at) v += of(residual, lane)[at];
         return with_relu ? relu(v) : v;
     }
 
-    // Writes numbers `column` and the next of a row that begins at `row`, or adds them. flags: 1 they are written, 2 a ReLU follows.
-    __device__ __forceinline__ void put(float* y, int lane, long long row, int column, int columns, float v0, float v1, int flags) const {
-        const bool plain = !norm.at && !bias.at && !residual.at, with_relu = flags & 2;
-        if (!plain) {
-            v0 = (*this)(v0, lane, column, columns, row + column, with_relu);
-            v1 = (*this)(v1, lane, column + 1, columns, row + column + 1, with_relu);
-        } else if (with_relu) {
-            v0 = relu(v0), v1 = relu(v1);
+    // (a, b) of column `column` and the next: a thread that computes many rows of them reads them once.
+    __device__ __forceinline__ Pair pair(int lane, int column, int columns) const {
+        Pair p = {1, 1, 0, 0};
+        if (norm.at) {
+            const float* q = of(norm, lane) + 2 * columns + column;
+            p = {q[0], q[1], q[columns], q[columns + 1]};
+        } else if (bias.at) {
+            const float* q = of(bias, lane) + column;
+            p.b0 = q[0], p.b1 = q[1];
         }
-        float2* const to = reinterpret_cast<float2*>(y + row + column);
+        return p;
+    }
+
+    // Writes numbers `at` of an array and the next, or adds them. flags: 1 they are written, 2 a ReLU follows.
+    __device__ __forceinline__ void put(float* y, int lane, long long at, const Pair& p, float v0, float v1, int flags) const {
+        if (norm.at || bias.at) v0 = norm_of(p.a0, v0, p.b0), v1 = norm_of(p.a1, v1, p.b1);
+        if (residual.at) {
+            const float2 r = *reinterpret_cast<const float2*>(of(residual, lane) + at);
+            v0 += r.x, v1 += r.y;
+        }
+        if (flags & 2) v0 = relu(v0), v1 = relu(v1);
+        float2* const to = reinterpret_cast<float2*>(y + at);
         if (!(flags & 1)) v0 += to->x, v1 += to->y;
         *to = make_float2(v0, v1);
     }

@@ -66,12 +66,13 @@ __device__ __forceinline__ void dense_product(const Dense& s, const int* lanes, 
 
         // Number 4j + 2h + i of a thread: channel 2g + h of its warp's sixteen, token 8j + 2t + i.
         const int m0 = tile / n_tiles_n * N, n = tile % n_tiles_n * BN + group * 64 + tid / 32 % 4 * 16 + 2 * g;
+        const Pair pair = after.pair(lane, n, s.co);
 #pragma unroll
         for (int v = 0; v < N / 4; v++) {
             const int token = m0 + v / 2 * 8 + 2 * t + v % 2;
             if (token >= n_rows) continue;
             const float v0 = acc[v / 2 * 4 + v % 2], v1 = acc[v / 2 * 4 + 2 + v % 2];
-            after.put(of(y_rows, lane), lane, (long long)token * s.co, n, s.co, v0, v1, flags);
+            after.put(of(y_rows, lane), lane, (long long)token * s.co + n, pair, v0, v1, flags);
         }
     }
     asm volatile("cp.async.wait_all;");

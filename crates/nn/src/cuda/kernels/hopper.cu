@@ -180,12 +180,13 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
 
         // Number 4j + 2h + i of a thread: channel 2g + h of its warp's sixteen, position 8j + 2t + i.
         const int n = tile % n_tiles_n * BN + (GROUPS == 2 ? group * 64 : 0) + tid / 32 % 4 * 16 + 2 * g;
+        const Pair pair = after.pair(lane, n, s.co);
 #pragma unroll
         for (int v = 0; v < N / 4; v++) {
             const int pixel = outputs[first + v / 2 * 8 + 2 * t + v % 2];
             if (pixel < 0) continue;
             const float v0 = acc[v / 2 * 4 + v % 2], v1 = acc[v / 2 * 4 + 2 + v % 2];
-            after.put(of(y_rows, lane), lane, (long long)pixel * s.co, n, s.co, v0, v1, flags);
+            after.put(of(y_rows, lane), lane, (long long)pixel * s.co + n, pair, v0, v1, flags);
         }
     }
     asm volatile("cp.async.wait_all;");

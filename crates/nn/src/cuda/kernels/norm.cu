@@ -137,7 +137,7 @@ __device__ __forceinline__ void normalise(const int* lanes, int len, int channel
     Pack<VEC> v = load<VEC>(of(x_rows, lane) + i);
     const Pack<VEC> scale = load<VEC>(saved + 2 * channels + c), shift = load<VEC>(saved + 3 * channels + c);
 #pragma unroll
-    for (int k = 0; k < VEC; k++) v.v[k] = scale.v[k] * v.v[k] + shift.v[k];
+    for (int k = 0; k < VEC; k++) v.v[k] = norm_of(scale.v[k], v.v[k], shift.v[k]);
     if (residual_rows.at) {
         const Pack<VEC> r = load<VEC>(of(residual_rows, lane) + i);
 #pragma unroll
@@ -206,7 +206,7 @@ __device__ __forceinline__ void normalise_backward(const int* lanes, const int* 
     float* to = of(dx_rows, lane) + i;
     Pack<VEC> out;
 #pragma unroll
-    for (int k = 0; k < VEC; k++) out.v[k] = padding ? 0.f : a.v[k] * d.v[k] + b.v[k] * x.v[k] + e.v[k];
+    for (int k = 0; k < VEC; k++) out.v[k] = padding ? 0.f : through_norm(a.v[k], d.v[k], b.v[k], x.v[k], e.v[k]);
     if (!(flags & 1)) {
         const Pack<VEC> before = load<VEC>(to);
 #pragma unroll

@@ -8,8 +8,9 @@ struct Pool {
 constexpr u8 NOWHERE = 255;  // the winner that a ReLU has cut off
 
 // The largest value of each window, the first one on ties; NaN wins. With NORM of scale·x + shift, followed by a ReLU; `x_max` then
-// keeps the x of the winners for the backward pass.
-template <int VEC, bool NORM>
+// keeps the x of the winners for the backward pass. Windows of KERNEL × KERNEL are read as a whole before they are compared, so that a
+// thread waits for memory once; KERNEL = 0 is any size.
+template <int VEC, bool NORM, int KERNEL>
 __device__ __forceinline__ void max_pool(const int* lanes, const Pool& p, int packs, Rows x_rows, Rows saved_rows, Rows y_rows, u8* places,
                                          long long places_stride, Rows x_max_rows) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -23,24 +24,36 @@ __device__ __forceinline__ void max_pool(const int* lanes, const Pool& p, int pa
         const float* saved = of(saved_rows, lane);
         scale = load<VEC>(saved + 2 * p.c + c), shift = load<VEC>(saved + 3 * p.c + c);
     }
+    const int top = oy * p.stride - p.pad, left = ox * p.stride - p.pad;
+    auto is_inside = [&](int kr, int kc) { return u32(top + kr) < u32(p.h) && u32(left + kc) < u32(p.w); };
+    auto at = [&](int kr, int kc) { return load<VEC>(x + ((top + kr) * p.w + left + kc) * p.c); };
     Pack<VEC> best, winner;
     Places<VEC> place;
     bool found = false;
-    for (int kr = 0; kr < p.kernel; kr++) {
-        const int row = oy * p.stride + kr - p.pad;
-        if (u32(row) >= u32(p.h)) continue;
-        for (int kc = 0; kc < p.kernel; kc++) {
-            const int col = ox * p.stride + kc - p.pad;
-            if (u32(col) >= u32(p.w)) continue;
-            const Pack<VEC> raw = load<VEC>(x + (row * p.w + col) * p.c);
+    auto compare = [&](const Pack<VEC>& raw, int number) {
 #pragma unroll
-            for (int k = 0; k < VEC; k++) {
-                const float v = NORM ? scale.v[k] * raw.v[k] + shift.v[k] : raw.v[k];
-                if (!found || v > best.v[k] || (v != v && best.v[k] == best.v[k])) {
-                    best.v[k] = v, winner.v[k] = raw.v[k], place.v[k] = u8(kr * p.kernel + kc);
-                }
+        for (int k = 0; k < VEC; k++) {
+            const float v = NORM ? norm_of(scale.v[k], raw.v[k], shift.v[k]) : raw.v[k];
+            if (!found || v > best.v[k] || (v != v && best.v[k] == best.v[k])) {
+                best.v[k] = v, winner.v[k] = raw.v[k], place.v[k] = u8(number);
             }
-            found = true;
+        }
+        found = true;
+    };
+    if constexpr (KERNEL > 0) {
+        Pack<VEC> window[KERNEL * KERNEL];
+#pragma unroll
+        for (int i = 0; i < KERNEL * KERNEL; i++) {
+            if (is_inside(i / KERNEL, i % KERNEL)) window[i] = at(i / KERNEL, i % KERNEL);
+        }
+#pragma unroll
+        for (int i = 0; i < KERNEL * KERNEL; i++) {
+            if (is_inside(i / KERNEL, i % KERNEL)) compare(window[i], i);
+        }
+    } else {
+        for (int i = 0; i < p.kernel * p.kernel; i++) {
+            const int kr = i / p.kernel, kc = i - kr * p.kernel;
+            if (is_inside(kr, kc)) compare(at(kr, kc), i);
         }
     }
     if constexpr (NORM) {
@@ -102,7 +115,11 @@ __device__ __forceinline__ void max_pool_backward(const int* lanes, const int* v
 #define POOL_KERNELS(name, vec, norm)                                                                                 \
     extern "C" __global__ void name##_##vec(const int* lanes, Pool p, int packs, Rows x, Rows saved, Rows y,          \
                                             u8* places, long long places_stride, Rows x_max) {                        \
-        max_pool<vec, norm>(lanes, p, packs, x, saved, y, places, places_stride, x_max);                              \
+        if (p.kernel == 3) {                                                                                          \
+            max_pool<vec, norm, 3>(lanes, p, packs, x, saved, y, places, places_stride, x_max);                       \
+        } else {                                                                                                      \
+            max_pool<vec, norm, 0>(lanes, p, packs, x, saved, y, places, places_stride, x_max);                       \
+        }                                                                                                             \
     }                                                                                                                 \
     extern "C" __global__ void name##_backward_##vec(const int* lanes, const int* valid, Pool p, int packs,           \
                                                      const u8* places, long long places_stride, Rows x,               \

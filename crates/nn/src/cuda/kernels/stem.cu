@@ -88,10 +88,19 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const int lane = lanes[blockIdx.z], n0 = blockIdx.y * 64;
     const Stem stem(s, of(x_rows, lane), of(w_rows, lane), n0, images);
     float* const y = of(y_rows, lane);
+    const bool with_relu = flags & 2, plain = !after.norm.at && !after.bias.at && !after.residual.at;
     stem.for_each_image([&](int n, const float* image) {
         for (int m0 = threadIdx.x / 32 * 16; m0 < stem.pixels; m0 += 128) {
             stem.products(image, m0, [&](int pixel, int o, float v0, float v1) {
-                after.put(y, lane, (long long)(n * stem.pixels + pixel) * s.co, n0 + o, s.co, v0, v1, flags);
+                const long long row = (long long)(n * stem.pixels + pixel) * s.co;
+                o += n0;
+                if (!plain) {
+                    v0 = after(v0, lane, o, s.co, row + o, with_relu);
+                    v1 = after(v1, lane, o + 1, s.co, row + o + 1, with_relu);
+                } else if (with_relu) {
+                    v0 = relu(v0), v1 = relu(v1);
+                }
+                *reinterpret_cast<float2*>(y + row + o) = make_float2(v0, v1);
             });
         }
     });
@@ -119,26 +128,32 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                 return rows + ((place < ring ? place : place - ring) * s.w + col) * POOL_PITCH;
             };
             stem.products(image, first * s.w + tid / 32 * 16, [&](int pixel, int o, float v0, float v1) {
-                v0 = after(v0, lane, n0 + o, s.co, 0, with_relu);
-                v1 = after(v1, lane, n0 + o + 1, s.co, 0, with_relu);
                 const int row = pixel / s.by_wo;
                 *reinterpret_cast<float2*>(at(row, pixel - row * s.w) + o) = make_float2(v0, v1);
             });
             __syncthreads();
+            // What follows the products is computed here, where a thread has four channels and their coefficients find room.
             const int c = tid % 16 * 4;
+            const Pair p = after.pair(lane, n0 + c, s.co), q = after.pair(lane, n0 + c + 2, s.co);
+            auto load_scaled = [&](int row, int col) {
+                Pack<4> v = load<4>(at(row, col) + c);
+                v.v[0] = norm_of(p.a0, v.v[0], p.b0), v.v[1] = norm_of(p.a1, v.v[1], p.b1);
+                v.v[2] = norm_of(q.a0, v.v[2], q.b0), v.v[3] = norm_of(q.a1, v.v[3], q.b1);
+                return v;
+            };
             for (int i = tid / 16; i < n_rows / 2 * wo; i += 16) {
                 const int oy = first / 2 + i / wo, ox = i % wo;
-                Pack<4> best;
-                bool found = false;
-                for (int row = max(2 * oy - 1, 0); row <= 2 * oy + 1; row++) {
-                    for (int col = max(2 * ox - 1, 0); col <= 2 * ox + 1; col++) {
-                        const Pack<4> v = load<4>(at(row, col) + c);
+                Pack<4> best = {MINUS_INFINITY, MINUS_INFINITY, MINUS_INFINITY, MINUS_INFINITY};
 #pragma unroll
-                        for (int k = 0; k < 4; k++) {
-                            if (!found || v.v[k] > best.v[k] || (v.v[k] != v.v[k] && best.v[k] == best.v[k])) best.v[k] = v.v[k];
-                        }
-                        found = true;
-                    }
+                for (int k = 0; k < 9; k++) {
+                    // Beyond the margin: a pixel of the window once more.
+                    const Pack<4> v = load_scaled(max(2 * oy + k / 3 - 1, 0), max(2 * ox + k % 3 - 1, 0));
+#pragma unroll
+                    for (int j = 0; j < 4; j++) best.v[j] = max_or_nan(best.v[j], v.v[j]);
+                }
+                if (with_relu) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) best.v[j] = relu(best.v[j]);
                 }
                 store<4>(y + ((long long)(n * ho + oy) * wo + ox) * s.co + c, best);
             }
@@ -180,7 +195,9 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         const int n = band / (s.h / n_rows), first = band % (s.h / n_rows) * n_rows;
         const u32 y_to = u32(__cvta_generic_to_shared(buffer)), image_to = y_to + 4 * 128 * POOL_PITCH;
         const u32 dy_to = image_to + 4 * image_len, place_to = dy_to + 4 * 64 * n_windows;
-        for (int i = tid / 16; i < 128; i += 16) copy_async<4>(y_to + 4 * (i * POOL_PITCH + c), y + (128ll * band + i) * s.co + c, true);
+        const float* from = y + (128ll * band + tid / 16) * s.co + c;
+#pragma unroll
+        for (int j = 0; j < 8; j++, from += 16 * s.co) copy_async<4>(y_to + 4 * ((tid / 16 + 16 * j) * POOL_PITCH + c), from, true);
         for (int i = tid; i < (n_rows + 2) * s.w; i += 256) {
             const int row = i / s.by_wo, col = i - row * s.w, at = first + row - 1;
             const bool in = u32(at) < u32(s.h);
@@ -197,65 +214,82 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 
     const float* const q = of(coefficients, lane) + n0 + c;
     const Pack<4> qa = load<4>(q), qb = load<4>(q + s.co), qc = load<4>(q + 2 * s.co);
-    // Y becomes dY, in the tf32 that it is multiplied in.
+    // Y becomes dY, and both factors what they are multiplied as.
     auto turn = [&](int band, float* buffer) {
-        const int n = band / (s.h / n_rows), first = band % (s.h / n_rows) * n_rows;
-        const float* const windows = buffer + 128 * POOL_PITCH + image_len;
+        const int n = band / (s.h / n_rows);
+        float* const image = buffer + 128 * POOL_PITCH;
+        const float* const windows = image + image_len;
         const u8* const winners = reinterpret_cast<const u8*>(windows + 64 * n_windows);
         const bool padding = n >= valid[lane];
-        // Even columns first, then odd ones: threads of a warp then look at equally many windows.
+        // Two neighbouring pixels at a time: windows m and m + 1 of each row of windows reach them.
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const int k = j / 2 * 16 + tid / 16, row = k / wo, col = 2 * (k - row * wo) + j % 2;
-            Pack<4> total = {};
-            // From the last window back, as in `pool.cu`.
-            for (int wy = (row + 1) / 2, kr = row + 1 - 2 * wy; kr < 3; wy--, kr += 2) {
-                if (first / 2 + wy >= ho) continue;
-                for (int wx = (col + 1) / 2, kc = col + 1 - 2 * wx; kc < 3; wx--, kc += 2) {
-                    if (wx >= wo) continue;
-                    const int at = 64 * (wy * wo + wx) + c;
-                    const Places<4> here = *reinterpret_cast<const Places<4>*>(winners + at);
-                    const Pack<4> d = load<4>(windows + at);
+        for (int j = 0; j < 4; j++) {
+            const int k = 16 * j + tid / 16, row = 2 * k / s.by_wo, m = k - row * wo;
+            Pack<4> left = {}, right = {};
+            auto add = [&](Pack<4>& total, int at, int number) {
+                const Places<4> here = *reinterpret_cast<const Places<4>*>(winners + at);
+                const Pack<4> d = load<4>(windows + at);
 #pragma unroll
-                    for (int i = 0; i < 4; i++) total.v[i] += here.v[i] == kr * 3 + kc ? d.v[i] : 0.f;
+                for (int i = 0; i < 4; i++) total.v[i] += here.v[i] == number ? d.v[i] : 0.f;
+            };
+            // From the last window back, as in `pool.cu`. Windows below the image are zeros.
+            auto add_row = [&](int wy, int kr) {
+                const int at = 64 * (wy * wo + m) + c;
+                if (m + 1 < wo) add(right, at + 64, 3 * kr);
+                add(right, at, 3 * kr + 2);
+                add(left, at, 3 * kr + 1);
+            };
+            if (row % 2) add_row(row / 2 + 1, 0);
+            add_row(row / 2, row % 2 ? 2 : 1);
+            float* const at = buffer + 2 * k * POOL_PITCH + c;
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                const Pack<4>& total = side ? right : left;
+                Pack<4> v = load<4>(at + side * POOL_PITCH);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    v.v[i] = __uint_as_float(to_tf32(padding ? 0.f : through_norm(qa.v[i], total.v[i], qb.v[i], v.v[i], qc.v[i])));
                 }
+                store<4>(at + side * POOL_PITCH, v);
             }
-            float* const at = buffer + (row * s.w + col) * POOL_PITCH + c;
-            Pack<4> v = load<4>(at);
+        }
+        for (int i = 4 * tid; i < image_len; i += 4 * 256) {
+            Pack<4> v = load<4>(image + i);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                v.v[i] = __uint_as_float(to_tf32(padding ? 0.f : through_norm(qa.v[i], total.v[i], qb.v[i], v.v[i], qc.v[i])));
-            }
-            store<4>(at, v);
+            for (int j = 0; j < 4; j++) v.v[j] = __uint_as_float(to_tf32(v.v[j]));
+            store<4>(image + i, v);
         }
     };
 
-    // Four warps share the channels, sixteen each; the first four compute rows 0 to 31 of (tap, i), the others the rest.
+    // Four warps share the channels, sixteen each; the first four compute rows 0 to 31 of (tap, i), the others the rest. The eight pixels of
+    // a product lie in one row of the image.
     const int warp = tid / 32, g = tid % 32 / 4, t = tid % 4, m0 = warp / 4 * 32, o0 = warp % 4 * 16;
     float acc[2][2][4] = {};
-    auto multiply = [&](const float* buffer, int from, int to) {
-        const float* const image = buffer + 128 * POOL_PITCH;
-        for (int k = from; k < to; k += 8) {
+    auto multiply = [&](const float* buffer, int begin, int end) {
+        const float* dy_from = buffer + (begin + t) * POOL_PITCH + o0 + g;
+        const float* x_from[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int tap = min((m0 + 8 * i + g) / 4, 8);
+            const int at = begin + 2 * (begin / s.by_wo) + t + tap / 3 * width + tap % 3;
+            x_from[i / 2][i % 2] = buffer + 128 * POOL_PITCH + 4 * at + g % 4;
+        }
+#pragma unroll 2
+        for (int k = begin; k < end; k += 8) {
             u32 b[2][2];
-            const float* at[2];
 #pragma unroll
-            for (int later = 0; later < 2; later++) {
-                const int pixel = k + t + 4 * later, row = pixel / s.by_wo;
-                at[later] = image + 4 * (row * width + pixel - row * s.w) + g % 4;
-#pragma unroll
-                for (int ni = 0; ni < 2; ni++) b[ni][later] = __float_as_uint(buffer[pixel * POOL_PITCH + o0 + 8 * ni + g]);
-            }
+            for (int i = 0; i < 4; i++) b[i / 2][i % 2] = __float_as_uint(dy_from[8 * (i / 2) + i % 2 * 4 * POOL_PITCH]);
+            dy_from += 8 * POOL_PITCH;
+            const int step = k + 8 & s.w - 1 ? 4 * 8 : 4 * 10;  // over the margins at a row's end
 #pragma unroll
             for (int mi = 0; mi < 2; mi++) {
                 if (m0 + 16 * mi >= 36) break;
                 u32 a[4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int tap = min((m0 + 16 * mi + i % 2 * 8 + g) / 4, 8);
-                    a[i] = to_tf32(at[i / 2][4 * (tap / 3 * width + tap % 3)]);
-                }
+                for (int i = 0; i < 4; i++) a[i] = __float_as_uint(x_from[mi][i % 2][i / 2 * 4 * 4]);
 #pragma unroll
                 for (int ni = 0; ni < 2; ni++) mma_tf32(acc[mi][ni], a, b[ni]);
+                x_from[mi][0] += step, x_from[mi][1] += step;
             }
         }
     };
