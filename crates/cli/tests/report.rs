@@ -57,7 +57,7 @@ fn statistics_are_those_of_compare() {
 /// Everything that is named was written, and nothing else.
 fn files_are_whole(folder: &Path, report: &Value) {
     let names: Vec<&str> = report["files"].as_array().unwrap().iter().map(|f| f.as_str().unwrap()).collect();
-    for name in ["accuracy", "time", "clients", "forgetting", "projection", "partition"] {
+    for name in ["outcome", "accuracy", "time", "clients", "forgetting", "projection", "partition"] {
         let svg = read(folder, &format!("out/figures/{name}.svg"));
         let picture = roxmltree::Document::parse(&svg).unwrap_or_else(|e| panic!("{name}: {e}"));
         let size = |side| picture.root_element().attribute(side).unwrap().parse::<f64>().unwrap();

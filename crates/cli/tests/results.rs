@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
+mod command;
 mod text_results;
 
 use fedproj_core::{ComparedRow, Config, Difference, Manifest, RoundRecord, StoredRun, Summary, compare};
@@ -228,6 +229,16 @@ fn the_full_study_seed_by_seed_is_what_was_measured() {
     let head = row("seed", methods.iter().map(|method| title(method).to_owned()).collect());
     let aligned = "|---:".repeat(1 + methods.len()) + "|";
     check("docs/reproduction.md", "table1 full seeds", &markdown(&head, &aligned, rows));
+}
+
+#[test]
+fn the_pages_picture_is_drawn_from_the_metrics() {
+    let out = tempfile::tempdir().unwrap();
+    let (runs, to) = (format!("results/{}", FULL.0), out.path().to_str().unwrap());
+    command::stdout(&root(), &["report", &runs, "--out", to]);
+    let drawn = std::fs::read_to_string(out.path().join("figures/outcome.svg")).unwrap();
+    let shown = std::fs::read_to_string(root().join("docs/figures/table1-cifar10.svg")).unwrap();
+    assert!(drawn == shown, "docs/figures/table1-cifar10.svg is not figures/outcome.svg of `fedproj report {runs}`");
 }
 
 /// How far a method's accuracy moves from one round to the next in the last 50, beside its mean there and its best round.

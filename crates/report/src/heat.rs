@@ -1,6 +1,6 @@
 //! A table of values as colours: rows with names, columns with numbers.
 
-use crate::svg::{Anchor, Style, Svg, number};
+use crate::svg::{Anchor, Style, Svg, number, shortened};
 
 /// Pixels.
 const LEFT: f64 = 190.0;
@@ -72,12 +72,6 @@ impl Heat {
 fn rectangle(svg: &mut Svg, at: (f64, f64), size: (f64, f64), fill: &str, opacity: f64) {
     let tag = svg.tag("rect").number("x", at.0).number("y", at.1).number("width", size.0).number("height", size.1);
     tag.set("fill", fill).number("fill-opacity", opacity).end();
-}
-
-/// A name that fits beside its row.
-fn shortened(name: &str) -> String {
-    const N_CHARS: usize = 25;
-    if name.chars().count() <= N_CHARS { name.into() } else { name.chars().take(N_CHARS - 1).chain(['…']).collect() }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Figures, tables and pages, from plain numbers.
 //!
-//! This crate knows nothing of federated learning: a caller fills in [`RegionGrid`], [`Charts`], [`Sketch`], [`Table`] and
+//! This crate knows nothing of federated learning: a caller fills in [`RegionGrid`], [`Charts`], [`Dots`], [`Sketch`], [`Table`] and
 //! [`Page`], and gets text back. All pictures are SVG by [`Svg`]; [`png()`] renders them with a font of its own. It reads
 //! no file and opens no connection, and a page it makes never does either.
 //!
@@ -20,6 +20,7 @@
 //! ```
 
 mod curves;
+mod dots;
 mod heat;
 mod mesh;
 mod page;
@@ -31,6 +32,7 @@ mod svg;
 mod table;
 
 pub use curves::{Chart, Charts, Layout, Series, Spread, axis};
+pub use dots::{DotRow, Dots};
 pub use heat::Heat;
 pub use mesh::{Extent, Mesh, Outline};
 pub use page::{Block, Page, Section};

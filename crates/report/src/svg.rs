@@ -187,6 +187,12 @@ pub(crate) fn number(value: f64) -> String {
     if text == "-0" { "0".into() } else { text.into() }
 }
 
+/// A name that fits beside its row of a picture.
+pub(crate) fn shortened(name: &str) -> String {
+    const N_CHARS: usize = 25;
+    if name.chars().count() <= N_CHARS { name.into() } else { name.chars().take(N_CHARS - 1).chain(['…']).collect() }
+}
+
 /// Text that XML and HTML read as text.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")

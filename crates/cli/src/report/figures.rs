@@ -1,9 +1,10 @@
 //! The figures of a report.
 
 use super::arms::{Arm, Setting};
+use super::tables::{ArmResult, SettingResult};
 use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{RoundRecord, deviation, mean};
-use fedproj_report::{Chart, Charts, Heat, Layout, SERIES, Series, Spread, axis};
+use fedproj_report::{Chart, Charts, DotRow, Dots, Heat, Layout, SERIES, Series, Spread, axis};
 use std::collections::BTreeSet;
 
 /// A figure.
@@ -22,16 +23,19 @@ struct Plan {
     x_label: &'static str,
     x: fn(&[RoundRecord]) -> f64,
     y: fn(&RoundRecord) -> Option<f64>,
+    /// Drawn in per cent, up to 100 at most.
+    is_share: bool,
     has_band: bool,
 }
 
 /// A value over the rounds, with a band.
 fn by_round(title: &'static str, y: fn(&RoundRecord) -> Option<f64>) -> Plan {
-    Plan { title, x_label: "rounds done", x: |rounds| rounds.len() as f64, y, has_band: true }
+    Plan { title, x_label: "rounds done", x: |rounds| rounds.len() as f64, y, is_share: false, has_band: true }
 }
 
-fn percent(share: Option<f64>) -> Option<f64> {
-    share.map(|v| 100.0 * v)
+/// A share over the rounds, with a band.
+fn share_by_round(title: &'static str, y: fn(&RoundRecord) -> Option<f64>) -> Plan {
+    Plan { is_share: true, ..by_round(title, y) }
 }
 
 /// Clients that are drawn one by one.
@@ -40,8 +44,8 @@ const N_CLIENTS_MAX: usize = 200;
 const HALF: Layout = Layout { columns: 2, plot: (480.0, 290.0) };
 
 /// All figures but the partitions, in the order of the page.
-pub fn figures(settings: &[Setting]) -> Vec<Figure> {
-    let mut figures = vec![accuracy(settings)];
+pub fn figures(settings: &[Setting], results: &[SettingResult]) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = outcome(settings, results).into_iter().chain([accuracy(settings)]).collect();
     figures.extend(each(settings, "time", "What accuracy costs", HALF, &TIME));
     figures.extend(each(settings, "clients", "Clients after local training", Layout::default(), &clients()));
     figures.extend(forgetting(settings));
@@ -72,37 +76,72 @@ const TIME: [Plan; 2] = [
         title: "accuracy over time, %",
         x_label: "seconds of training and fusion",
         x: |rounds| rounds.iter().map(|r| r.seconds.local + r.seconds.fusion).sum(),
-        y: |r| percent(r.accuracy),
+        y: |r| r.accuracy,
+        is_share: true,
         has_band: false,
     },
     Plan {
         title: "accuracy over what is sent, %",
         x_label: "megabytes, down and up",
         x: |rounds| rounds.iter().map(|r| 1e-6 * (r.bytes_down + r.bytes_up) as f64).sum(),
-        y: |r| percent(r.accuracy),
+        y: |r| r.accuracy,
+        is_share: true,
         has_band: false,
     },
 ];
 
 fn clients() -> [Plan; 3] {
     [
-        by_round("clients' accuracy, %", |r| percent(r.client_accuracy)),
-        by_round("accuracy on own classes, %", |r| percent(r.personal_accuracy)),
-        by_round("forgetting, %", |r| percent(r.forgetting)),
+        share_by_round("clients' accuracy, %", |r| r.client_accuracy),
+        share_by_round("accuracy on own classes, %", |r| r.personal_accuracy),
+        share_by_round("forgetting, %", |r| r.forgetting),
     ]
 }
 
 fn projection() -> [Plan; 3] {
     [
-        by_round("steps projected, %", |r| percent(r.projection_rate)),
+        share_by_round("steps projected, %", |r| r.projection_rate),
         by_round("cosine of g and r", |r| r.cosine),
         by_round("memory loss after − before", |r| Some(r.memory_loss_after? - r.memory_loss_before?)),
     ]
 }
 
+fn accuracy_by_round() -> Plan {
+    share_by_round("accuracy, %", |r| r.accuracy)
+}
+
+/// The table of results as a picture: each seed's accuracy, and the paper's; none of a single run.
+fn outcome(settings: &[Setting], results: &[SettingResult]) -> Option<Figure> {
+    let n_runs: usize = settings.iter().flat_map(|s| &s.arms).map(|arm| arm.runs.len()).sum();
+    if n_runs < 2 {
+        return None;
+    }
+    let series = series(settings, &[accuracy_by_round()]);
+    let group = |(setting, result): (&Setting, &SettingResult)| {
+        let row = |(arm, result): (&Arm, &ArmResult)| {
+            let look = series.iter().find(|s| s.name == arm.name)?.look;
+            let values = arm.runs.iter().map(|r| 100.0 * r.run.summary.headline).collect();
+            Some(DotRow { name: arm.name.clone(), look, values, reference: result.paper.map(|p| (p.mean, p.std)) })
+        };
+        let rows = setting.arms.iter().zip(&result.rows).filter_map(row).collect();
+        (if settings.len() > 1 { setting.title.clone() } else { String::new() }, rows)
+    };
+    let dots = Dots {
+        title: "Accuracy of each seed".into(),
+        subtitle: if let [one] = settings { one.title.clone() } else { String::new() },
+        x_label: "test accuracy of the global model, mean of the last rounds, %".into(),
+        dot_label: "one seed".into(),
+        reference_label: "the paper's mean ± deviation".into(),
+        groups: settings.iter().zip(results).map(group).collect(),
+    };
+    let caption = "What the table says, seed by seed. Runs of one seed share data and sampling of clients: methods whose \
+                   dots overlap may still differ in each seed.";
+    Some(Figure { name: "outcome".into(), svg: dots.draw(), caption: caption.into() })
+}
+
 /// Accuracy over rounds, one chart a setting.
 fn accuracy(settings: &[Setting]) -> Figure {
-    let plan = by_round("accuracy, %", |r| percent(r.accuracy));
+    let plan = accuracy_by_round();
     let series = series(settings, std::slice::from_ref(&plan));
     let mut charts: Vec<Chart> = settings.iter().filter_map(|s| chart(&plan, s, settings, &series)).collect();
     let (layout, subtitle) = match settings {
@@ -207,9 +246,10 @@ fn chart(plan: &Plan, setting: &Setting, settings: &[Setting], series: &[Series]
     let lines: Vec<Vec<Spread>> = settings.iter().flat_map(|s| &s.arms).map(|arm| line(arm, plan)).collect();
     let points = || lines.iter().flatten();
     points().next()?;
-    // A band that reaches below 0 is cut there where no mean does.
+    // A band that reaches below 0 is cut there where no mean does, and that of a share at the whole.
     let least = points().map(|p| if p.mean < 0.0 { p.min } else { 0.0 }).fold(0.0, f64::min);
     let most = points().map(|p| if p.mean > 0.0 { p.max } else { 0.0 }).fold(0.0, f64::max);
+    let most = if plan.is_share { most.min(100.0) } else { most };
     let (_, x_end, x_step) = axis(0.0, points().map(|p| p.x).fold(0.0, f64::max));
     let own = |s: &Series| setting.arms.iter().find(|a| a.name == s.name).map(|a| line(a, plan));
     Some(Chart {
@@ -251,7 +291,8 @@ fn line(arm: &Arm, plan: &Plan) -> Vec<Spread> {
     let n_rounds = arm.runs.iter().map(|r| r.run.rounds.len()).max().unwrap_or(0);
     let point = |n: usize| {
         let rounds = || arm.runs.iter().filter_map(|r| r.run.rounds.get(..n));
-        let values: Vec<f64> = rounds().filter_map(|r| (plan.y)(r.last()?)).filter(|v| v.is_finite()).collect();
+        let values = rounds().filter_map(|r| (plan.y)(r.last()?)).filter(|v| v.is_finite());
+        let values: Vec<f64> = values.map(|v| if plan.is_share { 100.0 * v } else { v }).collect();
         let xs: Vec<f64> = rounds().map(plan.x).collect();
         let (m, s) = (mean(&values), deviation(&values).filter(|_| plan.has_band).unwrap_or(0.0));
         (!values.is_empty()).then(|| Spread { x: mean(&xs), mean: m, min: m - s, max: m + s })
@@ -261,6 +302,7 @@ fn line(arm: &Arm, plan: &Plan) -> Vec<Spread> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::arms::{sort, tests::run};
     use super::*;
     use fedproj_report::Look;
 
@@ -270,5 +312,19 @@ mod tests {
         assert_eq!(looks.len(), CATALOGUE.len());
         let distinct = |a: &Look, b: &Look| (a.colour, a.dashes) != (b.colour, b.dashes);
         assert!(SERIES.iter().enumerate().all(|(i, a)| SERIES[..i].iter().all(|b| distinct(a, b))));
+    }
+
+    #[test]
+    fn the_axis_of_a_share_ends_at_the_whole() {
+        let with = |seed, accuracy| {
+            let mut one = run(&[], seed, accuracy);
+            one.run.rounds.push(RoundRecord { accuracy: Some(accuracy), ..RoundRecord::default() });
+            one
+        };
+        // Mean 90, deviation 14: the band reaches 104.
+        let settings = sort(vec![with(0, 0.8), with(1, 1.0)], &mut Vec::new());
+        let plan = accuracy_by_round();
+        let drawn = chart(&plan, &settings[0], &settings, &series(&settings, std::slice::from_ref(&plan))).unwrap();
+        assert!(drawn.lines[0][0].max > 100.0 && drawn.y.1 <= 100.0, "{drawn:?}");
     }
 }

@@ -97,7 +97,7 @@ pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Writte
     }
     let results: Vec<SettingResult> = settings.iter().map(tables::results).collect::<Result<_>>()?;
     notes.extend(paper::statements(&results));
-    let mut figures = figures::figures(&settings);
+    let mut figures = figures::figures(&settings, &results);
     let (partitions, without_partition) = partition::pictures(&settings);
     figures.extend(partitions);
     let mut sheets = vec![tables::accuracy(&results), tables::costs(&settings), tables::runs(&settings)];

@@ -103,6 +103,7 @@ impl Content<'_> {
             blocks.push(text(&format!("Differences: to {baselines}, paired by seed, with Student's 95 % interval.")));
         }
         blocks.extend(self.notes.iter().map(|note| text(note)));
+        blocks.extend(self.figures("outcome"));
         section("Results", blocks)
     }
 
