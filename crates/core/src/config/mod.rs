@@ -3,12 +3,19 @@
 //! [`Config`] is only made by [`Config::from_layers`]: defaults, then a preset, then a file, then `key=value` pairs. Unknown
 //! keys are refused with the nearest known one.
 
+mod layers;
+mod local;
+
+pub(crate) use layers::{merge, table_of};
+pub use local::{LocalConfig, OptimizerConfig, OptimizerKind, ScheduleConfig};
+
 use crate::error::{Error, Result};
 use crate::methods::MethodConfig;
 use crate::presets::{self, Preset};
 use crate::robust::RobustConfig;
 use fedproj_data::{PartitionConfig, SourceConfig, TextConfig};
-use fedproj_nn::{Init, Rule, models};
+use fedproj_nn::{Init, models};
+use layers::{check_keys, set_path};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
@@ -204,135 +211,6 @@ impl FederationConfig {
     }
 }
 
-/// Training on a client.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LocalConfig {
-    /// Passes over the client's samples.
-    pub epochs: u32,
-    /// Samples in a step.
-    pub batch: usize,
-    /// The optimiser, made new every round.
-    pub optimizer: OptimizerConfig,
-    /// The learning rate over epochs.
-    pub schedule: ScheduleConfig,
-    /// Largest norm of a gradient; 0 is no limit.
-    pub clip: f32,
-}
-
-impl Default for LocalConfig {
-    fn default() -> Self {
-        Self {
-            epochs: 10,
-            batch: 32,
-            optimizer: OptimizerConfig::default(),
-            schedule: ScheduleConfig::default(),
-            clip: 0.0,
-        }
-    }
-}
-
-/// An optimiser; keys that its kind does not know are ignored.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct OptimizerConfig {
-    /// `"sgd"`, `"adam"` or `"adamw"`.
-    pub kind: OptimizerKind,
-    /// Learning rate.
-    pub lr: f32,
-    /// Weight decay; inside the gradient for sgd and adam.
-    pub weight_decay: f32,
-    /// Momentum of sgd.
-    pub momentum: f32,
-    /// Nesterov's form of it.
-    pub nesterov: bool,
-    /// Constants of adam and adamw.
-    pub beta1: f32,
-    /// See `beta1`.
-    pub beta2: f32,
-    /// See `beta1`.
-    pub eps: f32,
-}
-
-/// The kinds of optimiser.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OptimizerKind {
-    /// Gradient descent.
-    Sgd,
-    /// Adam with L2 decay.
-    Adam,
-    /// Adam with decoupled decay.
-    AdamW,
-}
-
-impl Default for OptimizerConfig {
-    /// The paper's Adam 1e-3, with the weight decay of its code.
-    fn default() -> Self {
-        Self {
-            kind: OptimizerKind::Adam,
-            lr: 1e-3,
-            weight_decay: 5e-5,
-            momentum: 0.0,
-            nesterov: false,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-        }
-    }
-}
-
-impl OptimizerConfig {
-    /// Adam with a learning rate and nothing else.
-    pub fn adam(lr: f32) -> Self {
-        Self { lr, weight_decay: 0.0, ..Self::default() }
-    }
-
-    /// Whether all constants lie in their ranges; `key` is where the optimiser stands in the configuration.
-    ///
-    /// # Errors
-    /// Names the constant that does not.
-    pub fn check(&self, key: &str) -> Result<()> {
-        self.rule().check().map_err(|e| Error::config(format!("{key}: {e}")))
-    }
-
-    /// The engine's word for it.
-    pub fn rule(&self) -> Rule {
-        let Self { kind, lr, weight_decay, momentum, nesterov, beta1, beta2, eps } = *self;
-        match kind {
-            OptimizerKind::Sgd => Rule::Sgd { lr, momentum, nesterov, weight_decay },
-            OptimizerKind::Adam | OptimizerKind::AdamW => {
-                Rule::Adam { lr, beta1, beta2, eps, weight_decay, decoupled: kind == OptimizerKind::AdamW }
-            }
-        }
-    }
-}
-
-/// A step schedule over local epochs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ScheduleConfig {
-    /// Share of the epochs after which the rate drops, again and again; 0 is never.
-    pub every: f64,
-    /// Factor of a drop.
-    pub factor: f32,
-}
-
-impl Default for ScheduleConfig {
-    /// As the paper's code: a tenth in the second half of the epochs.
-    fn default() -> Self {
-        Self { every: 0.5, factor: 0.1 }
-    }
-}
-
-impl ScheduleConfig {
-    /// The factor in an epoch of `n_epochs`.
-    pub fn factor(self, epoch: u32, n_epochs: u32) -> f32 {
-        let every = (self.every * f64::from(n_epochs)).floor().max(1.0) as u32;
-        if self.every <= 0.0 { 1.0 } else { self.factor.powi((epoch / every) as i32) }
-    }
-}
-
 impl Config {
     /// Defaults, overlaid by the preset, the file and the overrides (`key.path=value`, values in TOML; plain words need no
     /// quotes).
@@ -414,100 +292,6 @@ impl Config {
         l.optimizer.check("local.optimizer")?;
         self.method.build()?.check(self)
     }
-}
-
-/// The configuration as a table, in which single-precision numbers read as they were written (0.001, not
-/// 0.0010000000474974513).
-pub(crate) fn table_of(config: &Config) -> Result<Table> {
-    fn shorten(value: &mut Value) {
-        match value {
-            Value::Float(v) if f64::from(*v as f32).to_bits() == v.to_bits() => {
-                if let Ok(short) = (*v as f32).to_string().parse() {
-                    *v = short;
-                }
-            }
-            Value::Table(table) => table.iter_mut().for_each(|(_, v)| shorten(v)),
-            Value::Array(values) => values.iter_mut().for_each(shorten),
-            _ => (),
-        }
-    }
-    let mut table =
-        Table::try_from(config).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))?;
-    table.iter_mut().for_each(|(_, v)| shorten(v));
-    Ok(table)
-}
-
-/// Tables that describe one thing and are replaced as a whole, with keys of their own.
-const WHOLE: [&str; 3] = ["data.private", "data.public", "data.partition"];
-
-/// Overlays `from` on `to`, table by table.
-pub(crate) fn merge(to: &mut Table, from: &Table) {
-    fn at(to: &mut Table, from: &Table, path: &str) {
-        for (key, value) in from {
-            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-            match (to.get_mut(key), value) {
-                (Some(Value::Table(inner)), Value::Table(value)) if !WHOLE.contains(&path.as_str()) => {
-                    at(inner, value, &path);
-                }
-                // A partial table such as `data.partition.beta=0.5` keeps the rest, unless the kind changes.
-                (Some(Value::Table(inner)), Value::Table(value))
-                    if !value.contains_key("kind") && !value.contains_key("name") =>
-                {
-                    inner.extend(value.clone());
-                }
-                _ => {
-                    to.insert(key.clone(), value.clone());
-                }
-            }
-        }
-    }
-    at(to, from, "");
-}
-
-/// `a.b.c=value` into nested tables.
-fn set_path(table: &mut Table, pair: &str) -> Result<()> {
-    let Some((path, text)) = pair.split_once('=') else {
-        return Err(Error::config(format!("`{pair}` is not of the form key=value")));
-    };
-    let parsed = toml::from_str::<Table>(&format!("v = {text}")).ok().and_then(|mut t| t.remove("v"));
-    let value = parsed.unwrap_or_else(|| Value::String(text.to_owned()));
-    let mut keys: Vec<&str> = path.trim().split('.').collect();
-    let last = keys.pop().unwrap_or_default();
-    let mut at = table;
-    for key in keys {
-        let entry = at.entry(key).or_insert_with(|| Value::Table(Table::new()));
-        // A data set given by name alone becomes a table when one of its options is set.
-        if let Value::String(name) = entry {
-            *entry = Value::Table(Table::from_iter([("name".to_owned(), Value::String(name.clone()))]));
-        }
-        at = match entry {
-            Value::Table(inner) => inner,
-            other => return Err(Error::config(format!("`{pair}`: `{key}` is {other}, not a table"))),
-        };
-    }
-    at.insert(last.to_owned(), value);
-    Ok(())
-}
-
-/// Refuses keys that the defaults do not have.
-fn check_keys(given: &Table, known: &Table, path: &str) -> Result<()> {
-    for (key, value) in given {
-        let full = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        let Some(default) = known.get(key) else {
-            let nearest = models::nearest(key, known.keys().map(String::as_str));
-            let hint = nearest.map(|k| format!("\nhint: did you mean `{k}`?")).unwrap_or_default();
-            let place = if path.is_empty() { "at the top level".to_owned() } else { format!("in [{path}]") };
-            let names = known.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            return Err(Error::config(format!("unknown key `{key}` {place}; known keys: {names}{hint}")));
-        };
-        match (value, default) {
-            (Value::Table(value), Value::Table(default)) if !WHOLE.contains(&full.as_str()) => {
-                check_keys(value, default, &full)?;
-            }
-            _ => (),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,180 @@
+//! A run directory that is being written.
+
+use super::manifest::{Manifest, check_device};
+use super::stored::{config_text, hash_of, read_config, read_metrics, read_summary};
+use crate::checkpoint::{self, write_atomically};
+use crate::config::{Config, FederationConfig};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::experiment::Experiment;
+use crate::fusion::ServerState;
+use crate::record::{RoundRecord, Summary};
+use crate::shards;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// A run directory that is being written, by the simulator or by a server.
+#[derive(Debug)]
+pub struct RunDir {
+    dir: PathBuf,
+    rounds: Vec<RoundRecord>,
+    metrics: File,
+    config_hash: String,
+    /// Held while the run lives, so that no second process writes here.
+    _lock: File,
+}
+
+impl RunDir {
+    /// The outcome of a finished run with this configuration, if the directory holds one.
+    ///
+    /// # Errors
+    /// If the directory holds a run of another configuration, finished or not.
+    pub fn finished(dir: &Path, config: &Config) -> Result<Option<Summary>> {
+        if dir.join("config.toml").exists() {
+            check_config(dir, config)?;
+        }
+        if dir.join("summary.json").exists() { read_summary(dir).map(Some) } else { Ok(None) }
+    }
+
+    /// Makes a directory for a run, or opens the one of an unfinished run, with the state of its newest checkpoint:
+    /// `resume` says whether such a run is welcome.
+    ///
+    /// # Errors
+    /// If the directory is in use, holds another run, or cannot be written.
+    pub fn open(
+        dir: &Path,
+        experiment: &Experiment,
+        device: impl Into<Device>,
+        resume: bool,
+    ) -> Result<(Self, Option<ServerState>)> {
+        let (config, device) = (&experiment.config, device.into());
+        let exists = dir.join("config.toml").exists();
+        if exists {
+            check_config(dir, config)?;
+            check_device(dir, &device)?;
+            if !resume {
+                return Err(Error::config(format!(
+                    "`{}` holds an unfinished run of this configuration; go on with --resume, or choose another --out",
+                    dir.display()
+                )));
+            }
+        }
+        std::fs::create_dir_all(dir.join("checkpoints")).map_err(Error::io("create", dir))?;
+        let lock = lock(dir)?;
+        let text = if exists { config_text(dir)? } else { config.to_toml()? };
+        let config_hash = hash_of(&text);
+        let newest = if exists { checkpoints(dir)?.pop() } else { None };
+        let state = newest.map(|(_, path)| checkpoint::load(&path, &config_hash)).transpose()?;
+        let rounds = match &state {
+            Some(state) => read_metrics(dir, Some(state.n_rounds_done))?,
+            None => Vec::new(),
+        };
+        if !exists {
+            // The configuration comes last: where it stands, the manifest stands too.
+            write_atomically(&dir.join("manifest.json"), Manifest::of(experiment, device).to_json().as_bytes())?;
+            write_atomically(&dir.join("config.toml"), text.as_bytes())?;
+        }
+        // Lines after the checkpoint, or half a line that a crash left, are dropped here.
+        let lines: String = rounds.iter().map(|r| line_of(r) + "\n").collect();
+        let path = dir.join("metrics.jsonl");
+        write_atomically(&path, lines.as_bytes())?;
+        let metrics = OpenOptions::new().append(true).open(&path).map_err(Error::io("open", &path))?;
+        Ok((Self { dir: dir.into(), rounds, metrics, config_hash, _lock: lock }, state))
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Rounds that are done.
+    pub fn rounds(&self) -> &[RoundRecord] {
+        &self.rounds
+    }
+
+    /// Puts a round on disk: its line, then a checkpoint where one is due.
+    ///
+    /// # Errors
+    /// If the disk is full; what was on disk before stays.
+    pub fn record(&mut self, record: RoundRecord, state: &ServerState, federation: &FederationConfig) -> Result<()> {
+        let path = self.dir.join("metrics.jsonl");
+        let mut append = || -> std::io::Result<()> {
+            self.metrics.write_all((line_of(&record) + "\n").as_bytes())?;
+            self.metrics.sync_data()
+        };
+        append().map_err(Error::io("append to", &path))?;
+        let done = record.round + 1;
+        if done.is_multiple_of(federation.checkpoint_every) || done >= federation.rounds {
+            self.checkpoint(state)?;
+        }
+        self.rounds.push(record);
+        Ok(())
+    }
+
+    /// Writes a checkpoint and removes all but the newest two.
+    pub(super) fn checkpoint(&self, state: &ServerState) -> Result<()> {
+        let folder = self.dir.join("checkpoints");
+        let path = folder.join(format!("round-{:06}.ckpt", state.n_rounds_done));
+        checkpoint::save(&path, state, &self.config_hash, checkpoint::SHARD_BYTES_MAX)?;
+        let all: Vec<PathBuf> = checkpoints(&self.dir)?.into_iter().map(|(_, path)| path).collect();
+        shards::retain(&folder, "round-", &all[all.len().saturating_sub(2)..])
+    }
+
+    /// Writes what a finished run leaves: `metrics.csv`, the final model and `summary.json`.
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub fn finish(&self, experiment: &Experiment, state: &ServerState) -> Result<Summary> {
+        let config = &experiment.config;
+        let csv: String = self.rounds.iter().map(|r| r.to_csv() + "\n").collect();
+        write_atomically(&self.dir.join("metrics.csv"), format!("{}\n{csv}", RoundRecord::CSV_HEADER).as_bytes())?;
+        let path = self.dir.join("model.safetensors");
+        fedproj_nn::weights::save(&path, &experiment.graph, &state.weights, &state.buffers)?;
+        let cohort = config.federation.cohort(experiment.partition.n_clients());
+        let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &self.rounds);
+        let text = serde_json::to_string_pretty(&summary).unwrap_or_default();
+        write_atomically(&self.dir.join("summary.json"), text.as_bytes())?;
+        Ok(summary)
+    }
+}
+
+fn check_config(dir: &Path, config: &Config) -> Result<()> {
+    if read_config(dir)? == *config {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "`{}` holds a run of another configuration; choose another directory with --out",
+        dir.display()
+    )))
+}
+
+fn line_of(record: &RoundRecord) -> String {
+    serde_json::to_string(record).unwrap_or_default()
+}
+
+/// Checkpoints of a run, oldest first, by the number of rounds done.
+pub(super) fn checkpoints(dir: &Path) -> Result<Vec<(u32, PathBuf)>> {
+    let folder = dir.join("checkpoints");
+    let entries = std::fs::read_dir(&folder).map_err(Error::io("list", &folder))?;
+    let mut all: Vec<(u32, PathBuf)> = entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let stem = path.file_name()?.to_str()?.strip_prefix("round-")?.strip_suffix(".ckpt")?;
+            Some((stem.parse().ok()?, path))
+        })
+        .collect();
+    all.sort();
+    Ok(all)
+}
+
+/// An exclusive lock on the run directory, given back when the file is closed, however the process ends.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join(".lock");
+    let file = File::create(&path).map_err(Error::io("create", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Locked(dir.into())),
+        Err(std::fs::TryLockError::Error(source)) => Err(Error::Io { action: "lock", path, source }),
+    }
+}

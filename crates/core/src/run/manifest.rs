@@ -1,0 +1,136 @@
+//! What a run was made of and on, as `manifest.json` has it.
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::experiment::Experiment;
+use fedproj_nn::Isa;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What a run was made of and on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of this software.
+    pub version: String,
+    /// The seed.
+    pub seed: u64,
+    /// Instruction set, threads, operating system and architecture.
+    pub hardware: BTreeMap<String, String>,
+    /// BLAKE3 of private, test and public data, of the partition and of the initial weights.
+    pub hashes: BTreeMap<String, String>,
+    /// Sizes: clients, cohort, samples, parameters; texts that were cut, if any.
+    pub sizes: BTreeMap<String, usize>,
+    /// Names of the classes; empty in runs of earlier versions.
+    #[serde(default)]
+    pub classes: Vec<String>,
+    /// Samples of each class that the first clients hold, client by client; empty in runs of earlier versions.
+    #[serde(default)]
+    pub class_counts: Vec<Vec<u32>>,
+}
+
+/// Clients whose classes a manifest counts; there may be a million.
+const N_CLIENTS_COUNTED: usize = 200;
+
+impl Manifest {
+    /// The manifest of a run directory; `None` if the directory has none.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn read(dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join("manifest.json");
+        match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::io("read", &path)(error)),
+            Ok(text) => {
+                serde_json::from_str(&text).map(Some).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
+            }
+        }
+    }
+
+    /// One key a line: the counts of classes would fill pages if every number had its own.
+    pub(super) fn to_json(&self) -> String {
+        let Ok(serde_json::Value::Object(keys)) = serde_json::to_value(self) else { return String::new() };
+        let lines: Vec<String> = keys.iter().map(|(key, value)| format!("  \"{key}\": {value}")).collect();
+        format!("{{\n{}\n}}\n", lines.join(",\n"))
+    }
+
+    /// What a run of this experiment is made of.
+    pub fn of(experiment: &Experiment, device: impl Into<Device>) -> Self {
+        let device = device.into();
+        let e = experiment;
+        let mut partition = blake3::Hasher::new();
+        // A million virtual clients are told by their rule; hashing each would cost more than the run.
+        let n_hashed = e.partition.n_clients().min(10_000);
+        for client in 0..n_hashed {
+            let indices = e.partition.indices(client);
+            partition.update(&(indices.len() as u64).to_le_bytes());
+            for i in indices.iter() {
+                partition.update(&i.to_le_bytes());
+            }
+        }
+        let text = |s: &str| s.to_owned();
+        let mut hashes = BTreeMap::from([
+            (text("private"), e.private.hash()),
+            (text("test"), e.test.hash()),
+            (text("partition"), partition.finalize().to_hex().to_string()),
+            (text("initial_model"), crate::model_hash(&e.weights, &e.buffers)),
+        ]);
+        if let Some(public) = &e.public {
+            hashes.insert(text("public"), public.hash());
+        }
+        let mut hardware = BTreeMap::from([
+            (text("isa"), text(Isa::detect().name())),
+            (text("threads"), device.n_threads().to_string()),
+            (text("os"), text(std::env::consts::OS)),
+            (text("arch"), text(std::env::consts::ARCH)),
+        ]);
+        if let Some(gpu) = device.gpu_name() {
+            hardware.insert(text("gpu"), gpu);
+        }
+        let n_clients = e.partition.n_clients();
+        let mut sizes = BTreeMap::from([
+            (text("clients"), n_clients),
+            (text("cohort"), e.config.federation.cohort(n_clients)),
+            (text("private_samples"), e.private.n_samples()),
+            (text("test_samples"), e.test.n_samples()),
+            (text("public_samples"), e.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples)),
+            (text("parameters"), e.weights.len()),
+        ]);
+        let sets = [("private", Some(&e.private)), ("test", Some(&e.test)), ("public", e.public.as_ref())];
+        let truncated =
+            sets.iter().filter_map(|(name, data)| Some((format!("{name}_truncated"), data.as_ref()?.n_truncated())));
+        sizes.extend(truncated.filter(|(_, n)| *n > 0));
+        let (labels, n_classes) = (e.private.labels().unwrap_or(&[]), e.private.n_classes());
+        let counted = 0..n_clients.min(N_CLIENTS_COUNTED);
+        Self {
+            version: env!("CARGO_PKG_VERSION").into(),
+            seed: e.config.seed,
+            hardware,
+            hashes,
+            sizes,
+            classes: e.private.class_names().to_vec(),
+            class_counts: counted.map(|client| e.partition.class_counts(client, labels, n_classes)).collect(),
+        }
+    }
+}
+
+/// A run goes on, and is verified, where it was begun: a GPU and a CPU agree to rounding only, and so do two precisions.
+pub(super) fn check_device(dir: &Path, device: &Device) -> Result<()> {
+    let Some(manifest) = Manifest::read(dir)? else { return Ok(()) };
+    let (begun, now) = (manifest.hardware.get("gpu").cloned(), device.gpu_name());
+    if begun == now {
+        return Ok(());
+    }
+    let name = |gpu: &Option<String>| gpu.clone().unwrap_or_else(|| "the CPU".into());
+    let hint = match begun.as_deref().and_then(|gpu| gpu.rsplit_once(", ")) {
+        Some((_, precision)) => format!("--device cuda --precision {precision}, on such a GPU"),
+        None => "--device cpu".into(),
+    };
+    Err(Error::config(format!(
+        "the run in `{}` was begun on {}, and on {} its numbers would differ\nhint: {hint}",
+        dir.display(),
+        name(&begun),
+        name(&now)
+    )))
+}

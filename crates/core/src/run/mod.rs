@@ -1,0 +1,106 @@
+//! Run directories: configuration, manifest, metrics and checkpoints on disk, in an order that survives `kill −9`.
+//!
+//! A round's line is appended to `metrics.jsonl` and synced before its checkpoint is written; a run that was killed goes on
+//! from its last checkpoint, drops later lines and makes them again, bit for bit.
+
+mod directory;
+mod manifest;
+mod stored;
+mod verify;
+
+pub use directory::RunDir;
+pub use manifest::Manifest;
+pub use stored::StoredRun;
+pub use verify::{Verified, VerifyPart, verify};
+
+use crate::config::Config;
+use crate::device::Device;
+use crate::error::Result;
+use crate::experiment::Experiment;
+use crate::record::{RoundRecord, Summary};
+use crate::simulate::{Progress, Simulation};
+use std::path::Path;
+
+/// A simulated run and its directory.
+#[derive(Debug)]
+pub struct Run {
+    directory: RunDir,
+    simulation: Simulation,
+}
+
+impl Run {
+    /// As [`RunDir::finished`].
+    ///
+    /// # Errors
+    /// If the directory holds a run of another configuration.
+    pub fn finished(dir: &Path, config: &Config) -> Result<Option<Summary>> {
+        RunDir::finished(dir, config)
+    }
+
+    /// Starts a run, or goes on with one: `resume` says whether a directory with an unfinished run is welcome.
+    ///
+    /// # Errors
+    /// If the directory is in use, holds another run, or cannot be written.
+    pub fn open(
+        dir: &Path,
+        config: &Config,
+        data_dir: Option<&Path>,
+        device: impl Into<Device>,
+        resume: bool,
+    ) -> Result<Self> {
+        let device = device.into();
+        let method = config.method.build()?;
+        let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
+        let (directory, state) = RunDir::open(dir, &experiment, device.clone(), resume)?;
+        let simulation = match state {
+            Some(state) => Simulation::resume(experiment, method, device, state)?,
+            None => Simulation::new(experiment, method, device)?,
+        };
+        Ok(Self { directory, simulation })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        self.directory.dir()
+    }
+
+    /// Rounds that are done.
+    pub fn rounds(&self) -> &[RoundRecord] {
+        self.directory.rounds()
+    }
+
+    /// The simulation.
+    pub fn simulation(&self) -> &Simulation {
+        &self.simulation
+    }
+
+    /// Runs one round and puts it on disk; `None` when all are done.
+    ///
+    /// # Errors
+    /// If the round fails or the disk is full; what was on disk before stays.
+    pub fn round(&mut self, progress: &(dyn Fn(Progress) + Sync)) -> Result<Option<&RoundRecord>> {
+        if self.simulation.is_done() {
+            return Ok(None);
+        }
+        let record = self.simulation.round(progress)?;
+        let federation = &self.simulation.experiment().config.federation;
+        self.directory.record(record, self.simulation.state(), federation)?;
+        Ok(self.rounds().last())
+    }
+
+    /// Puts the rounds that are done into a checkpoint, whatever `federation.checkpoint_every` says: before a stop.
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub fn save(&self) -> Result<()> {
+        if self.rounds().is_empty() { Ok(()) } else { self.directory.checkpoint(self.simulation.state()) }
+    }
+
+    /// As [`RunDir::finish`].
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub fn finish(&self) -> Result<Summary> {
+        self.directory.finish(self.simulation.experiment(), self.simulation.state())
+    }
+}
