@@ -26,11 +26,25 @@ struct Plan {
     /// Drawn in per cent, up to 100 at most.
     is_share: bool,
     has_band: bool,
+    /// Rounds, this one the last, of which a point is the mean.
+    n_averaged: usize,
+}
+
+impl Plan {
+    /// The point after the last of these rounds; none where that round, or too few before it, were measured.
+    fn value(&self, rounds: &[RoundRecord]) -> Option<f64> {
+        let measured = |r: &RoundRecord| (self.y)(r).filter(|v| v.is_finite());
+        measured(rounds.last()?)?;
+        let last: Vec<f64> = rounds.iter().rev().filter_map(measured).take(self.n_averaged).collect();
+        let unit = if self.is_share { 100.0 } else { 1.0 };
+        (last.len() == self.n_averaged).then(|| unit * mean(&last))
+    }
 }
 
 /// A value over the rounds, with a band.
 fn by_round(title: &'static str, y: fn(&RoundRecord) -> Option<f64>) -> Plan {
-    Plan { title, x_label: "rounds done", x: |rounds| rounds.len() as f64, y, is_share: false, has_band: true }
+    let x = |rounds: &[RoundRecord]| rounds.len() as f64;
+    Plan { title, x_label: "rounds done", x, y, is_share: false, has_band: true, n_averaged: 1 }
 }
 
 /// A share over the rounds, with a band.
@@ -79,6 +93,7 @@ const TIME: [Plan; 2] = [
         y: |r| r.accuracy,
         is_share: true,
         has_band: false,
+        n_averaged: 1,
     },
     Plan {
         title: "accuracy over what is sent, %",
@@ -87,6 +102,7 @@ const TIME: [Plan; 2] = [
         y: |r| r.accuracy,
         is_share: true,
         has_band: false,
+        n_averaged: 1,
     },
 ];
 
@@ -106,8 +122,9 @@ fn projection() -> [Plan; 3] {
     ]
 }
 
-fn accuracy_by_round() -> Plan {
-    share_by_round("accuracy, %", |r| r.accuracy)
+/// Accuracy, as the mean of so many rounds.
+fn accuracy_over(n_averaged: usize) -> Plan {
+    Plan { n_averaged, ..share_by_round("accuracy, %", |r| r.accuracy) }
 }
 
 /// The table of results as a picture: each seed's accuracy, and the paper's; none of a single run.
@@ -116,7 +133,7 @@ fn outcome(settings: &[Setting], results: &[SettingResult]) -> Option<Figure> {
     if n_runs < 2 {
         return None;
     }
-    let series = series(settings, &[accuracy_by_round()]);
+    let series = series(settings, &[accuracy_over(1)]);
     let group = |(setting, result): (&Setting, &SettingResult)| {
         let row = |(arm, result): (&Arm, &ArmResult)| {
             let look = series.iter().find(|s| s.name == arm.name)?.look;
@@ -141,24 +158,40 @@ fn outcome(settings: &[Setting], results: &[SettingResult]) -> Option<Figure> {
 
 /// Accuracy over rounds, one chart a setting.
 fn accuracy(settings: &[Setting]) -> Figure {
-    let plan = accuracy_by_round();
-    let series = series(settings, std::slice::from_ref(&plan));
-    let mut charts: Vec<Chart> = settings.iter().filter_map(|s| chart(&plan, s, settings, &series)).collect();
-    let (layout, subtitle) = match settings {
-        [one] => (Layout { columns: 2, plot: (620.0, 380.0) }, one.title.clone()),
-        many => {
-            for (chart, setting) in charts.iter_mut().zip(many) {
-                chart.title.clone_from(&setting.title);
-            }
-            (HALF, "accuracy, %".to_owned())
-        }
-    };
-    let title = "Test accuracy of the global model, round by round".to_owned();
-    Figure {
-        name: "accuracy".into(),
-        svg: Charts { title, subtitle, series, notes: notes(settings, true), charts, layout }.draw(),
-        caption: "Accuracy on the test set after each round.".into(),
+    let plans: Vec<Plan> = [1].into_iter().chain(n_headline(settings)).map(accuracy_over).collect();
+    let series = series(settings, &plans);
+    let mut charts = Vec::new();
+    for (setting, plan) in settings.iter().flat_map(|setting| plans.iter().map(move |plan| (setting, plan))) {
+        let title = match (settings.len(), plan.n_averaged) {
+            (1, 1) => plan.title.to_owned(),
+            (1, n) => format!("mean of the last {n} rounds, %"),
+            (_, 1) => setting.title.clone(),
+            (_, n) => format!("{}: mean of the last {n} rounds", setting.short),
+        };
+        charts.extend(chart(plan, setting, settings, &series).map(|chart| Chart { title, ..chart }));
     }
+    let is_alone = charts.len() == 1;
+    let layout = if is_alone { Layout { columns: 2, plot: (620.0, 380.0) } } else { HALF };
+    let subtitle = if let [one] = settings { one.title.clone() } else { "accuracy, %".to_owned() };
+    let title = "Test accuracy of the global model, round by round".to_owned();
+    let mut caption = "Accuracy on the test set after each round.".to_owned();
+    if plans.len() > 1 {
+        caption += " Means over rounds end where the table's accuracy is.";
+    }
+    let svg = Charts { title, subtitle, series, notes: notes(settings, true), charts, layout }.draw();
+    Figure { name: "accuracy".into(), svg, caption }
+}
+
+/// The rounds of which the table's accuracy is the mean, where they are the same in all runs, several, and few of all.
+fn n_headline(settings: &[Setting]) -> Option<usize> {
+    let arms = || settings.iter().flat_map(|s| &s.arms);
+    let n_of = |arm: &Arm| match arm.config().federation.headline_rounds {
+        0 => arm.size("cohort"),
+        n => Some(n as usize),
+    };
+    let n = n_of(arms().next()?)?;
+    let n_rounds = arms().flat_map(|arm| &arm.runs).map(|r| r.run.rounds.len()).min()?;
+    (n > 1 && n_rounds >= 3 * n && arms().all(|arm| n_of(arm) == Some(n))).then_some(n)
 }
 
 /// A figure a setting, with the same axes in all; none where nothing was recorded.
@@ -291,8 +324,7 @@ fn line(arm: &Arm, plan: &Plan) -> Vec<Spread> {
     let n_rounds = arm.runs.iter().map(|r| r.run.rounds.len()).max().unwrap_or(0);
     let point = |n: usize| {
         let rounds = || arm.runs.iter().filter_map(|r| r.run.rounds.get(..n));
-        let values = rounds().filter_map(|r| (plan.y)(r.last()?)).filter(|v| v.is_finite());
-        let values: Vec<f64> = values.map(|v| if plan.is_share { 100.0 * v } else { v }).collect();
+        let values: Vec<f64> = rounds().filter_map(|r| plan.value(r)).collect();
         let xs: Vec<f64> = rounds().map(plan.x).collect();
         let (m, s) = (mean(&values), deviation(&values).filter(|_| plan.has_band).unwrap_or(0.0));
         (!values.is_empty()).then(|| Spread { x: mean(&xs), mean: m, min: m - s, max: m + s })
@@ -304,6 +336,7 @@ fn line(arm: &Arm, plan: &Plan) -> Vec<Spread> {
 mod tests {
     use super::super::arms::{sort, tests::run};
     use super::*;
+    use fedproj_core::{Config, Summary};
     use fedproj_report::Look;
 
     #[test]
@@ -315,6 +348,17 @@ mod tests {
     }
 
     #[test]
+    fn the_mean_of_the_last_rounds_ends_at_the_headline() {
+        let accuracies = [Some(0.1), None, Some(0.2), Some(0.6), Some(0.7)];
+        let round = |accuracy: &Option<f64>| RoundRecord { accuracy: *accuracy, ..RoundRecord::default() };
+        let rounds: Vec<RoundRecord> = accuracies.iter().map(round).collect();
+        let summary = Summary::of("fedavg", 0, &Config::default().federation, 3, &rounds);
+        let after = |n: usize| accuracy_over(3).value(&rounds[..n]);
+        assert!((after(5).unwrap() - 100.0 * summary.headline).abs() < 1e-9);
+        assert_eq!((after(1), after(2), after(3)), (None, None, None), "too few evaluations, or none in this round");
+    }
+
+    #[test]
     fn the_axis_of_a_share_ends_at_the_whole() {
         let with = |seed, accuracy| {
             let mut one = run(&[], seed, accuracy);
@@ -323,7 +367,7 @@ mod tests {
         };
         // Mean 90, deviation 14: the band reaches 104.
         let settings = sort(vec![with(0, 0.8), with(1, 1.0)], &mut Vec::new());
-        let plan = accuracy_by_round();
+        let plan = accuracy_over(1);
         let drawn = chart(&plan, &settings[0], &settings, &series(&settings, std::slice::from_ref(&plan))).unwrap();
         assert!(drawn.lines[0][0].max > 100.0 && drawn.y.1 <= 100.0, "{drawn:?}");
     }
