@@ -43,7 +43,7 @@ fn pilot() -> Value {
 /// Mean (least–greatest) over seeds, in per cent.
 fn spread(seeds: &Value) -> String {
     let values: Vec<f64> = seeds.as_array().unwrap().iter().map(|v| 100.0 * v.as_f64().unwrap()).collect();
-    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let mean = fedproj_core::mean(&values);
     let (least, greatest) = values.iter().fold((f64::MAX, f64::MIN), |(a, b), v| (a.min(*v), b.max(*v)));
     format!("{mean:.1} ({least:.1}–{greatest:.1})")
 }
@@ -272,8 +272,7 @@ fn fedproj_is_ahead_of_fedprox_early_in_each_seed_as_the_page_says() {
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let values: Vec<f64> = values.collect();
-    values.iter().sum::<f64>() / values.len() as f64
+    fedproj_core::mean(&values.collect::<Vec<f64>>())
 }
 
 /// A mean of shares, in per cent.

@@ -124,8 +124,7 @@ impl Summary {
     /// The outcome of finished rounds; the headline is over the last `federation.headline_rounds` evaluations.
     pub fn of(method: &str, seed: u64, federation: &FederationConfig, cohort: usize, rounds: &[RoundRecord]) -> Self {
         let accuracies: Vec<f64> = rounds.iter().filter_map(|r| r.accuracy).collect();
-        let n = if federation.headline_rounds > 0 { federation.headline_rounds as usize } else { cohort };
-        let tail = &accuracies[accuracies.len().saturating_sub(n)..];
+        let tail = &accuracies[accuracies.len().saturating_sub(federation.n_headline(cohort))..];
         Self {
             method: method.to_owned(),
             seed,

@@ -104,6 +104,11 @@ pub fn axis(least: f64, most: f64) -> (f64, f64, f64) {
     (from, to.max(from + step), step)
 }
 
+/// The ticks of an axis: its least value, its greatest and all between that are a step apart.
+pub fn ticks((least, most, step): (f64, f64, f64)) -> Vec<f64> {
+    (0..=((most - least) / step).round() as usize).map(|i| least + step * i as f64).collect()
+}
+
 impl Charts {
     /// The picture.
     pub fn draw(&self) -> String {
@@ -118,8 +123,7 @@ impl Charts {
         };
         let mut svg =
             Svg::new(width, self.legend_end(legend_at.1, n_legend).max(TOP + n_rows as f64 * cell.1), &self.title);
-        svg.text(16.0, 26.0, &self.title, Style::new(17.0).bold());
-        svg.text(16.0, 45.0, &self.subtitle, Style::new(12.0).soft());
+        svg.headings(&self.title, &self.subtitle);
         for (i, chart) in self.charts.iter().enumerate() {
             let (x, y) = ((i % columns) as f64 * cell.0, TOP + (i / columns) as f64 * cell.1);
             chart.draw(&mut svg, (x + MARGIN.0, y + MARGIN.1), plot, &self.series);
@@ -211,11 +215,9 @@ impl Chart {
     }
 
     fn axes(&self, svg: &mut Svg, (left, top): (f64, f64), plot: (f64, f64), place: &dyn Fn(f64, f64) -> (f64, f64)) {
-        let (least, most, step) = self.y;
-        let n_ticks = ((most - least) / step).round() as usize;
+        let (least, _, step) = self.y;
         let decimals = decimals(step);
-        for i in 0..=n_ticks {
-            let value = least + step * i as f64;
+        for value in ticks(self.y) {
             let (_, y) = place(self.x.0, value);
             svg.rule((left, y), (left + plot.0, y));
             let text = format!("{value:.decimals$}").replace('-', "−");

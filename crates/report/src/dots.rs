@@ -1,6 +1,6 @@
 //! Values as dots in rows, with their mean and a figure to hold them against.
 
-use crate::curves::axis;
+use crate::curves::{axis, ticks};
 use crate::palette::{Look, Mark};
 use crate::svg::{Anchor, Style, Svg, number, shortened};
 
@@ -54,18 +54,17 @@ impl Dots {
         };
         let all: Vec<f64> = rows().flat_map(ends).collect();
         let (least, most) = all.iter().fold((f64::MAX, f64::MIN), |(a, b), v| (a.min(*v), b.max(*v)));
-        let (from, to, step) = axis(least, most);
+        let axis = axis(least, most);
+        let (from, to, _) = axis;
         let place = |value: f64| LEFT + WIDTH * (value - from) / (to - from);
         let n_titles = self.groups.iter().filter(|(title, _)| !title.is_empty()).count();
         let top = if self.subtitle.is_empty() { TOP - 20.0 } else { TOP };
         let bottom = top + ROW * (rows().count() + n_titles) as f64;
 
         let mut svg = Svg::new(LEFT + WIDTH + 30.0, bottom + 84.0, &self.title);
-        svg.text(16.0, 26.0, &self.title, Style::new(17.0).bold());
-        svg.text(16.0, 45.0, &self.subtitle, Style::new(12.0).soft());
-        let n_ticks = ((to - from) / step).round() as usize;
-        for i in 0..=n_ticks {
-            let value = from + step * i as f64;
+        svg.headings(&self.title, &self.subtitle);
+        let ticks = ticks(axis);
+        for &value in &ticks {
             let text = number(value).replace('-', "−");
             svg.text(place(value), bottom + 18.0, &text, Style::new(11.0).soft().anchor(Anchor::Middle));
         }
@@ -76,8 +75,7 @@ impl Dots {
                 svg.text(16.0, y + 5.0, title, Style::new(13.0).bold());
                 y += ROW;
             }
-            for i in 0..=n_ticks {
-                let x = place(from + step * i as f64);
+            for x in ticks.iter().map(|&value| place(value)) {
                 svg.rule((x, y - ROW / 2.0), (x, y + ROW * (rows.len() as f64 - 0.5)));
             }
             for row in rows {

@@ -32,8 +32,7 @@ impl Heat {
         let bottom = TOP + ROW * self.rows.len() as f64;
         let most = self.rows.iter().flat_map(|(_, values)| values.iter().flatten()).copied().fold(0.0, f64::max);
         let mut svg = Svg::new(LEFT + (cell * n_columns as f64).max(430.0) + 24.0, bottom + 86.0, &self.title);
-        svg.text(16.0, 26.0, &self.title, Style::new(17.0).bold());
-        svg.text(16.0, 45.0, &self.subtitle, Style::new(12.0).soft());
+        svg.headings(&self.title, &self.subtitle);
         for (r, (name, values)) in self.rows.iter().enumerate() {
             let y = TOP + ROW * r as f64;
             svg.text(LEFT - 8.0, y + 15.0, &shortened(name), Style::new(12.0).anchor(Anchor::End));

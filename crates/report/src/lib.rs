@@ -31,7 +31,7 @@ mod sketch;
 mod svg;
 mod table;
 
-pub use curves::{Chart, Charts, Layout, Series, Spread, axis};
+pub use curves::{Chart, Charts, Layout, Series, Spread, axis, ticks};
 pub use dots::{DotRow, Dots};
 pub use heat::Heat;
 pub use mesh::{Extent, Mesh, Outline};

@@ -65,8 +65,7 @@ impl RegionGrid {
         let n_rows = self.rows.len() as f64;
         let width = LEFT + self.columns.len() as f64 * (PANEL_WIDTH + GAP);
         let mut svg = Svg::new(width, TOP + n_rows * (height + TITLE + GAP) + LEGEND, &self.title);
-        svg.text(16.0, 26.0, &self.title, Style::new(17.0).bold());
-        svg.text(16.0, 45.0, &self.subtitle, Style::new(12.0).soft());
+        svg.headings(&self.title, &self.subtitle);
         self.define(&mut svg);
         for (c, (name, below)) in self.columns.iter().enumerate() {
             let x = column_x(c) + PANEL_WIDTH / 2.0;

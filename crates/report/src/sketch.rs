@@ -21,8 +21,7 @@ impl Sketch {
     /// The picture: a conflict at the left, none at the right.
     pub fn draw(&self) -> String {
         let mut svg = Svg::new(2.0 * CELL.0, CELL.1 + 56.0, "The projection of a gradient");
-        svg.text(16.0, 26.0, "What the projection does to a gradient", Style::new(17.0).bold());
-        svg.text(16.0, 45.0, &self.subtitle, Style::new(12.0).soft());
+        svg.headings("What the projection does to a gradient", &self.subtitle);
         let conflict = self.cosine.clamp(-0.95, -0.1);
         panel(&mut svg, 0.0, conflict, ["in conflict: ⟨g, r⟩ < 0", "the part of g against r is taken away"]);
         panel(&mut svg, CELL.0, 0.55, ["no conflict: ⟨g, r⟩ ≥ 0", "g stays as it is, bit for bit"]);

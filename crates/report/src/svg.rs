@@ -126,6 +126,12 @@ impl Svg {
         self.close();
     }
 
+    /// Title and subtitle, where every picture has them.
+    pub(crate) fn headings(&mut self, title: &str, subtitle: &str) {
+        self.text(16.0, 26.0, title, Style::new(17.0).bold());
+        self.text(16.0, 45.0, subtitle, Style::new(12.0).soft());
+    }
+
     /// A thin grey line.
     pub fn rule(&mut self, from: (f64, f64), to: (f64, f64)) {
         self.line(from, to).set("stroke", "#d9d9d9").set("class", "rule").end();

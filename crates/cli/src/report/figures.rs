@@ -4,7 +4,7 @@ use super::arms::{Arm, Setting};
 use super::tables::{ArmResult, SettingResult};
 use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{RoundRecord, deviation, mean};
-use fedproj_report::{Chart, Charts, DotRow, Dots, Heat, Layout, SERIES, Series, Spread, axis};
+use fedproj_report::{Chart, Charts, DotRow, Dots, Heat, Layout, SERIES, Series, Spread, axis, ticks};
 use std::collections::BTreeSet;
 
 /// A figure.
@@ -185,13 +185,10 @@ fn accuracy(settings: &[Setting]) -> Figure {
 /// The rounds of which the table's accuracy is the mean, where they are the same in all runs, several, and few of all.
 fn n_headline(settings: &[Setting]) -> Option<usize> {
     let arms = || settings.iter().flat_map(|s| &s.arms);
-    let n_of = |arm: &Arm| match arm.config().federation.headline_rounds {
-        0 => arm.size("cohort"),
-        n => Some(n as usize),
-    };
-    let n = n_of(arms().next()?)?;
+    let n_of = |arm: &Arm| arm.config().federation.n_headline(arm.size("cohort").unwrap_or(0));
+    let n = n_of(arms().next()?);
     let n_rounds = arms().flat_map(|arm| &arm.runs).map(|r| r.run.rounds.len()).min()?;
-    (n > 1 && n_rounds >= 3 * n && arms().all(|arm| n_of(arm) == Some(n))).then_some(n)
+    (n > 1 && n_rounds >= 3 * n && arms().all(|arm| n_of(arm) == n)).then_some(n)
 }
 
 /// A figure a setting, with the same axes in all; none where nothing was recorded.
@@ -283,12 +280,12 @@ fn chart(plan: &Plan, setting: &Setting, settings: &[Setting], series: &[Series]
     let least = points().map(|p| if p.mean < 0.0 { p.min } else { 0.0 }).fold(0.0, f64::min);
     let most = points().map(|p| if p.mean > 0.0 { p.max } else { 0.0 }).fold(0.0, f64::max);
     let most = if plan.is_share { most.min(100.0) } else { most };
-    let (_, x_end, x_step) = axis(0.0, points().map(|p| p.x).fold(0.0, f64::max));
+    let x = axis(0.0, points().map(|p| p.x).fold(0.0, f64::max));
     let own = |s: &Series| setting.arms.iter().find(|a| a.name == s.name).map(|a| line(a, plan));
     Some(Chart {
         title: plan.title.into(),
         y: axis(least, most),
-        x: (0.0, x_end, (0..=(x_end / x_step).round() as usize).map(|i| i as f64 * x_step).collect()),
+        x: (x.0, x.1, ticks(x)),
         x_label: plan.x_label.into(),
         lines: series.iter().map(|s| own(s).unwrap_or_default()).collect(),
     })

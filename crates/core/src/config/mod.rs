@@ -209,6 +209,11 @@ impl FederationConfig {
     pub fn cohort(&self, n_clients: usize) -> usize {
         ((self.fraction * n_clients as f64 + 1e-9) as usize).clamp(1, n_clients)
     }
+
+    /// Rounds whose mean accuracy is the headline, where so many clients take part in one.
+    pub fn n_headline(&self, cohort: usize) -> usize {
+        if self.headline_rounds > 0 { self.headline_rounds as usize } else { cohort }
+    }
 }
 
 impl Config {
