@@ -5,6 +5,7 @@
 
 mod command;
 mod text_results;
+mod tuning_results;
 
 use fedproj_core::{ComparedRow, Config, Difference, Manifest, RoundRecord, StoredRun, Summary, compare};
 use fedproj_data::PartitionConfig;
@@ -175,33 +176,53 @@ fn tables_beside_the_paper_are_what_was_measured() {
     }
 }
 
-/// What the page's sentences say of FedProj on CIFAR-10, with one decimal.
+/// What the page's sentences say of `FedProj` on CIFAR-10, with one decimal.
 #[test]
 fn sentences_on_table_1_are_what_was_measured() {
     let rows = [study_against("fedproj", FULL, 0.3), study_against("fedproj", FULL_HALF, 0.5)];
-    let [avg, prox, dyn_, df] = ["fedavg", "fedprox", "feddyn", "feddf"].map(|method| {
-        rows.each_ref().map(|rows| {
-            let difference = rows.iter().find(|row| row.name == method).unwrap().difference.unwrap();
-            format!("{:.1} ± {:.1}", 100.0 * difference.mean.abs(), 100.0 * difference.half_width.unwrap())
-        })
-    });
-    let papers_gain = ["0.3", "0.5"].map(|beta| {
-        let of = |method| {
-            let text = paper(&format!("cv,CIFAR-10,CIFAR-100,{beta}"), method);
-            text.split_once(' ').unwrap().0.parse::<f64>().unwrap()
-        };
-        format!("{:.1}", of("FedProj") - of("FedAvg"))
-    });
+    let [ahead_of_fedavg, behind_fedprox, behind_feddyn, ahead_of_feddf] =
+        [("fedavg", -1.0), ("fedprox", 1.0), ("feddyn", 1.0), ("feddf", -1.0)].map(|(method, sign)| {
+            rows.each_ref().map(|rows| {
+                let difference = rows.iter().find(|row| row.name == method).unwrap().difference.unwrap();
+                format!("{:.1} ± {:.1}", sign * 100.0 * difference.mean, 100.0 * difference.half_width.unwrap())
+            })
+        });
+    let tables = std::fs::read_to_string(root().join("crates/cli/data/paper_tables.csv")).unwrap();
+    let papers = |row: &str| -> f64 {
+        let line = tables.lines().find_map(|line| line.strip_prefix(&format!("{row},"))).unwrap();
+        line.split_once(',').unwrap().0.parse().unwrap()
+    };
+    let gain = |table: &str, beta: &str, alpha: &str| {
+        let fedavg = papers(&format!("cv,CIFAR-10,CIFAR-100,{beta},FedAvg,"));
+        format!("{:.1}", papers(&format!("{table},CIFAR-10,CIFAR-100,{beta},FedProj,{alpha}")) - fedavg)
+    };
+    let theirs = [gain("cv", "0.3", ""), gain("cv", "0.5", "")];
+    let without = gain("wd_ablation", "0.5", "none");
     let page = std::fs::read_to_string(root().join("docs/reproduction.md")).unwrap();
     for sentence in [
-        format!("{} and {} points; the paper has {} and {}.", avg[0], avg[1], papers_gain[0], papers_gain[1]),
         format!(
-            "FedDyn leads it by {} points and FedProx by {}, at 0.5 by {} and {}.",
-            dyn_[0], prox[0], dyn_[1], prox[1]
+            "{} and {} points; the paper has {} and {}",
+            ahead_of_fedavg[0], ahead_of_fedavg[1], theirs[0], theirs[1]
         ),
-        format!("projection adds {} points to it at β = 0.3 and {} at 0.5", df[0], df[1]),
+        format!("zero in its code; {without} without)"),
+        format!("FedDyn leads it by {} points and FedProx by {}", behind_feddyn[0], behind_fedprox[0]),
+        format!(", at 0.5 by {} and {}.", behind_feddyn[1], behind_fedprox[1]),
+        format!("projection adds {} points to it at β = 0.3 and {} at 0.5", ahead_of_feddf[0], ahead_of_feddf[1]),
     ] {
         assert!(page.contains(&sentence), "docs/reproduction.md does not say `{sentence}`");
+    }
+}
+
+/// "In this order in every seed", as the pages say.
+#[test]
+fn methods_come_in_the_same_order_in_every_seed() {
+    let full: &[&str] = &["feddyn", "fedprox", "fedproj", "feddf", "moon", "fedavg"];
+    let half: &[&str] = &["feddyn", "fedprox", "fedproj", "feddf", "fedavg"];
+    for (runs, beta, order) in [(FULL, 0.3, full), (FULL_HALF, 0.5, half)] {
+        for seed in 0..3 {
+            let outcomes = order.iter().map(|method| run_of(runs, beta, method, seed).summary.headline);
+            assert!(outcomes.is_sorted_by(|a, b| a > b), "β = {beta}, seed {seed}");
+        }
     }
 }
 
@@ -351,121 +372,6 @@ fn the_full_study_in_more_detail_is_what_was_measured() {
     });
     let head = "| seed | rounds from the 11th on with FedProj above FedDF | FedDF above FedAvg | FedDF's gain by distillation, points, last 50 rounds | FedET's | FedProj's |";
     check("docs/reproduction.md", "table1 full rounds", &markdown(head, "|---|---:|---:|---:|---:|---:|", rows));
-}
-
-/// What local training did to the memory of FedProj's clients in the last 50 rounds of the full study.
-#[test]
-fn what_became_of_the_memory_is_what_was_measured() {
-    let rows = (0..3).map(|seed| {
-        let rounds = run_of(FULL, 0.3, "fedproj", seed).rounds;
-        let over = |of: fn(&RoundRecord) -> Option<f64>| mean(rounds[50..].iter().map(|r| of(r).unwrap()));
-        let (projected, cosine) = (100.0 * over(|r| r.projection_rate), over(|r| r.cosine));
-        let (before, after) = (over(|r| r.memory_loss_before), over(|r| r.memory_loss_after));
-        typographic(&format!("| {seed} | {projected:.0} | {cosine:.2} | {before:.3} | {after:.3} |"))
-    });
-    let head = "| seed | steps projected % | cosine of g and r | memory loss before local training | after |";
-    check("docs/reproduction.md", "table1 full memory", &markdown(head, "|---|---:|---:|---:|---:|", rows));
-}
-
-/// Ways to hold the memory that were tried in short runs, by their folders.
-const HOLDS: [(&str, &str); 5] = [
-    ("gradient", "g projected, Adam (the default)"),
-    ("update", "Adam's step projected"),
-    ("sgd", "g projected, plain SGD 0.01"),
-    ("soft", "memory loss added, Adam"),
-    ("off", "nothing, Adam"),
-];
-
-#[test]
-fn what_holds_the_memory_is_what_was_measured() {
-    check("results/cifar10-memory/README.md", "memory", &memory_table("results/cifar10-memory", &HOLDS, 1..5));
-}
-
-/// A row for each of a folder's runs: what became of the memory, and the accuracy, as means over some rounds.
-fn memory_table(folder: &str, runs: &[(&str, &str)], over: Range<usize>) -> String {
-    let rows = runs.iter().map(|(run, what)| {
-        let rounds = &rounds_of(&root().join(folder).join(run))[over.clone()];
-        let text = |of: fn(&RoundRecord) -> Option<f64>, decimals: usize| {
-            let values: Option<Vec<f64>> = rounds.iter().map(of).collect();
-            values.map_or("–".into(), |values| format!("{:.decimals$}", mean(values.into_iter())))
-        };
-        let projected = text(|r| r.projection_rate.map(|rate| 100.0 * rate), 0);
-        let (before, after) = (text(|r| r.memory_loss_before, 3), text(|r| r.memory_loss_after, 3));
-        let accuracy = text(|r| r.accuracy.map(|accuracy| 100.0 * accuracy), 1);
-        format!("| {what} | {projected} | {before} | {after} | {accuracy} |")
-    });
-    let head = "| clients | steps projected % | memory loss before | after | accuracy % |";
-    markdown(head, "|---|---:|---:|---:|---:|", rows)
-}
-
-/// The rounds of a run that need not have come to its end.
-fn rounds_of(run: &Path) -> Vec<RoundRecord> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-/// Methods whose settings were tried with a seed of its own, and the runs' folders; each method's defaults come first.
-const TUNED: [(&str, &[(&str, &str)]); 9] = [
-    ("FedAvg", &[("fedavg", "Adam 1e-3"), ("fedavg-sgd", "SGD 0.01, momentum 0.9")]),
-    ("FedProx", &[("fedprox", "weight 0.01"), ("fedprox-0.1", "0.1"), ("fedprox-0.001", "0.001")]),
-    (
-        "FedNova",
-        &[("fednova", "Adam 1e-3"), ("fednova-rho", "momentum formula 0.9"), ("fednova-sgd", "SGD 0.01, momentum 0.9")],
-    ),
-    ("FedDyn", &[("feddyn", "α = 0.01"), ("feddyn-0.1", "0.1"), ("feddyn-0.001", "0.001")]),
-    ("MOON", &[("moon", "weight 1"), ("moon-5", "5"), ("moon-0.1", "0.1")]),
-    ("FedRCL", &[("fedrcl", "weights 1"), ("fedrcl-w0.1", "0.1"), ("fedrcl-sgd", "SGD 0.01, momentum 0.9")]),
-    ("FedET", &[("fedet", "rate 1e-5"), ("fedet-lr1e-4", "1e-4"), ("fedet-lr1e-6", "1e-6")]),
-    ("FedDF", &[("feddf", "rate 1e-5"), ("feddf-lr1e-4", "1e-4"), ("feddf-lr1e-6", "1e-6")]),
-    ("FedProj", &[("fedproj", "rate 1e-5"), ("fedproj-lr1e-4", "1e-4"), ("fedproj-sgd", "SGD 0.01, momentum 0.9")]),
-];
-
-/// What was changed of FedProj to find out why it does not lead, by the runs' folders.
-const CAUSES: [(&str, &str); 9] = [
-    ("fedproj", "the defaults"),
-    ("fedproj-lr1e-4", "distillation rate 1e-4 instead of 1e-5"),
-    ("fedproj-mem60000", "memory of all 60 000 public images instead of 10 000"),
-    ("fedproj-warm1", "projection from the second round on instead of the third"),
-    ("fedproj-bn", "batch-norm's statistics move with the memory"),
-    ("fedproj-sgd", "SGD 0.01, momentum 0.9, instead of Adam"),
-    ("fedproj-update", "Adam's step projected instead of g"),
-    ("fedproj-soft", "memory loss added, nothing projected"),
-    ("feddf", "nothing (FedDF)"),
-];
-
-/// Mean of the ninth to the thirteenth round, which all runs reached.
-#[test]
-fn what_tuning_gave_is_what_was_measured() {
-    let folder = "results/table1-cifar10-tuning";
-    let outcome = |(run, setting): &(&str, &str)| {
-        let late = &rounds_of(&root().join(folder).join(run))[8..13];
-        format!("{:.1} ({setting})", percent(late.iter().map(|r| r.accuracy.unwrap())))
-    };
-    let rows = TUNED.into_iter().map(|(method, settings)| {
-        let mut cells: Vec<String> = settings.iter().map(outcome).collect();
-        cells.resize(3, String::new());
-        format!("| {method} | {} |", cells.join(" | "))
-    });
-    let table = markdown("| method | defaults, % | others, % | |", "|---|---|---|---|", rows);
-    let page = "results/table1-cifar10-tuning/README.md";
-    check(page, "tuning", &table);
-    check(page, "causes", &memory_table(folder, &CAUSES, 8..13));
-}
-
-/// The table's first seed with the memory loss added, as far as it was run, beside its `FedProj` and its `FedDF`.
-#[test]
-fn what_a_held_memory_gave_is_what_was_measured() {
-    let runs = [
-        ("table1-cifar10-full/beta0.3-fedproj-seed0", "g projected (FedProj)"),
-        ("table1-cifar10-tuning/fedproj-soft-seed0", "memory loss added, nothing projected"),
-        ("table1-cifar10-full/beta0.3-feddf-seed0", "nothing (FedDF)"),
-    ];
-    let warm_up = |(run, _): (&str, &str)| {
-        let hashes = rounds_of(&root().join("results").join(run)).into_iter().take(10).map(|r| r.model_hash);
-        hashes.collect::<Vec<_>>()
-    };
-    assert!(runs.map(warm_up).windows(2).all(|pair| pair[0] == pair[1]), "the runs differ before projection begins");
-    check("docs/reproduction.md", "table1 full held", &memory_table("results", &runs, 20..30));
 }
 
 #[test]
