@@ -25,6 +25,13 @@ fn check(page: &str, name: &str, expected: &str) {
     assert!(found == expected, "{page}, {name}: the files under results/ say\n{expected}\nthe page says\n{found}");
 }
 
+/// That a page has these words, however its lines are broken.
+fn says(page: &str, words: &str) {
+    let text = std::fs::read_to_string(root().join(page)).unwrap();
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains(words), "{page} does not say `{words}`");
+}
+
 /// `FedAvg` of `fedavg`.
 fn title(method: &str) -> &'static str {
     let titles = ["FedAvg", "FedProx", "FedNova", "FedDyn", "MOON", "FedRCL", "FedDF", "FedET", "FedProj"];
@@ -103,6 +110,9 @@ const SST2: (&str, usize) = ("table2-sst2-full", 24);
 const MNLI: (&str, usize) = ("table2-mnli-full", 24);
 const MARC: (&str, usize) = ("table2-marc-full", 24);
 
+/// Table 1 at the paper's scale: its studies, their skew, and what their tables are called in the pages.
+const TABLE1: [((&str, usize), f64, &str); 2] = [(FULL, 0.3, "table1 full"), (FULL_HALF, 0.5, "table1 full 0.5")];
+
 fn runs_of((folder, n_runs): (&str, usize)) -> Vec<StoredRun> {
     let runs = StoredRun::find(&root().join("results").join(folder)).unwrap();
     assert_eq!(runs.len(), n_runs);
@@ -149,27 +159,32 @@ fn interval(mean: f64, difference: Difference) -> String {
     typographic(&format!("{:+.2} ± {:.2}", 100.0 * mean, 100.0 * difference.half_width.unwrap()))
 }
 
-/// The paper's figure for a setting such as `cv,CIFAR-10,CIFAR-100,0.3`.
-fn paper(setting: &str, method: &str) -> String {
+/// The paper's figure for a setting such as `cv,CIFAR-10,CIFAR-100` and a β; `arm` is that of an ablation, and empty elsewhere.
+fn paper(setting: &str, beta: f64, method: &str, arm: &str) -> String {
     let tables = std::fs::read_to_string(root().join("crates/cli/data/paper_tables.csv")).unwrap();
-    let start = format!("{setting},{method},,");
+    let start = format!("{setting},{beta},{method},{arm},");
     let line = tables.lines().find_map(|line| line.strip_prefix(&start)).unwrap();
     line.replace(',', " ± ")
+}
+
+/// The mean in it, in per cent.
+fn papers_mean(setting: &str, beta: f64, method: &str, arm: &str) -> f64 {
+    paper(setting, beta, method, arm).split_once(' ').unwrap().0.parse().unwrap()
 }
 
 #[test]
 fn tables_beside_the_paper_are_what_was_measured() {
     for (runs, name, setting) in
-        [(QUICK, "table1", "cv,CIFAR-10,CIFAR-100,0.3"), (TEXT, "table2", "nlp,SST-2,Sentiment140,0.3")]
+        [(QUICK, "table1", "cv,CIFAR-10,CIFAR-100"), (TEXT, "table2", "nlp,SST-2,Sentiment140")]
     {
         let rows = study(runs, 0.3).into_iter().map(|row| {
             let method = title(&row.name);
-            format!("| {method} | {} | {} | {} |", paper(setting, method), accuracy(&row), difference(&row))
+            format!("| {method} | {} | {} | {} |", paper(setting, 0.3, method, ""), accuracy(&row), difference(&row))
         });
         let head = "| method | paper, full scale, % | ours, quick scale, % | ours less FedAvg |";
         check("docs/reproduction.md", name, &markdown(head, "|---|---:|---:|---:|", rows));
     }
-    for (runs, beta, name) in [(FULL, 0.3, "table1 full"), (FULL_HALF, 0.5, "table1 full 0.5")] {
+    for (runs, beta, name) in TABLE1 {
         let rows = beside_the_paper(runs, "cv,CIFAR-10,CIFAR-100", beta).into_iter().map(|row| format!("| {row} |"));
         let head = "| method | seeds | paper, % | ours, % | ours less FedAvg | FedProj less this |";
         check("docs/reproduction.md", name, &markdown(head, "|---|---:|---:|---:|---:|---:|", rows));
@@ -179,7 +194,7 @@ fn tables_beside_the_paper_are_what_was_measured() {
 /// What the page's sentences say of `FedProj` on CIFAR-10, with one decimal.
 #[test]
 fn sentences_on_table_1_are_what_was_measured() {
-    let rows = [study_against("fedproj", FULL, 0.3), study_against("fedproj", FULL_HALF, 0.5)];
+    let rows = TABLE1.map(|(runs, beta, _)| study_against("fedproj", runs, beta));
     let [ahead_of_fedavg, behind_fedprox, behind_feddyn, ahead_of_feddf] =
         [("fedavg", -1.0), ("fedprox", 1.0), ("feddyn", 1.0), ("feddf", -1.0)].map(|(method, sign)| {
             rows.each_ref().map(|rows| {
@@ -187,18 +202,12 @@ fn sentences_on_table_1_are_what_was_measured() {
                 format!("{:.1} ± {:.1}", sign * 100.0 * difference.mean, 100.0 * difference.half_width.unwrap())
             })
         });
-    let tables = std::fs::read_to_string(root().join("crates/cli/data/paper_tables.csv")).unwrap();
-    let papers = |row: &str| -> f64 {
-        let line = tables.lines().find_map(|line| line.strip_prefix(&format!("{row},"))).unwrap();
-        line.split_once(',').unwrap().0.parse().unwrap()
+    let gain = |table: &str, beta: f64, arm: &str| {
+        let fedavg = papers_mean("cv,CIFAR-10,CIFAR-100", beta, "FedAvg", "");
+        format!("{:.1}", papers_mean(&format!("{table},CIFAR-10,CIFAR-100"), beta, "FedProj", arm) - fedavg)
     };
-    let gain = |table: &str, beta: &str, alpha: &str| {
-        let fedavg = papers(&format!("cv,CIFAR-10,CIFAR-100,{beta},FedAvg,"));
-        format!("{:.1}", papers(&format!("{table},CIFAR-10,CIFAR-100,{beta},FedProj,{alpha}")) - fedavg)
-    };
-    let theirs = [gain("cv", "0.3", ""), gain("cv", "0.5", "")];
-    let without = gain("wd_ablation", "0.5", "none");
-    let page = std::fs::read_to_string(root().join("docs/reproduction.md")).unwrap();
+    let theirs = [gain("cv", 0.3, ""), gain("cv", 0.5, "")];
+    let without = gain("wd_ablation", 0.5, "none");
     for sentence in [
         format!(
             "{} and {} points; the paper has {} and {}",
@@ -209,7 +218,7 @@ fn sentences_on_table_1_are_what_was_measured() {
         format!(", at 0.5 by {} and {}.", behind_feddyn[1], behind_fedprox[1]),
         format!("projection adds {} points to it at β = 0.3 and {} at 0.5", ahead_of_feddf[0], ahead_of_feddf[1]),
     ] {
-        assert!(page.contains(&sentence), "docs/reproduction.md does not say `{sentence}`");
+        says("docs/reproduction.md", &sentence);
     }
 }
 
@@ -233,7 +242,7 @@ fn beside_the_paper(runs: (&str, usize), setting: &str, beta: f64) -> Vec<String
         let method = title(&row.name);
         let other = to_fedproj.iter().find(|other| other.name == row.name).unwrap();
         let behind = other.difference.map_or(String::new(), |d| interval(-d.mean, d));
-        let (n_seeds, paper) = (row.seeds.len(), paper(&format!("{setting},{beta}"), method));
+        let (n_seeds, paper) = (row.seeds.len(), paper(setting, beta, method, ""));
         format!("{method} | {n_seeds} | {paper} | {} | {} | {behind}", accuracy(&row), difference(&row))
     };
     study(runs, beta).into_iter().map(row).collect()
@@ -244,8 +253,7 @@ fn what_is_said_of_fine_tuning_in_one_place_is_what_was_measured() {
     let run = StoredRun::open(&root().join("results/sst2-central")).unwrap();
     let accuracy = format!("**{:.2} %**", 100.0 * run.rounds.last().unwrap().accuracy.unwrap());
     for page in ["docs/text.md", "results/sst2-central/README.md"] {
-        let text = std::fs::read_to_string(root().join(page)).unwrap();
-        assert!(text.contains(&accuracy), "{page} does not say {accuracy}");
+        says(page, &accuracy);
     }
 }
 
@@ -276,7 +284,7 @@ fn the_folders_own_tables_are_what_was_measured() {
 
 #[test]
 fn the_full_study_seed_by_seed_is_what_was_measured() {
-    for (runs, beta, name) in [(FULL, 0.3, "table1 full seeds"), (FULL_HALF, 0.5, "table1 full 0.5 seeds")] {
+    for (runs, beta, name) in TABLE1 {
         let methods: Vec<String> = study(runs, beta).into_iter().map(|row| row.name).collect();
         let row = |first: &str, cells: Vec<String>| format!("| {first} | {} |", cells.join(" | "));
         let rows = (0..3).map(|seed| {
@@ -286,14 +294,14 @@ fn the_full_study_seed_by_seed_is_what_was_measured() {
         });
         let head = row("seed", methods.iter().map(|method| title(method).to_owned()).collect());
         let aligned = "|---:".repeat(1 + methods.len()) + "|";
-        check("docs/reproduction.md", name, &markdown(&head, &aligned, rows));
+        check("docs/reproduction.md", &format!("{name} seeds"), &markdown(&head, &aligned, rows));
     }
 }
 
 #[test]
 fn the_pages_pictures_are_drawn_from_the_metrics() {
     let out = tempfile::tempdir().unwrap();
-    let runs = [FULL, FULL_HALF].map(|(folder, _)| format!("results/{folder}"));
+    let runs = TABLE1.map(|((folder, _), ..)| format!("results/{folder}"));
     command::stdout(&root(), &["report", &runs[0], &runs[1], "--out", out.path().to_str().unwrap()]);
     for (drawn, shown) in [("outcome.svg", "table1-cifar10.svg"), ("accuracy.svg", "table1-cifar10-rounds.svg")] {
         let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
@@ -305,9 +313,7 @@ fn the_pages_pictures_are_drawn_from_the_metrics() {
 /// A method's accuracy early and late, how far it moves from one round to the next in the last 50, and its best round.
 #[test]
 fn the_full_studys_steadiness_is_what_was_measured() {
-    for (study_runs, beta, name) in
-        [(FULL, 0.3, "table1 full steadiness"), (FULL_HALF, 0.5, "table1 full 0.5 steadiness")]
-    {
+    for (study_runs, beta, name) in TABLE1 {
         let runs = runs_of(study_runs);
         let rows = study(study_runs, beta).into_iter().map(|row| {
             let accuracies = |run: &StoredRun| run.rounds.iter().map(|r| r.accuracy.unwrap()).collect::<Vec<f64>>();
@@ -320,13 +326,17 @@ fn the_full_studys_steadiness_is_what_was_measured() {
             format!("| {} | {early:.1} | {middle:.1} | {late:.1} | {change:.1} | {best:.1} |", title(&row.name))
         });
         let head = "| method | accuracy %, rounds 11–30 | 31–50 | 51–100 | change from one of these to the next, points | best round, % |";
-        check("docs/reproduction.md", name, &markdown(head, "|---|---:|---:|---:|---:|---:|", rows));
+        check(
+            "docs/reproduction.md",
+            &format!("{name} steadiness"),
+            &markdown(head, "|---|---:|---:|---:|---:|---:|", rows),
+        );
     }
 }
 
 #[test]
 fn fedproj_is_ahead_of_fedprox_early_in_each_seed_as_the_page_says() {
-    for (runs, beta) in [(FULL, 0.3), (FULL_HALF, 0.5)] {
+    for (runs, beta, _) in TABLE1 {
         for seed in 0..3 {
             let early =
                 |method| percent(run_of(runs, beta, method, seed).rounds[10..30].iter().map(|r| r.accuracy.unwrap()));

@@ -1,8 +1,8 @@
 //! The text studies at the paper's scale: their tables in the pages, and the figures that stand in sentences.
 
 use crate::{
-    MARC, MNLI, SST2, beside_the_paper, check, difference, is_beta, manifest, markdown, paper, root, runs_of, study,
-    study_against, title, typographic,
+    MARC, MNLI, SST2, beside_the_paper, check, difference, is_beta, manifest, markdown, papers_mean, runs_of, says,
+    study, study_against, title, typographic,
 };
 use fedproj_core::{Difference, StoredRun};
 
@@ -20,11 +20,6 @@ fn text_rows(rows: impl Fn((&str, usize), &str, &str, f64) -> Vec<String>) -> Ve
 fn of_seed(runs: &[StoredRun], beta: f64, seed: u64) -> Vec<(String, f64)> {
     let is_asked = |run: &&StoredRun| run.config.seed == seed && is_beta(&run.config, beta);
     runs.iter().filter(is_asked).map(|run| (run.config.method.name.clone(), 100.0 * run.summary.headline)).collect()
-}
-
-/// The paper's mean, in per cent.
-fn papers_mean(setting: &str, beta: f64, method: &str) -> f64 {
-    paper(&format!("{setting},{beta}"), method).split_once(' ').unwrap().0.parse().unwrap()
 }
 
 /// How far `FedProj` is ahead of the best of the others.
@@ -78,7 +73,7 @@ fn texts_seed_by_seed_are_what_was_measured() {
 #[test]
 fn gains_on_texts_are_what_was_measured() {
     let rows = text_rows(|runs, data, setting, beta| {
-        let gain = papers_mean(setting, beta, "FedProj") - papers_mean(setting, beta, "FedAvg");
+        let gain = papers_mean(setting, beta, "FedProj", "") - papers_mean(setting, beta, "FedAvg", "");
         let papers = typographic(&format!("{gain:+.2}"));
         let row = study(runs, beta).into_iter().find(|row| row.name == "fedproj").unwrap();
         let all = runs_of(runs);
@@ -90,13 +85,6 @@ fn gains_on_texts_are_what_was_measured() {
     for page in ["README.md", "docs/reproduction.md"] {
         check(page, "table2 gains", &table);
     }
-}
-
-/// That a page has these words, however its lines are broken.
-fn says(page: &str, words: &str) {
-    let text = std::fs::read_to_string(root().join(page)).unwrap();
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(text.contains(words), "{page} does not say `{words}`");
 }
 
 /// `63 454`.
@@ -199,7 +187,7 @@ fn ranges_over_methods_and_seeds_are_what_was_measured() {
         let (study_of, _, setting) = TEXTS.into_iter().find(|(study_of, ..)| *study_of == of).unwrap();
         [0.3, 0.5].into_iter().flat_map(move |beta| {
             let rows = study(study_of, beta).into_iter();
-            rows.map(move |row| 100.0 * row.mean - papers_mean(setting, beta, title(&row.name)))
+            rows.map(move |row| 100.0 * row.mean - papers_mean(setting, beta, title(&row.name), ""))
         })
     };
     page(format!("on SST-2 are {} points above the paper's", range(above_paper(SST2), 0)));
