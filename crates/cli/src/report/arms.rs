@@ -156,15 +156,15 @@ pub fn differing<'a>(all: impl Iterator<Item = &'a Keys>) -> BTreeSet<String> {
     keys.into_iter().filter(differs).cloned().collect()
 }
 
-/// `, alpha 0.1, beta 0.3`: the last word of each key, or the last two where words alone could be mistaken.
+/// `, alpha 0.1, beta 0.3`: of each key as few of its last words as tell it from the others.
 fn label(keys: &Keys, told_by: &BTreeSet<String>) -> String {
     let last = |key: &str, n: usize| {
         let words: Vec<&str> = key.split('.').collect();
         words[words.len().saturating_sub(n)..].join(".")
     };
     let short = |key: &String| {
-        let is_unique = told_by.iter().filter(|other| last(other, 1) == last(key, 1)).count() == 1;
-        last(key, if is_unique { 1 } else { 2 })
+        let is_unique = |n: &usize| told_by.iter().filter(|other| last(other, *n) == last(key, *n)).count() == 1;
+        (1..key.split('.').count()).find(is_unique).map_or_else(|| key.clone(), |n| last(key, n))
     };
     told_by.iter().filter_map(|key| Some(format!(", {} {}", short(key), keys.get(key)?))).collect()
 }
@@ -283,6 +283,16 @@ pub mod tests {
         ];
         let arms = [("FedProj, local.epochs 1, distill.epochs 1", 1), ("FedProj, local.epochs 2, distill.epochs 3", 1)];
         check(runs, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+        // Two optimisers: the last two words are not enough.
+        let rates = |local: &str, server: &str| {
+            let server = format!("method.fedproj.distill.optimizer.lr={server}");
+            run(&[&format!("local.optimizer.lr={local}"), &server], 0, 0.5)
+        };
+        let arms = [
+            ("FedProj, local.optimizer.lr 0.1, distill.optimizer.lr 0.2", 1),
+            ("FedProj, local.optimizer.lr 0.3, distill.optimizer.lr 0.4", 1),
+        ];
+        check(vec![rates("0.1", "0.2"), rates("0.3", "0.4")], &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
     }
 
     #[test]
