@@ -66,7 +66,6 @@ impl Coordinator {
         let (device, experiment) = (device.into(), Arc::new(experiment));
         #[allow(unused_mut, reason = "a GPU may take its place")]
         let mut evaluator = Evaluator::new(&experiment.graph, device.n_threads())?;
-        #[cfg(feature = "cuda")]
         if let Some(gpu) = device.gpu() {
             let on = crate::gpu::OnGpu::new(gpu, &experiment)?;
             evaluator.use_gpu(&on)?;
@@ -94,7 +93,6 @@ impl Coordinator {
         &self.device
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn on_gpu(&self) -> Option<&Arc<crate::gpu::OnGpu>> {
         self.evaluator.on_gpu()
     }

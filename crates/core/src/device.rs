@@ -1,7 +1,6 @@
 //! Where networks are trained: threads of this machine, or a GPU beside them.
 
 use crate::error::{Error, Result};
-#[cfg(feature = "cuda")]
 use fedproj_nn::cuda::{Gpu, Precision, Probe};
 use std::sync::Arc;
 
@@ -17,10 +16,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Device {
     n_threads: usize,
-    #[cfg(feature = "cuda")]
     gpu: Option<Arc<Gpu>>,
     /// Most clients that a GPU trains at a time.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "asked by the GPU's trainer only"))]
     lanes_max: usize,
     /// Why a wish for a GPU was not met.
     note: Option<Arc<str>>,
@@ -30,7 +27,6 @@ impl From<usize> for Device {
     fn from(n_threads: usize) -> Self {
         Self {
             n_threads: n_threads.max(1),
-            #[cfg(feature = "cuda")]
             gpu: None,
             lanes_max: usize::MAX,
             note: None,
@@ -54,7 +50,6 @@ impl Device {
         Self::open_gpu(ordinal, name == "auto", precision, n_threads)
     }
 
-    #[cfg(feature = "cuda")]
     fn open_gpu(ordinal: usize, or_cpu: bool, precision: &str, n_threads: usize) -> Result<Self> {
         let known = Precision::NAMES.iter().find(|(name, _)| *name == precision);
         let Some((_, precision)) = known else {
@@ -65,15 +60,6 @@ impl Device {
             return Ok(Self { note, ..Self::from(n_threads) });
         }
         Ok(Self { gpu: Some(Gpu::open(ordinal, *precision)?), ..Self::from(n_threads) })
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    fn open_gpu(_: usize, or_cpu: bool, _: &str, n_threads: usize) -> Result<Self> {
-        let why = "this program was built without the feature `cuda`";
-        if or_cpu {
-            return Ok(Self { note: Some(Arc::from(format!("using the CPU: {why}"))), ..Self::from(n_threads) });
-        }
-        Err(Error::config(why))
     }
 
     /// The same device, with at most `n` clients side by side on its GPU, as where memory is short. Results do not depend
@@ -95,7 +81,6 @@ impl Device {
 
     /// `cpu` or `cuda`.
     pub fn kind(&self) -> &'static str {
-        #[cfg(feature = "cuda")]
         if self.gpu.is_some() {
             return "cuda";
         }
@@ -104,19 +89,16 @@ impl Device {
 
     /// The GPU's name and precision, for manifests.
     pub fn gpu_name(&self) -> Option<String> {
-        #[cfg(feature = "cuda")]
         if let Some(gpu) = &self.gpu {
             return Some(format!("{}, {}", gpu.name(), gpu.precision().name()));
         }
         None
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn lanes_max(&self) -> usize {
         self.lanes_max
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
         self.gpu.as_ref()
     }

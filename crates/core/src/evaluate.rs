@@ -1,12 +1,10 @@
 //! Forward passes over whole data sets, shared out between threads in fixed chunks.
 
 use crate::error::Result;
-#[cfg(feature = "cuda")]
 use crate::gpu::{GpuEvaluator, OnGpu};
 use fedproj_data::Dataset;
 use fedproj_nn::{Cpu, Graph, Loss, Mode, NodeId, Options, Workspace};
 use serde::{Deserialize, Serialize};
-#[cfg(feature = "cuda")]
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +26,6 @@ pub struct Model<'a> {
 pub struct Evaluator {
     workers: Vec<Mutex<Workspace>>,
     graph: Graph,
-    #[cfg(feature = "cuda")]
     gpu: Option<(Arc<OnGpu>, Mutex<GpuEvaluator>)>,
 }
 
@@ -54,27 +51,23 @@ impl Evaluator {
         Ok(Self {
             workers,
             graph: graph.clone(),
-            #[cfg(feature = "cuda")]
             gpu: None,
         })
     }
 
     /// Evaluates on a GPU what lies there.
-    #[cfg(feature = "cuda")]
     pub(crate) fn use_gpu(&mut self, on: &Arc<OnGpu>) -> Result<()> {
         self.gpu = Some((Arc::clone(on), Mutex::new(GpuEvaluator::new(on)?)));
         Ok(())
     }
 
     /// The data on the GPU, where one is used.
-    #[cfg(feature = "cuda")]
     pub(crate) fn on_gpu(&self) -> Option<&Arc<OnGpu>> {
         self.gpu.as_ref().map(|(on, _)| on)
     }
 
     /// Models that are evaluated side by side.
     pub(crate) fn n_at_once(&self) -> usize {
-        #[cfg(feature = "cuda")]
         if let Some((_, gpu)) = &self.gpu {
             return gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner).n_lanes();
         }
@@ -86,7 +79,6 @@ impl Evaluator {
     /// # Errors
     /// If a model does not fit the network.
     pub fn outputs(&self, models: &[Model<'_>], data: &Dataset, with_features: bool) -> Result<Vec<Outputs>> {
-        #[cfg(feature = "cuda")]
         if let Some((_, gpu)) = &self.gpu {
             let mut gpu = gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             if let Some(outputs) = gpu.outputs(models, data, with_features)? {

@@ -372,7 +372,6 @@ impl Fusion<'_> {
     }
 
     fn train_student(&mut self, how: &Distill, targets: &DistillTargets<'_>, previous: &[f32]) -> Result<f64> {
-        #[cfg(feature = "cuda")]
         if let Some(on) = self.evaluator.on_gpu() {
             return on.distill(how, self.round, self.state, targets, previous);
         }

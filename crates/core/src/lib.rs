@@ -14,7 +14,6 @@ mod error;
 mod evaluate;
 mod experiment;
 mod fusion;
-#[cfg(feature = "cuda")]
 mod gpu;
 mod loading;
 mod memory;

@@ -5,7 +5,6 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::fusion::ServerState;
-#[cfg(feature = "cuda")]
 use crate::gpu::{GpuResults, GpuTrainer};
 use crate::method::Method;
 use crate::record::RoundRecord;
@@ -34,7 +33,6 @@ pub struct Simulation {
     /// What the clients of the last round sent.
     last_results: Vec<ClientResult>,
     /// The lanes in which their vectors still lie, where a GPU has trained them.
-    #[cfg(feature = "cuda")]
     last_lanes: Option<Vec<u32>>,
 }
 
@@ -44,7 +42,6 @@ enum Workers {
     /// One client a thread.
     Threads(Vec<Mutex<Trainer>>),
     /// All clients at once, as far as memory goes.
-    #[cfg(feature = "cuda")]
     Gpu(Box<GpuTrainer>),
 }
 
@@ -85,13 +82,11 @@ impl Simulation {
             server,
             workers,
             last_results: Vec::new(),
-            #[cfg(feature = "cuda")]
             last_lanes: None,
         })
     }
 
     fn workers(server: &Coordinator) -> Result<Workers> {
-        #[cfg(feature = "cuda")]
         if let Some(on) = server.on_gpu() {
             return Ok(Workers::Gpu(Box::new(GpuTrainer::new(on, server.method(), server.device().lanes_max())?)));
         }
@@ -122,7 +117,6 @@ impl Simulation {
     /// # Errors
     /// If they are on a GPU that does not answer.
     pub fn last_results(&mut self) -> Result<&[ClientResult]> {
-        #[cfg(feature = "cuda")]
         if let (Workers::Gpu(trainer), Some(lanes)) = (&self.workers, self.last_lanes.take()) {
             self.last_results = trainer.downloaded(&self.last_results, &lanes)?;
         }
@@ -153,13 +147,11 @@ impl Simulation {
         let start = Instant::now();
         let opening = self.server.open()?;
         let mut jobs = self.jobs(cohort);
-        #[cfg(feature = "cuda")]
         let mut on_gpu = None;
         let mut results = match &mut self.workers {
             Workers::Threads(trainers) => {
                 train(trainers, self.server.method(), std::mem::take(&mut jobs), &opening.download, progress)?
             }
-            #[cfg(feature = "cuda")]
             Workers::Gpu(trainer) => {
                 let (results, lanes) = trainer.train(self.server.method(), &opening.download, jobs, progress)?;
                 on_gpu = lanes;
@@ -174,7 +166,6 @@ impl Simulation {
                 self.server.state.clients.insert(result.client, state);
             }
         }
-        #[cfg(feature = "cuda")]
         if let (Workers::Gpu(trainer), Some(lanes)) = (&self.workers, on_gpu) {
             let record = self.server.close(&opening, &GpuResults::new(trainer, &results, &lanes), local)?;
             (self.last_results, self.last_lanes) = (results, Some(lanes));

@@ -33,7 +33,6 @@
 //! (arithmetic, the only place with `unsafe`).
 
 mod cpu;
-#[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
 mod graph;
