@@ -25,12 +25,7 @@ pub struct Device {
 
 impl From<usize> for Device {
     fn from(n_threads: usize) -> Self {
-        Self {
-            n_threads: n_threads.max(1),
-            gpu: None,
-            lanes_max: usize::MAX,
-            note: None,
-        }
+        Self { n_threads: n_threads.max(1), gpu: None, lanes_max: usize::MAX, note: None }
     }
 }
 

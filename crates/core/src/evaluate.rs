@@ -48,11 +48,7 @@ impl Evaluator {
         let options = Options { batch: CHUNK, taps: &taps, training: false };
         let worker = || Workspace::new(graph, &options, Cpu::new(1)).map(Mutex::new);
         let workers = (0..n_threads.max(1)).map(|_| worker()).collect::<fedproj_nn::Result<_>>()?;
-        Ok(Self {
-            workers,
-            graph: graph.clone(),
-            gpu: None,
-        })
+        Ok(Self { workers, graph: graph.clone(), gpu: None })
     }
 
     /// Evaluates on a GPU what lies there.

@@ -78,12 +78,7 @@ impl Simulation {
 
     fn with_server(server: Coordinator) -> Result<Self> {
         let workers = Self::workers(&server)?;
-        Ok(Self {
-            server,
-            workers,
-            last_results: Vec::new(),
-            last_lanes: None,
-        })
+        Ok(Self { server, workers, last_results: Vec::new(), last_lanes: None })
     }
 
     fn workers(server: &Coordinator) -> Result<Workers> {

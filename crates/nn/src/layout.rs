@@ -1,6 +1,7 @@
 //! Named spans of a flat vector.
 
 use fedproj_rng::{Purpose, Stream};
+use serde::{Deserialize, Serialize};
 
 /// How a tensor's elements lie in the flat vector, relative to PyTorch's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +53,8 @@ pub enum Role {
 }
 
 /// How weights are drawn at the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Init {
     /// As PyTorch's layers do by default: uniform in ±1/√fan_in, normalisations at 1 and 0.
     #[default]

@@ -2,9 +2,11 @@
 
 use crate::error::{Error, Result};
 use crate::kernels::elementwise::exp;
+use serde::{Deserialize, Serialize};
 
 /// Which distribution the divergence is an expectation over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Direction {
     /// KL(teacher ‖ student), the usual distillation loss.
     #[default]

@@ -8,6 +8,7 @@ use super::conv::at_least;
 use super::simd::Simd;
 use super::team::{Private, Shards};
 use super::{Cpu, Sum};
+use serde::{Deserialize, Serialize};
 
 /// Least length of a coefficient vector.
 const PERIOD: usize = 256;
@@ -65,7 +66,8 @@ pub(crate) struct FusedBackward<'a> {
 }
 
 /// Statistics a batch-norm uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NormMode {
     /// The batch's own, which also move the running averages.
     Update,
