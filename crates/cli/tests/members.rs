@@ -105,9 +105,9 @@ fn a_reader_of_the_audit_that_stops_keeps_nobody_from_the_journal() {
     stdout(folder.path(), &["nodes", "invite", &name]);
     // More than a pipe holds: the same few nodes come and go.
     let path = folder.path().join("federation");
-    let mut journal = fedproj_net::journal::Journal::open(&path, &mut |_| ()).unwrap();
+    let mut journal = fedproj_net::server::journal::Journal::open(&path, &mut |_| ()).unwrap();
     for _ in 0..1500 {
-        journal.append(fedproj_net::journal::Event::Revoked { node: name.clone() }).unwrap();
+        journal.append(fedproj_net::server::journal::Event::Revoked { node: name.clone() }).unwrap();
     }
     let mut audit = fedproj(folder.path(), &["audit"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     // It has begun to print, and nobody reads on.

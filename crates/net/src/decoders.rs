@@ -4,14 +4,14 @@
 //! The functions are run by `fuzz/` under libFuzzer, and by `tests/decoders.rs` on random and damaged bytes.
 
 use crate::error::Result;
-use crate::home::decode_kept;
 use crate::identity::Token;
-use crate::journal::Tail;
-use crate::message::{
+use crate::node::home::decode_kept;
+use crate::server::journal::Tail;
+use crate::wire::message::{
     Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, Received, Train, Verdict, Work, WorkRequest,
     decode,
 };
-use crate::numbers::{decode_f32, decode_public, decode_u32, encode_public};
+use crate::wire::numbers::{decode_f32, decode_public, decode_u32, encode_public};
 use prost::Message;
 
 /// All messages.
@@ -35,7 +35,7 @@ pub fn messages(bytes: &[u8]) {
         let _ = crate::Policy::default().check_task(&task);
     }
     if let Some(contribution) = again::<Contribution>(bytes) {
-        let accepted = crate::journal::Accepted::of(&contribution);
+        let accepted = crate::server::journal::Accepted::of(&contribution);
         assert_eq!(accepted.id, contribution.id());
     }
 }

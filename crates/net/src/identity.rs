@@ -1,8 +1,8 @@
 //! Who is who: the server's certificate authority, node certificates, enrolment tokens, and TLS 1.3 in both directions.
 
-use crate::blob::hex;
 use crate::error::{Error, Result};
 use crate::files::{create_dir, lock, write_private, write_synced};
+use crate::wire::blob::hex;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -162,7 +162,7 @@ impl Token {
         let parts: Vec<&str> = text.trim().split('-').collect();
         let [Self::PREFIX, authority, secret] = parts[..] else { return Err(bad()) };
         let bytes = |hex: &str| -> Result<[u8; 32]> {
-            crate::message::Blob::parse_hex(hex).and_then(|b| b.try_into().ok()).ok_or_else(bad)
+            crate::wire::message::Blob::parse_hex(hex).and_then(|b| b.try_into().ok()).ok_or_else(bad)
         };
         Ok(Self { authority: bytes(authority)?, secret: bytes(secret)? })
     }

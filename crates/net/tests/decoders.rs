@@ -5,7 +5,7 @@
 
 use fedproj_net::decoders;
 use fedproj_net::identity::{Authority, Token, certificate_from, node_request};
-use fedproj_net::message::{Blob, Contribution, Memory, Named, Stats, Train, Work, work};
+use fedproj_net::wire::message::{Blob, Contribution, Memory, Named, Stats, Train, Work, work};
 use proptest::prelude::*;
 use prost::Message;
 use std::sync::LazyLock;
@@ -43,7 +43,7 @@ fn seeds() -> Vec<Vec<u8>> {
         task.encode_to_vec(),
         Work { kind: Some(work::Kind::Train(Box::new(task))) }.encode_to_vec(),
         contribution.encode_to_vec(),
-        fedproj_net::numbers::encode_public(&public),
+        fedproj_net::wire::numbers::encode_public(&public),
         Token::new([1; 32]).unwrap().to_string().into_bytes(),
         node_request().unwrap().1,
         br#"{"seq":0,"time":"t","previous":"0000000000000000000000000000000000000000000000000000000000000000","event":"revoked","node":"a"}"#.to_vec(),

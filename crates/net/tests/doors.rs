@@ -4,10 +4,10 @@
 
 mod scene;
 
-use fedproj_net::home::Home;
 use fedproj_net::identity::{Authority, enrol_tls, node_request, node_tls};
-use fedproj_net::journal::Event;
-use fedproj_net::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::node::home::Home;
+use fedproj_net::server::journal::Event;
+use fedproj_net::server::registry::{INVITATION_LASTS, Registry};
 use fedproj_net::{Error, Link};
 use scene::{Scene, task_of};
 use std::sync::Arc;

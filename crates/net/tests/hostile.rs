@@ -5,11 +5,11 @@
 
 mod scene;
 
-use fedproj_net::blob::Store;
-use fedproj_net::home::Home;
-use fedproj_net::journal::Event;
-use fedproj_net::message::{Contribution, Decline, Receipt, verdict};
-use fedproj_net::numbers::encode_f32;
+use fedproj_net::node::home::Home;
+use fedproj_net::server::journal::Event;
+use fedproj_net::wire::blob::Store;
+use fedproj_net::wire::message::{Contribution, Decline, Receipt, verdict};
+use fedproj_net::wire::numbers::encode_f32;
 use scene::{Scene, hand_in, reason, task_of};
 use std::path::Path;
 use std::time::Duration;
@@ -220,6 +220,6 @@ fn only_hashes_become_file_names() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(&dir.path().join("in")).unwrap();
     std::fs::write(dir.path().join("secret"), "x").unwrap();
-    assert!(fedproj_net::message::Blob { hash: b"../secret".to_vec(), len: 1 }.check().is_err());
+    assert!(fedproj_net::wire::message::Blob { hash: b"../secret".to_vec(), len: 1 }.check().is_err());
     assert!(store.read(Path::new("../secret").as_os_str().as_encoded_bytes(), 0, 10).unwrap().is_none());
 }

@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 use fedproj_core::{ClientState, Config, Coordinator, Experiment, LocalTraining, Part};
-use fedproj_net::journal::Accepted;
-use fedproj_net::message::{Contribution, Named, part_name};
-use fedproj_net::numbers::encode_f32;
-use fedproj_net::spool::{Spool, Spooled};
+use fedproj_net::server::journal::Accepted;
+use fedproj_net::server::spool::{Spool, Spooled};
+use fedproj_net::wire::message::{Contribution, Named, part_name};
+use fedproj_net::wire::numbers::encode_f32;
 
 #[test]
 fn order_of_arrival_and_the_way_through_the_disk_do_not_show() {

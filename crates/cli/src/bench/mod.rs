@@ -1,5 +1,6 @@
 //! `fedproj bench`: how fast the engine is on this machine.
 
+mod federation;
 mod gpu;
 mod text;
 
@@ -24,7 +25,7 @@ pub enum Bench {
     /// One federated round on synthetic 32×32 images: local training of all clients, then fusion
     Round(Round),
     /// A real server under the load of many nodes on this machine
-    Federation(crate::federation::load::Load),
+    Federation(federation::Load),
 }
 
 impl Bench {

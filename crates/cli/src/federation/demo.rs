@@ -7,10 +7,10 @@ use crate::settings::Settings;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_core::{Config, Experiment, Simulation};
-use fedproj_net::http::Addresses;
 use fedproj_net::identity::Authority;
-use fedproj_net::registry::{INVITATION_LASTS, Registry};
-use fedproj_net::status::Status;
+use fedproj_net::server::http::Addresses;
+use fedproj_net::server::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::server::status::Status;
 use fedproj_net::{ServeSetup, ServerConfig, serve};
 use serde::Serialize;
 use std::fs::File;
@@ -146,7 +146,7 @@ impl Demo {
         registry: &Registry,
         addresses: &Addresses,
         status: &Status,
-    ) -> Result<Vec<fedproj_net::status::RoundLine>> {
+    ) -> Result<Vec<fedproj_net::server::status::RoundLine>> {
         if let (Some(page), false) = (addresses.status, self.json) {
             eprintln!("status page http://{page}");
         }

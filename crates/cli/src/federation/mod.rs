@@ -2,7 +2,6 @@
 
 pub mod demo;
 pub mod join;
-pub mod load;
 pub mod nodes;
 pub mod serve;
 
@@ -40,7 +39,7 @@ impl Logging {
 }
 
 /// Runs network work to its end.
-fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     // Threads that wait for the disk each hold a piece of some blob; more of them than this do not make a disk faster.
     tokio::runtime::Builder::new_multi_thread().enable_all().max_blocking_threads(32).build()?.block_on(work)
 }

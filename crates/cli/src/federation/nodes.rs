@@ -4,8 +4,8 @@ use crate::say;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use fedproj_net::identity::Authority;
-use fedproj_net::journal::{Event, Journal};
-use fedproj_net::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::server::journal::{Event, Journal};
+use fedproj_net::server::registry::{INVITATION_LASTS, Registry};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -116,7 +116,7 @@ impl Audit {
     pub fn run(self) -> Result<()> {
         // Shown when the journal has been read: a reader that pauses must not keep it from the server.
         let mut entries = Vec::new();
-        let mut keep = |entry: fedproj_net::journal::Entry| {
+        let mut keep = |entry: fedproj_net::server::journal::Entry| {
             if !self.json {
                 entries.push(serde_json::to_string(&entry).unwrap_or_default());
             }

@@ -4,14 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 use fedproj_core::Config;
-use fedproj_net::blob::Store;
-use fedproj_net::home::Home;
-use fedproj_net::http::Addresses;
 use fedproj_net::identity::Authority;
-use fedproj_net::journal::{Event, Journal};
-use fedproj_net::message::{Contribution, Named, Stats, Train, verdict, work};
-use fedproj_net::numbers::encode_f32;
-use fedproj_net::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::node::home::Home;
+use fedproj_net::server::http::Addresses;
+use fedproj_net::server::journal::{Event, Journal};
+use fedproj_net::server::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::wire::blob::Store;
+use fedproj_net::wire::message::{Contribution, Named, Stats, Train, verdict, work};
+use fedproj_net::wire::numbers::encode_f32;
 use fedproj_net::{Error, Link, Node, NodeData, Policy, ServeSetup, ServerConfig, Setup, serve};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,11 +1,11 @@
 //! What is checked of a contribution before it counts.
 
-use crate::blob::Store;
-use crate::config::ServerConfig;
 use crate::error::{Error, Result};
-use crate::message::{Blob, Contribution};
-use crate::nodes::Offer;
-use crate::spool::read_values;
+use crate::server::config::ServerConfig;
+use crate::server::nodes::Offer;
+use crate::server::spool::read_values;
+use crate::wire::blob::Store;
+use crate::wire::message::{Blob, Contribution};
 
 /// Values that are checked at a time.
 const BLOCK: usize = 1 << 14;
@@ -98,8 +98,8 @@ fn check_vector(store: &Store, blob: &Blob, base: Option<&[f32]>, what: &str) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Stats, Train};
-    use crate::numbers::encode_f32;
+    use crate::wire::message::{Stats, Train};
+    use crate::wire::numbers::encode_f32;
 
     fn offer() -> Offer {
         let (task, asked, parts, base, accepted) = (Train::default(), Vec::new(), Vec::new(), Vec::new(), Vec::new());

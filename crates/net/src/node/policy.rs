@@ -1,7 +1,7 @@
 //! What a node will do for its server, and what not: `policy.toml` in the node's folder.
 
 use crate::error::{Error, Result};
-use crate::message::Train;
+use crate::wire::message::Train;
 use fedproj_core::{Config, Method};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -96,7 +96,7 @@ fn beyond(key: &str, asked: u64, limit: u64) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Blob;
+    use crate::wire::message::Blob;
 
     #[test]
     fn a_task_beyond_the_policy_is_declined_with_the_key() {

@@ -1,15 +1,15 @@
 //! The round loop of a server: ask, wait, close, fuse, record; and how it goes on where a killed server stopped.
 
 use crate::backoff::BackOff;
-use crate::config::{Ensemble, ServerConfig};
-use crate::desk::Desk;
 use crate::error::{Error, Result};
-use crate::journal::{Accepted, Entry, Event};
-use crate::message::{Blob, Done, Memory, Named, Train, part_name};
-use crate::nodes::{Arrival, Nodes, Offer};
-use crate::numbers::{encode_f32, encode_public, encode_u32};
-use crate::spool::Spool;
-use crate::status::Status;
+use crate::server::config::{Ensemble, ServerConfig};
+use crate::server::desk::Desk;
+use crate::server::journal::{Accepted, Entry, Event};
+use crate::server::nodes::{Arrival, Nodes, Offer};
+use crate::server::spool::Spool;
+use crate::server::status::Status;
+use crate::wire::message::{Blob, Done, Memory, Named, Train, part_name};
+use crate::wire::numbers::{encode_f32, encode_public, encode_u32};
 use fedproj_core::{Coordinator, Download, Experiment, FederationConfig, Method, Part, RunDir, Summary, Targets};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -1,10 +1,10 @@
 //! Contributions on disk: one folder a client, one file a vector. Fusion reads them block by block, so the server's memory
 //! does not grow with their number.
 
-use crate::blob::Store;
 use crate::error::{Error, Result};
-use crate::journal::Accepted;
-use crate::message::{Blob, Contribution, part_name};
+use crate::server::journal::Accepted;
+use crate::wire::blob::Store;
+use crate::wire::message::{Blob, Contribution, part_name};
 use fedproj_core::{Contributions, Head, Part};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

@@ -1,8 +1,8 @@
 //! The node's side of HTTPS: requests outwards only, each with a time limit and a limit on the answer.
 
-use crate::blob::Store;
 use crate::error::{Error, Result};
-use crate::message::{
+use crate::wire::blob::Store;
+use crate::wire::message::{
     BLOCK_BYTES, BYTES_MAX, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, Received,
     VERSION, Verdict, Work, WorkRequest, decode,
 };

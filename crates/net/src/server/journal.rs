@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::sync_dir;
-use crate::message::{Contribution, Named, Stats};
+use crate::wire::message::{Contribution, Named, Stats};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -133,7 +133,10 @@ impl Accepted {
     pub fn contribution(&self) -> Contribution {
         let part = |(name, hash, len): &(String, String, u64)| Named {
             name: name.clone(),
-            blob: crate::message::Blob { hash: crate::message::Blob::parse_hex(hash).unwrap_or_default(), len: *len },
+            blob: crate::wire::message::Blob {
+                hash: crate::wire::message::Blob::parse_hex(hash).unwrap_or_default(),
+                len: *len,
+            },
         };
         Contribution {
             run: self.run.clone(),

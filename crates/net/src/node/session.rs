@@ -1,12 +1,12 @@
 //! A task on a node: from blobs of checked shape to a contribution. The same methods and the same training as in the
 //! simulator; nothing that was received is run or chosen as a path.
 
-use crate::blob::Store;
 use crate::error::{Error, Result};
-use crate::message::{Contribution, Named, Train, part_name};
-use crate::numbers::{decode_f32, decode_public, decode_u32, encode_f32};
-use crate::policy::Policy;
-use crate::rounds::targets_of;
+use crate::node::policy::Policy;
+use crate::server::rounds::targets_of;
+use crate::wire::blob::Store;
+use crate::wire::message::{Contribution, Named, Train, part_name};
+use crate::wire::numbers::{decode_f32, decode_public, decode_u32, encode_f32};
 use fedproj_core::{
     ClientResult, ClientState, Config, Download, Evaluator, Experiment, LocalTraining, Method, Model, Outputs, Part,
 };
@@ -152,7 +152,7 @@ impl Session {
                 let width = |node| e.graph.shape(node).len();
                 let (classes, features) = (width(e.graph.output()), e.graph.features().map_or(0, width));
                 // With labels as the target there are no logits; features only where they are distilled.
-                let rows = |blob: &crate::message::Blob, width: usize, what: &str| {
+                let rows = |blob: &crate::wire::message::Blob, width: usize, what: &str| {
                     let n = if blob.len == 0 { 0 } else { n_memory * width };
                     decode_f32(&cache.get(blob)?, n, what)
                 };
@@ -245,7 +245,7 @@ fn of_run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::numbers::encode_public;
+    use crate::wire::numbers::encode_public;
 
     #[test]
     fn what_will_be_sent_is_known_beforehand() {

@@ -1,12 +1,20 @@
 //! A node: asks for work, trains, hands in, and comes back for ever, whatever breaks in between.
 
+pub mod home;
+mod link;
+mod policy;
+pub(crate) mod session;
+
+pub use link::Link;
+pub use policy::Policy;
+pub use session::{NodeData, Setup};
+
 use crate::backoff::BackOff;
 use crate::error::{Error, Result};
-use crate::home::Home;
 use crate::identity::{Token, enrol_tls};
-use crate::link::Link;
-use crate::local::{Session, Setup};
-use crate::message::{Blob, Contribution, Decline, Train, verdict, work};
+use crate::node::home::Home;
+use crate::node::session::Session;
+use crate::wire::message::{Blob, Contribution, Decline, Train, verdict, work};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -1,17 +1,33 @@
 //! A server from its folder: identities, journal, run directory and doors put together.
 
-use crate::config::ServerConfig;
-use crate::desk::Desk;
+mod check;
+mod config;
+pub mod desk;
+mod door;
+pub mod http;
+pub mod journal;
+mod limit;
+pub mod nodes;
+pub mod presence;
+pub mod registry;
+pub mod rounds;
+mod routes;
+pub mod spool;
+pub mod status;
+
+pub use config::{Ensemble, ServerConfig};
+
 use crate::error::{Error, Result};
 use crate::files::create_dir;
-use crate::http::{Addresses, Server};
 use crate::identity::Authority;
-use crate::journal::{Event, Journal};
-use crate::local::refuse_texts;
-use crate::message::Done;
-use crate::registry::Registry;
-use crate::rounds::{Recovered, Rounds};
-use crate::status::Status;
+use crate::node::session::refuse_texts;
+use crate::server::desk::Desk;
+use crate::server::http::{Addresses, Server};
+use crate::server::journal::{Event, Journal};
+use crate::server::registry::Registry;
+use crate::server::rounds::{Recovered, Rounds};
+use crate::server::status::Status;
+use crate::wire::message::Done;
 use fedproj_core::{Config, Coordinator, Experiment, RunDir, Summary};
 use std::collections::BTreeSet;
 use std::fs::File;

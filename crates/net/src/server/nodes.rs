@@ -1,9 +1,9 @@
-//! What the round loop sees of nodes: one small trait, so that something else than the [`crate::desk`] can carry tasks later.
+//! What the round loop sees of nodes: one small trait, so that something else than the [`crate::server::desk`] can carry tasks later.
 
 use crate::error::Result;
-use crate::journal::Accepted;
-use crate::message::{Blob, Train};
-use crate::spool::Spooled;
+use crate::server::journal::Accepted;
+use crate::server::spool::Spooled;
+use crate::wire::message::{Blob, Train};
 use std::time::Duration;
 
 /// What carries tasks to nodes and contributions back.

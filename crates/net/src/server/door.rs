@@ -3,10 +3,10 @@
 
 use crate::error::Error;
 use crate::identity::fingerprint;
-use crate::limit::Warnings;
-use crate::message::BLOCK_BYTES;
-use crate::registry::Registry;
-use crate::routes::REQUEST_TIME_MAX;
+use crate::server::limit::Warnings;
+use crate::server::registry::Registry;
+use crate::server::routes::REQUEST_TIME_MAX;
+use crate::wire::message::BLOCK_BYTES;
 use axum::Router;
 use axum::extract::Extension;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};

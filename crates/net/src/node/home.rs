@@ -3,13 +3,13 @@
 //! What a client keeps (control variates and the like) moves on only when the server has taken the contribution that goes
 //! with it, so that it stays in step with the model whatever crashes in between.
 
-use crate::blob::Store;
 use crate::error::{Error, Result};
 use crate::files::{create_dir, sync_dir, write_private, write_synced};
 use crate::identity::{certificate_from, end_of};
-use crate::message::{Contribution, EnrolReply};
-use crate::numbers::{decode_f32, encode_f32};
-use crate::registry::has_passed;
+use crate::server::registry::has_passed;
+use crate::wire::blob::Store;
+use crate::wire::message::{Contribution, EnrolReply};
+use crate::wire::numbers::{decode_f32, encode_f32};
 use fedproj_core::ClientState;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -184,7 +184,9 @@ impl Home {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             read => {
                 let bytes = read.map_err(Error::io("read", &path))?;
-                crate::message::decode(&bytes).map(Some).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
+                crate::wire::message::decode(&bytes)
+                    .map(Some)
+                    .map_err(|e| Error::Corrupt { path, problem: e.to_string() })
             }
         }
     }

@@ -3,15 +3,15 @@
 //! Three doors: one for nodes, where the handshake fails without a certificate of this federation; one for enrolment,
 //! open only if the configuration says so; one for the status page.
 
-use crate::config::ServerConfig;
-use crate::desk::Desk;
-use crate::door::{Door, VISIT_TIME_MAX, Visitors};
 use crate::error::{Error, Result};
 use crate::identity::Authority;
-use crate::limit::{Bucket, Warnings};
-use crate::registry::Registry;
-use crate::routes::{enrol_routes, node_routes};
-use crate::status::{self, Status};
+use crate::server::config::ServerConfig;
+use crate::server::desk::Desk;
+use crate::server::door::{Door, VISIT_TIME_MAX, Visitors};
+use crate::server::limit::{Bucket, Warnings};
+use crate::server::registry::Registry;
+use crate::server::routes::{enrol_routes, node_routes};
+use crate::server::status::{self, Status};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};

@@ -1,18 +1,18 @@
 //! `fedproj bench federation`: a real server process under the load of many nodes, which this process plays: each with a
 //! certificate and a connection of its own, all asking for work, a cohort contributing each round. Nobody trains.
 
-use super::block_on;
+use crate::federation::block_on;
 use crate::say;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_net::Link;
-use fedproj_net::blob::Store;
-use fedproj_net::home::Home;
-use fedproj_net::http::Addresses;
 use fedproj_net::identity::Authority;
-use fedproj_net::message::{Contribution, EnrolReply, Named, Stats, Train, verdict, work};
-use fedproj_net::numbers::encode_f32;
-use fedproj_net::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::node::home::Home;
+use fedproj_net::server::http::Addresses;
+use fedproj_net::server::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::wire::blob::Store;
+use fedproj_net::wire::message::{Contribution, EnrolReply, Named, Stats, Train, verdict, work};
+use fedproj_net::wire::numbers::encode_f32;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -1,20 +1,20 @@
-//! The server's desk: where nodes get tasks and hand in contributions. No sockets here; [`crate::http`] carries it.
+//! The server's desk: where nodes get tasks and hand in contributions. No sockets here; [`crate::server::http`] carries it.
 //!
 //! A contribution is acknowledged only after its vectors have been checked, are on disk, and its entry in the journal is
 //! too. The round loop sees the desk through [`Nodes`], so that something else can carry tasks later.
 
-use crate::blob::Store;
-use crate::check::{check_content, check_shape};
-use crate::config::ServerConfig;
 use crate::error::{Error, Result};
-use crate::journal::{Accepted, Event, Journal};
-use crate::message::{
+use crate::server::check::{check_content, check_shape};
+use crate::server::config::ServerConfig;
+use crate::server::journal::{Accepted, Event, Journal};
+use crate::server::nodes::{Arrival, Nodes, Offer};
+use crate::server::presence::Presence;
+use crate::server::spool::{Spool, Spooled};
+use crate::wire::blob::Store;
+use crate::wire::message::{
     Blob, Contribution, Done, Missing, Named, Receipt, Received, Refusal, Train, Verdict, Wait, Work,
 };
-use crate::message::{verdict, work};
-use crate::nodes::{Arrival, Nodes, Offer};
-use crate::presence::Presence;
-use crate::spool::{Spool, Spooled};
+use crate::wire::message::{verdict, work};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

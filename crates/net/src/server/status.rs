@@ -1,6 +1,6 @@
 //! What people and monitoring see of a server: a page without scripts, JSON, and Prometheus' text.
 
-use crate::desk::Desk;
+use crate::server::desk::Desk;
 use axum::Router;
 use axum::extract::State;
 use axum::http::header;

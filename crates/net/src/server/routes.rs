@@ -1,14 +1,14 @@
-//! What the doors of [`crate::http`] lead to: the requests of nodes, and of strangers with a token.
+//! What the doors of [`crate::server::http`] lead to: the requests of nodes, and of strangers with a token.
 
-use crate::door::Peer;
 use crate::error::{Error, Result};
-use crate::http::Server;
-use crate::journal::Event;
-use crate::message::{
+use crate::server::door::Peer;
+use crate::server::http::Server;
+use crate::server::journal::Event;
+use crate::server::registry::NodeEntry;
+use crate::wire::message::{
     BLOCK_BYTES, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, VERSION, Wait, Work,
     WorkRequest, decode, work,
 };
-use crate::registry::NodeEntry;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Extension, Path, Request, State};

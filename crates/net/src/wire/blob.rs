@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::{create_dir, sync_dir, write_synced};
-use crate::message::Blob;
+use crate::wire::message::Blob;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

@@ -1,0 +1,5 @@
+//! What travels between server and nodes: messages, blobs, and vectors as bytes.
+
+pub mod blob;
+pub mod message;
+pub mod numbers;
