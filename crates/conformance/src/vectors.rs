@@ -1,8 +1,8 @@
 //! Arithmetic on flat vectors: the optimisers' steps, sums, clipping and the projection.
 
-use super::Setting;
-use super::backends::random;
-use super::compare::{Group, difference};
+use crate::Suite;
+use crate::backends::random;
+use crate::compare::{Group, difference};
 use anyhow::Result;
 use fedproj_nn::cuda::{Batches, Cohort, CohortOptions, Gpu, Vectors};
 use fedproj_nn::vector::{self, Bounds, Conflict};
@@ -42,7 +42,7 @@ impl Bench {
     }
 }
 
-pub fn check_optimisers(setting: &Setting, group: &mut Group) -> Result<()> {
+pub fn check_optimisers(suite: &Suite, group: &mut Group) -> Result<()> {
     let graph = graph()?;
     let sgd = |momentum, nesterov, weight_decay| Rule::Sgd { lr: 0.1, momentum, nesterov, weight_decay };
     let adam =
@@ -59,7 +59,7 @@ pub fn check_optimisers(setting: &Setting, group: &mut Group) -> Result<()> {
         ("AdamW", adam(0.1, true), None),
         ("Adam with clipping", adam(0.0, false), Some(3.0)),
     ] {
-        let mut bench = Bench::new(setting.gpu()?, &graph)?;
+        let mut bench = Bench::new(suite.gpu()?, &graph)?;
         let n = bench.n;
         let start = |lane: usize| random(30 + lane as u32, n);
         let gradient = |lane: usize, step: usize| random(40 + (lane * STEPS + step) as u32, n);
@@ -79,7 +79,7 @@ pub fn check_optimisers(setting: &Setting, group: &mut Group) -> Result<()> {
                 }
                 bench.cohort.update(&rule, &moments, theta.rows(), g.rows())?;
                 bench.cohort.advance(1, 0)?;
-                setting.gpu()?.synchronize()?;
+                suite.gpu()?.synchronize()?;
             }
             for lane in 0..LANES {
                 let (mut cpu, mut expected, mut optimizer) = (Cpu::new(1), start(lane), Optimizer::new(rule, n)?);
@@ -101,9 +101,9 @@ pub fn check_optimisers(setting: &Setting, group: &mut Group) -> Result<()> {
     Ok(())
 }
 
-pub fn check_vectors(setting: &Setting, group: &mut Group) -> Result<()> {
+pub fn check_vectors(suite: &Suite, group: &mut Group) -> Result<()> {
     let graph = graph()?;
-    let mut bench = Bench::new(setting.gpu()?, &graph)?;
+    let mut bench = Bench::new(suite.gpu()?, &graph)?;
     sums(&mut bench, group)?;
     for (name, bounds) in [
         ("plain", Bounds::default()),

@@ -1,9 +1,8 @@
 //! Whole networks, several steps: the GPU beside the CPU.
 
-use super::Setting;
-use super::backends::{random, random_labels, random_weights};
-use super::compare::{Group, difference};
-use crate::device::default_threads;
+use crate::Suite;
+use crate::backends::{random, random_labels, random_weights};
+use crate::compare::{Group, difference};
 use anyhow::Result;
 use fedproj_nn::cuda::{At, Batches, Cohort, CohortOptions, Data, Gpu, Keys, LossTerm, Moments, Pass, Target, Vectors};
 use fedproj_nn::models::{self, Variant};
@@ -23,19 +22,19 @@ const TOLERANCE_MOVEMENT: f64 = 1e-2;
 const BATCH: usize = 64;
 const LANES: usize = 2;
 
-pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     let shape = Shape::image(32, 32, 3);
     for name in ["cnn", "resnet8-thin", "resnet8"] {
         let graph = models::build(name, shape, 10, Variant::default())?;
         let (x, labels) = batch(shape);
-        ten_steps(setting, group, name, &graph, (&x, &labels))?;
+        ten_steps(suite, group, name, &graph, (&x, &labels))?;
     }
     Ok(())
 }
 
 /// Ten steps on the same batch beside the CPU's.
 pub fn ten_steps(
-    setting: &Setting,
+    suite: &Suite,
     group: &mut Group,
     name: &str,
     graph: &Graph,
@@ -45,7 +44,7 @@ pub fn ten_steps(
     let start = |lane: usize| (random_weights(graph, lane as u32), graph.init_buffers());
     let starts: Vec<_> = (0..LANES).map(start).collect();
     let init: Vec<Vec<f32>> = starts.iter().map(|(params, _)| params.clone()).collect();
-    let mut training = Training::new(setting.gpu()?, graph, &rule, (x, labels), &starts)?;
+    let mut training = Training::new(suite.gpu()?, graph, &rule, (x, labels), &starts)?;
     let mut reference: Vec<Reference> =
         starts.into_iter().map(|start| Reference::new(graph, rule, labels.len(), start)).collect::<Result<_>>()?;
     for step in 1..=10 {
@@ -88,7 +87,7 @@ struct Reference {
 
 impl Reference {
     fn new(graph: &Graph, rule: Rule, batch: usize, (params, buffers): (Vec<f32>, Vec<f32>)) -> Result<Self> {
-        let cpu = Cpu::new(usize::from(default_threads()));
+        let cpu = Cpu::new(std::thread::available_parallelism().map_or(1, usize::from));
         let ws = Workspace::new(graph, &Options::training(batch), cpu)?;
         Ok(Self { ws, optimizer: Optimizer::new(rule, params.len())?, params, buffers })
     }

@@ -1,9 +1,9 @@
 //! The faster products (tf32, bf16) against the CPU, on convolutions of the shapes that they have kernels of their own for.
 
-use super::Setting;
-use super::backends::{Samples, Start, cpu_pass, gpu_evaluation, gpu_pass, random_weights};
-use super::compare::Group;
-use super::nets::{self, Net};
+use crate::Suite;
+use crate::backends::{Samples, Start, cpu_pass, gpu_evaluation, gpu_pass, random_weights};
+use crate::compare::Group;
+use crate::nets::{self, Net};
 use anyhow::Result;
 use fedproj_nn::cuda::{Gpu, Precision};
 use fedproj_nn::{Cpu, NormMode};
@@ -15,9 +15,9 @@ pub const TOLERANCES: [(Precision, f64); 2] = [(Precision::Tf32, 5e-3), (Precisi
 const TOLERANCE_JOINED: f64 = 1e-6;
 const LANES: usize = 3;
 
-pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     for (precision, tolerance) in TOLERANCES {
-        let gpu = Gpu::open(setting.ordinal, precision)?;
+        let gpu = Gpu::open(suite.ordinal, precision)?;
         for net in nets::square_convolutions()? {
             check_net(group, &gpu, &net, tolerance);
         }

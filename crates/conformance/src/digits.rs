@@ -1,7 +1,7 @@
 //! Every method and switch for two rounds on the embedded digits: the device against the CPU.
 
-use super::Setting;
-use super::compare::{Group, difference};
+use crate::Suite;
+use crate::compare::{Group, difference};
 use anyhow::Result;
 use fedproj_core::{Config, Device, Experiment, RoundRecord, Simulation};
 
@@ -96,13 +96,13 @@ const DEEP_CASES: &[(&str, &[&str])] = &[
 ];
 
 #[allow(clippy::unnecessary_wraps, reason = "a group like the others")]
-pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     for (cases, base, tolerance) in [(CASES, &[][..], TOLERANCE), (DEEP_CASES, DEEP, TOLERANCE_DEEP)] {
         for (method, overrides) in cases {
             let what = [&[*method], &base[..base.len().min(1)], *overrides].concat().join(" ");
             let all = [base, *overrides].concat();
             group.attempt(&what.clone(), |group| {
-                let found = simulation(method, &all, setting.device.clone())?;
+                let found = simulation(method, &all, suite.device.clone())?;
                 let expected = simulation(method, &all, Device::from(2))?;
                 Case { what, tolerance, group }.compare(found, expected)
             });

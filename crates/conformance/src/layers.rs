@@ -1,17 +1,17 @@
 //! Every operation over odd shapes: logits, loss, gradients and running statistics of several lanes against the CPU.
 
-use super::Setting;
-use super::backends::{PassOf, Samples, Start, cpu_pass, gpu_pass, random_buffers, random_weights};
-use super::compare::Group;
-use super::nets::{self, Net};
+use crate::Suite;
+use crate::backends::{PassOf, Samples, Start, cpu_pass, gpu_pass, random_buffers, random_weights};
+use crate::compare::Group;
+use crate::nets::{self, Net};
 use anyhow::Result;
 use fedproj_nn::{Cpu, NormMode};
 
 const TOLERANCE: f64 = 1e-4;
 const LANES: usize = 3;
 
-pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
-    let gpu = setting.gpu()?;
+pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
+    let gpu = suite.gpu()?;
     check_nets(group, nets::all()?, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm));
     Ok(())
 }

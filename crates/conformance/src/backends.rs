@@ -1,6 +1,6 @@
 //! One forward and backward pass of several networks, on the CPU one after another and on a GPU side by side.
 
-use super::nets::Net;
+use crate::nets::Net;
 use anyhow::Result;
 use fedproj_nn::cuda::{At, Batches, Cohort, CohortOptions, Data, Gpu, Keys, LossTerm, NOBODY, Pass, Target, Vectors};
 use fedproj_nn::{Cpu, Graph, Init, Loss, Mode, NormMode, Options, Workspace};

@@ -1,9 +1,9 @@
 //! Networks against PyTorch's numbers (`fixtures/torch`), with the tolerances of the engine's own test.
 
-use super::Setting;
-use super::compare::{Group, difference};
-use super::fixtures::Fixture;
-use super::networks::Training;
+use crate::Suite;
+use crate::compare::{Group, difference};
+use crate::fixtures::Fixture;
+use crate::networks::Training;
 use anyhow::Result;
 use fedproj_nn::cuda::Pass;
 use fedproj_nn::models::{self, Norm, ResNet, Variant};
@@ -13,7 +13,7 @@ const TOLERANCE: f64 = 1e-4;
 /// What is left of a difference of two nearly equal weights is less exact: PyTorch itself repeats updates to 1e-4.
 const TOLERANCE_UPDATE: f64 = 1e-3;
 
-pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     let cifar = Shape::image(32, 32, 3);
     let plain = Variant::default();
     let resnet = |widths: &[usize], blocks, norm| {
@@ -27,21 +27,21 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
         ("resnet8-group", resnet(&[8, 16, 24], 1, Norm::Group(2))?),
         ("resnet18", resnet(&[8, 16, 24, 32], 2, Norm::Batch)?),
     ] {
-        let path = setting.fixture(&format!("torch/{name}.safetensors"))?;
-        group.attempt(name, |group| check_model(setting, group, name, &graph, &Fixture::open(&path)?));
+        let path = suite.fixture(&format!("torch/{name}.safetensors"))?;
+        group.attempt(name, |group| check_model(suite, group, name, &graph, &Fixture::open(&path)?));
     }
     Ok(())
 }
 
 /// Five Adam steps on the fixture's batch, compared at every stage.
-pub fn check_model(setting: &Setting, group: &mut Group, name: &str, graph: &Graph, fixture: &Fixture) -> Result<()> {
+pub fn check_model(suite: &Suite, group: &mut Group, name: &str, graph: &Graph, fixture: &Fixture) -> Result<()> {
     let (x, labels) = (fixture.images("input", graph.shape(graph.input()))?, fixture.integers("labels")?);
     let (params, buffers) = (graph.params(), graph.buffers());
     let init = fixture.flat(params, "init")?;
     let rule = Rule::Adam { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-3, weight_decay: 5e-5, decoupled: false };
     // Two lanes of the same network, each against the same numbers.
     let start = vec![(init.clone(), fixture.flat(buffers, "init")?); 2];
-    let mut training = Training::new(setting.gpu()?, graph, &rule, (&x, &labels), &start)?;
+    let mut training = Training::new(suite.gpu()?, graph, &rule, (&x, &labels), &start)?;
     for step in 1..=5 {
         training.step()?;
         for lane in 0..start.len() {

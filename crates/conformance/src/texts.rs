@@ -1,12 +1,12 @@
 //! Text encoders: layers of odd shapes, whole networks, PyTorch's numbers, the faster products, and methods on texts.
 
-use super::Setting;
-use super::backends::{gpu_pass, random_labels, random_texts};
-use super::compare::Group;
-use super::digits::{self, Case, TOLERANCE_DEEP};
-use super::fixtures::Fixture;
-use super::nets::Net;
-use super::{golden, layers, networks, precisions, reruns};
+use crate::Suite;
+use crate::backends::{gpu_pass, random_labels, random_texts};
+use crate::compare::Group;
+use crate::digits::{self, Case, TOLERANCE_DEEP};
+use crate::fixtures::Fixture;
+use crate::nets::Net;
+use crate::{golden, layers, networks, precisions, reruns};
 use anyhow::Result;
 use fedproj_core::{Config, Device, Experiment, Simulation};
 use fedproj_data::{Dataset, Samples, Tokens};
@@ -19,8 +19,8 @@ const WORDS: u32 = 23;
 /// What products of single precision are compared with.
 const TOLERANCE_FP32: f64 = 1e-4;
 
-pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
-    let gpu = setting.gpu()?;
+pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
+    let gpu = suite.gpu()?;
     layers::check_nets(group, nets()?, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm));
     // The bytes of a lane alone, and products in every precision.
     for net in encoders(Some(5))? {
@@ -30,7 +30,7 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
     // up to 0.3. That happened in 29 of 80 batches simulated with factors of 7 bits; 0.014 is the most in the other 51, and
     // 0.012 in 80 without a head.
     for (precision, tolerance) in precisions::TOLERANCES {
-        let gpu = Gpu::open(setting.ordinal, precision)?;
+        let gpu = Gpu::open(suite.ordinal, precision)?;
         for net in encoders(None)?.into_iter().chain([many_tokens()?]) {
             precisions::check_net(group, &gpu, &net, tolerance);
         }
@@ -39,13 +39,13 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
         let config = BertConfig { vocabulary: 60, positions: 20, pooling, ..BertConfig::sized(2, 24, 3, 40) };
         let graph = models::bert(&config, 16, 3, Variant::default())?;
         let (x, labels) = (random_texts(7, 12, 16, (60, 2)), random_labels(8, 12, 3));
-        group.attempt(name, |group| networks::ten_steps(setting, group, name, &graph, (&x, &labels)));
-        if setting.fixtures.is_some() {
-            let path = setting.fixture(&format!("torch/{name}.safetensors"))?;
-            group.attempt(name, |group| golden::check_model(setting, group, name, &graph, &Fixture::open(&path)?));
+        group.attempt(name, |group| networks::ten_steps(suite, group, name, &graph, (&x, &labels)));
+        if suite.fixtures.is_some() {
+            let path = suite.fixture(&format!("torch/{name}.safetensors"))?;
+            group.attempt(name, |group| golden::check_model(suite, group, name, &graph, &Fixture::open(&path)?));
         }
     }
-    check_methods(setting, group)
+    check_methods(suite, group)
 }
 
 /// An embedding and what follows it.
@@ -197,16 +197,16 @@ const METHODS: &[(&str, &[&str])] = &[
     ("fedproj", &["method.fedproj.memory.feature_weight=0.1", "method.fedproj.distill.feature_weight=0.1"]),
 ];
 
-fn check_methods(setting: &Setting, group: &mut Group) -> Result<()> {
+fn check_methods(suite: &Suite, group: &mut Group) -> Result<()> {
     for (method, overrides) in METHODS {
         let what = [&[*method, "on texts"], *overrides].concat().join(" ");
         group.attempt(&what.clone(), |group| {
-            let found = simulation(method, overrides, setting.device.clone())?;
+            let found = simulation(method, overrides, suite.device.clone())?;
             let expected = simulation(method, overrides, Device::from(2))?;
             Case { what, tolerance: TOLERANCE_DEEP, group }.compare(found, expected)
         });
     }
-    reruns::check_simulation(setting, group, "fedproj on texts", &|device| simulation("fedproj", &[], device))
+    reruns::check_simulation(suite, group, "fedproj on texts", &|device| simulation("fedproj", &[], device))
 }
 
 /// Four clients with texts of two classes, each with words of its own among words of both.

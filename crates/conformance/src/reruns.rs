@@ -1,8 +1,8 @@
 //! The same bytes on every run, whichever clients share the launches.
 
-use super::Setting;
-use super::compare::Group;
-use super::digits::simulation;
+use crate::Suite;
+use crate::compare::Group;
+use crate::digits::simulation;
 use anyhow::Result;
 use fedproj_core::{Device, Simulation};
 
@@ -15,17 +15,17 @@ const CASES: &[(&str, &[&str])] = &[
     ("scaffold", &[]),
 ];
 
-pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     for (method, overrides) in CASES {
         let what = [&[*method], *overrides].concat().join(" ");
-        check_simulation(setting, group, &what, &|device| simulation(method, overrides, device))?;
+        check_simulation(suite, group, &what, &|device| simulation(method, overrides, device))?;
     }
     Ok(())
 }
 
 /// Two rounds of four clients, again and in waves of one, of two, and of three and one.
 pub fn check_simulation(
-    setting: &Setting,
+    suite: &Suite,
     group: &mut Group,
     what: &str,
     simulation: &dyn Fn(Device) -> Result<Simulation>,
@@ -34,10 +34,10 @@ pub fn check_simulation(
         let mut simulation = simulation(device)?;
         (0..2).map(|_| Ok(simulation.round(&|_| ())?.model_hash)).collect()
     };
-    let first = hashes(setting.device.clone())?;
-    group.require(hashes(setting.device.clone())? == first, &format!("{what}: the same bytes once more"));
+    let first = hashes(suite.device.clone())?;
+    group.require(hashes(suite.device.clone())? == first, &format!("{what}: the same bytes once more"));
     for lanes in [1, 2, 3] {
-        let found = hashes(setting.device.clone().with_lanes_max(lanes))?;
+        let found = hashes(suite.device.clone().with_lanes_max(lanes))?;
         group.require(found == first, &format!("{what}: the same bytes with {lanes} clients at a time"));
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! Every method against an independent reference (`fixtures/methods`), with the tolerances of the core's own test.
 
-use super::Setting;
-use super::compare::{Group, difference};
-use super::fixtures::Fixture;
+use crate::Suite;
+use crate::compare::{Group, difference};
+use crate::fixtures::Fixture;
 use anyhow::Result;
 use fedproj_core::{Config, Experiment, Method, Simulation};
 use fedproj_data::{Dataset, Partition, Samples, Shape};
@@ -70,16 +70,16 @@ const TRACES: &[(&str, &str, &[&str])] = &[
     ),
 ];
 
-pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
-    let fixture = Fixture::open(&setting.fixture("methods/methods.safetensors")?)?;
+pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
+    let fixture = Fixture::open(&suite.fixture("methods/methods.safetensors")?)?;
     for (trace, method, overrides) in TRACES {
-        group.attempt(trace, |group| follow(setting, group, &fixture, trace, method, overrides));
+        group.attempt(trace, |group| follow(suite, group, &fixture, trace, method, overrides));
     }
     Ok(())
 }
 
 fn follow(
-    setting: &Setting,
+    suite: &Suite,
     group: &mut Group,
     fixture: &Fixture,
     trace: &str,
@@ -93,7 +93,7 @@ fn follow(
     let (graph, init) = (experiment.graph.clone(), experiment.weights.clone());
     let prefix = if trace.starts_with("moon") { "init_moon" } else { "init" };
     group.require(init == fixture.flat(graph.params(), prefix)?, &format!("{trace}: the initial weights"));
-    let mut simulation = Simulation::new(experiment, method, setting.device.clone())?;
+    let mut simulation = Simulation::new(experiment, method, suite.device.clone())?;
     for round in 0..3 {
         let record = simulation.round(&|_| ())?;
         let found = &simulation.state().weights;

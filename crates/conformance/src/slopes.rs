@@ -1,9 +1,9 @@
 //! Gradients against the slopes of the GPU's own losses.
 
-use super::Setting;
-use super::backends::{PassOf, Samples, Start, gpu_pass, random, random_buffers, random_weights};
-use super::compare::Group;
-use super::nets::Net;
+use crate::Suite;
+use crate::backends::{PassOf, Samples, Start, gpu_pass, random, random_buffers, random_weights};
+use crate::compare::Group;
+use crate::nets::Net;
 use anyhow::Result;
 use fedproj_nn::{Activation, Graph, NormMode, Shape, Window};
 
@@ -14,8 +14,8 @@ const STEP: f32 = 5e-3;
 const TOLERANCE: f64 = 1e-2;
 const DIRECTIONS: u32 = 4;
 
-pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
-    let gpu = setting.gpu()?;
+pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
+    let gpu = suite.gpu()?;
     check_with(group, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm))
 }
 

@@ -32,7 +32,7 @@ impl Group {
     /// One of several cases: whatever becomes of it, the others are looked at.
     pub fn attempt(&mut self, case: &str, check: impl FnOnce(&mut Self) -> Result<()>) {
         if let Err(error) = check(self).with_context(|| case.to_owned()) {
-            self.fail(crate::message(&error));
+            self.fail(format!("{error:#}"));
         }
     }
 

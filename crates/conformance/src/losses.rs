@@ -1,8 +1,8 @@
 //! Every loss at a node: its value and its gradient there, with full and short batches, alone and after another.
 
-use super::Setting;
-use super::backends::{random, random_labels};
-use super::compare::Group;
+use crate::Suite;
+use crate::backends::{random, random_labels};
+use crate::compare::Group;
 use anyhow::Result;
 use fedproj_core::terms;
 use fedproj_nn::cuda::{
@@ -28,7 +28,7 @@ struct Case {
     marks: Vec<u32>,
 }
 
-pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
+pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     for shape in [Shape::vector(5), Shape::vector(37), Shape::image(2, 3, 6)] {
         let (n, len) = (BATCH * VALID.len(), shape.len());
         let case = Case {
@@ -41,7 +41,7 @@ pub fn check(setting: &Setting, group: &mut Group) -> Result<()> {
         };
         for (name, term) in terms_of(shape) {
             for after_another in [false, true] {
-                let found = on_gpu(setting.gpu()?, &case, &term, after_another)?;
+                let found = on_gpu(suite.gpu()?, &case, &term, after_another)?;
                 for (lane, (found, n_valid)) in found.iter().zip(VALID).enumerate() {
                     let expected = on_cpu(&case, lane, n_valid, &term, after_another)?;
                     let second = if after_another { ", second" } else { "" };
