@@ -3,7 +3,8 @@
 use crate::say;
 use anyhow::{Result, bail};
 use clap::Args;
-use fedproj_core::{Comparison, Error, StoredRun, compare};
+use fedproj_core::{Error, StoredRun};
+use fedproj_study::{Comparison, compare};
 use std::path::PathBuf;
 
 /// Arguments of `compare`.

@@ -1,8 +1,8 @@
-//! Ctrl-C, and the signal by which clusters and services end a program: the first one asks a run to stop after the round it is
-//! in, a second one ends it at once.
+//! Ctrl-C, and the signal by which clusters and services end a program. The first one stops a run after its current round, a
+//! second one stops it at once.
 
 use anyhow::{Context, Result};
-use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 pub const EXIT_CODE: u8 = 130;
 
 static ASKED: AtomicBool = AtomicBool::new(false);
+static RESUME: OnceLock<String> = OnceLock::new();
 
 /// `timeout` and some terminals send a signal twice, to a program and to its group. Nobody presses a key again so soon.
 const SAME: Duration = Duration::from_millis(300);
 
-/// From now on Ctrl-C is noticed by [`is_asked`]; `go_on` is the command that continues the work.
-pub fn watch(go_on: &str) -> Result<()> {
-    let go_on = go_on.to_owned();
+/// From now on [`is_asked`] notices Ctrl-C. `resume` is the command that continues the work.
+pub fn watch(resume: String) -> Result<()> {
+    let resume = RESUME.get_or_init(|| resume);
     let mut first: Option<Instant> = None;
     let handler = move || {
         if first.get_or_insert_with(Instant::now).elapsed() < SAME && ASKED.load(Ordering::SeqCst) {
@@ -24,7 +25,7 @@ pub fn watch(go_on: &str) -> Result<()> {
         }
         if ASKED.swap(true, Ordering::SeqCst) {
             eprintln!(
-                "\nstopped at once; the round in progress is lost, the rounds before are on disk\nto go on: {go_on}"
+                "\nstopped at once; the current round is lost, all earlier rounds are on disk\nto resume: {resume}"
             );
             std::process::exit(i32::from(EXIT_CODE));
         }
@@ -33,27 +34,15 @@ pub fn watch(go_on: &str) -> Result<()> {
     ctrlc::set_handler(handler).context("cannot listen for Ctrl-C")
 }
 
+/// The command given to [`watch`].
+pub fn resume() -> &'static str {
+    RESUME.get().map_or("", |command| command)
+}
+
 /// Whether somebody pressed Ctrl-C.
 pub fn is_asked() -> bool {
     ASKED.load(Ordering::SeqCst)
 }
-
-/// The end of a run that was asked to stop.
-#[derive(Debug)]
-pub struct Stopped {
-    /// What was stopped, and where.
-    pub at: String,
-    /// The command that continues it.
-    pub go_on: String,
-}
-
-impl fmt::Display for Stopped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stopped {}; nothing is lost\nto go on: {}", self.at, self.go_on)
-    }
-}
-
-impl std::error::Error for Stopped {}
 
 /// The command line of this program with `flag` added unless it is there, ready to be pasted into a shell.
 pub fn command_line_with(flag: Option<&str>) -> String {

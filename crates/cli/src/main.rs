@@ -5,19 +5,18 @@ mod compare;
 mod data;
 mod device;
 mod doctor;
-mod drive;
 mod federation;
 mod interrupt;
 mod methods;
 mod models;
 mod new;
 mod partition;
+mod progress;
 mod report;
 mod reproduce;
 mod run;
 mod selftest;
 mod settings;
-mod setups;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -114,8 +113,8 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<interrupt::Stopped>() => {
-            eprintln!("{error}");
+        Err(error) if error.is::<fedproj_study::Stopped>() => {
+            eprintln!("{error}\nto resume: {}", interrupt::resume());
             ExitCode::from(interrupt::EXIT_CODE)
         }
         Err(error) => {

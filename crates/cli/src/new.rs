@@ -3,11 +3,11 @@
 //! Keys that make up a set-up are written out; every other one stands behind a `#` with the value it has anyway, asked
 //! from the library, so that the file never shows a default that is not one.
 
-use crate::setups::{PRESETS, SETUPS, Setup};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use fedproj_core::{Config, Error};
+use fedproj_study::{PRESETS, SETUPS, Setup};
 use std::fmt::Write;
 use std::path::PathBuf;
 use toml::Value;
@@ -162,26 +162,9 @@ const SWEEP: &str = "
 #\"data.partition.beta\" = [0.3, 0.5]
 ";
 
-/// The paper's set-up for a data set, a method and a preset; none where the paper does not use the set.
-pub fn paper_setup(data: &str, beta: f64, method: &str, preset: &str) -> Result<Option<Config>> {
-    let Some(setup) = SETUPS.iter().find(|s| s.data == data && s.data != "digits") else { return Ok(None) };
-    let mut pairs: Vec<String> = settings(setup, preset).iter().map(|(key, value)| format!("{key}={value}")).collect();
-    pairs.push(format!("data.partition.beta={beta:?}"));
-    pairs.push(format!("method.name={method}"));
-    Ok(Some(Config::from_layers(None, &pairs)?))
-}
-
-/// The keys that the file writes out, with their values in TOML.
-fn settings(setup: &Setup, preset: &str) -> Vec<(&'static str, String)> {
-    let mut written = vec![("seed", "0".into()), ("preset", format!("\"{preset}\""))];
-    written.extend(setup.settings());
-    written.push(("method.name", "\"fedproj\"".into()));
-    written
-}
-
 /// The text of the file.
 fn configuration(setup: &Setup, preset: &str) -> Result<String> {
-    let written = settings(setup, preset);
+    let written = setup.with_preset(preset);
     let pairs: Vec<String> = written.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let effective = Value::try_from(Config::from_layers(None, &pairs)?)?;
     let mut text = HEAD.to_owned();
@@ -221,12 +204,12 @@ fn value_at(config: &Value, path: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fedproj_core::Plan;
+    use fedproj_study::{PlannedRun, expand};
     use toml::Table;
 
-    fn plan(text: &str) -> Plan {
+    fn runs(text: &str) -> Vec<PlannedRun> {
         let table: Table = toml::from_str(text).unwrap();
-        Plan::new(Some(&table), &[]).unwrap()
+        expand(Some(&table), &[]).unwrap()
     }
 
     fn each(check: impl Fn(&Setup, &str, &str)) {
@@ -240,7 +223,7 @@ mod tests {
     #[test]
     fn every_configuration_is_one_valid_run_of_what_was_asked_for() {
         each(|setup, preset, text| {
-            let [run] = &plan(text).runs[..] else { panic!("one run expected") };
+            let [run] = &runs(text)[..] else { panic!("one run expected") };
             let config = Table::try_from(&run.config).unwrap();
             assert_eq!(config["preset"].as_str(), Some(preset));
             assert_eq!(config["data"]["private"]["name"].as_str(), Some(setup.data));
@@ -255,9 +238,9 @@ mod tests {
                 Some(setting) if !setting.starts_with(' ') => format!("{setting}\n"),
                 _ => format!("{line}\n"),
             };
-            let uncommented = plan(&text.lines().map(uncomment).collect::<String>());
-            assert_eq!(uncommented.runs.len(), 3 * 3 * 2);
-            assert!(uncommented.runs.iter().any(|run| run.config == plan(text).runs[0].config), "{text}");
+            let uncommented = runs(&text.lines().map(uncomment).collect::<String>());
+            assert_eq!(uncommented.len(), 3 * 3 * 2);
+            assert!(uncommented.iter().any(|run| run.config == runs(text)[0].config), "{text}");
         });
     }
 }

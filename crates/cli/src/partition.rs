@@ -37,7 +37,7 @@ struct Summary {
 impl Partition {
     /// Deals the data and prints who got what.
     pub fn run(self) -> Result<()> {
-        let runs = self.settings.plan()?.runs;
+        let runs = self.settings.runs()?;
         let first = runs.first().context("the configuration asks for no run")?;
         if runs.len() > 1 {
             eprintln!("note: the configuration asks for {} runs; this is the first, {}", runs.len(), first.id);

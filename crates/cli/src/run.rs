@@ -1,13 +1,14 @@
 //! `fedproj run`: one run, or all runs of a plan, with progress.
 
 use crate::device::DeviceArgs;
-use crate::drive::{Driver, Job};
-use crate::interrupt::command_line_with;
+use crate::interrupt::{self, command_line_with};
+use crate::progress::Progress;
 use crate::say;
 use crate::settings::Settings;
 use anyhow::Result;
 use clap::Args;
-use fedproj_core::{PlannedRun, Summary};
+use fedproj_core::Summary;
+use fedproj_study::{Driver, Job, PlannedRun};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -42,20 +43,15 @@ struct Outcome {
 impl RunArgs {
     /// Runs the plan.
     pub fn run(self) -> Result<()> {
-        let runs = self.settings.plan()?.runs;
+        let runs = self.settings.runs()?;
         let in_plan = runs.len() > 1;
         let job = |planned: PlannedRun| {
             Ok(Job { dir: self.dir_of(&planned, in_plan)?, id: planned.id, config: planned.config })
         };
         let jobs = runs.into_iter().map(job).collect::<Result<Vec<_>>>()?;
-        let driver = Driver {
-            data_dir: self.settings.data_dir(),
-            device: self.device.open()?,
-            resume: self.resume || in_plan,
-            quiet: self.quiet,
-            go_on: command_line_with((!in_plan).then_some("--resume")),
-        };
-        let summaries = driver.run_all(&jobs, |title, job, summary, _| {
+        let driver =
+            Driver { data_dir: self.settings.data_dir(), device: self.device.open()?, resume: self.resume || in_plan };
+        let progress = Progress::new(self.quiet, |title: &str, job: &Job, summary: &Summary, _| {
             if !self.quiet && !self.json {
                 say!(
                     "{title}{}: accuracy {:.2} % (mean of the last rounds), last {:.2} %, best {:.2} %, {:.1} s, {}",
@@ -67,7 +63,9 @@ impl RunArgs {
                     job.dir.display()
                 );
             }
-        })?;
+        });
+        interrupt::watch(command_line_with((!in_plan).then_some("--resume")))?;
+        let summaries = driver.run_all(&jobs, &progress)?;
         if self.json {
             let outcomes = jobs.into_iter().zip(summaries).map(|(job, summary)| Outcome { run: job.dir, summary });
             match &outcomes.collect::<Vec<_>>()[..] {

@@ -2,8 +2,9 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use fedproj_core::{Config, Error, Plan};
+use fedproj_core::{Config, Error};
 use fedproj_net::ServerConfig;
+use fedproj_study::{PlannedRun, expand};
 use std::path::PathBuf;
 
 /// The arguments by which runs are configured.
@@ -19,17 +20,17 @@ pub struct Settings {
 
 impl Settings {
     /// The runs that the settings ask for. What they say of a server is checked and left aside.
-    pub fn plan(&self) -> Result<Plan> {
+    pub fn runs(&self) -> Result<Vec<PlannedRun>> {
         let (mut table, mut overrides) = self.parts()?;
         ServerConfig::take(&mut table, &mut overrides)?;
-        Ok(Plan::new(Some(&table), &overrides)?)
+        Ok(expand(Some(&table), &overrides)?)
     }
 
     /// The one run that the settings ask for, and its server.
     pub fn one_run(&self) -> Result<(Config, ServerConfig)> {
         let (mut table, mut overrides) = self.parts()?;
         let server = ServerConfig::take(&mut table, &mut overrides)?;
-        match <[_; 1]>::try_from(Plan::new(Some(&table), &overrides)?.runs) {
+        match <[_; 1]>::try_from(expand(Some(&table), &overrides)?) {
             Ok([only]) => Ok((only.config, server)),
             Err(all) => bail!(Error::config(format!("a federation runs one configuration, not {}", all.len()))),
         }

@@ -152,7 +152,7 @@ mod signals {
         let output = child.wait_with_output().unwrap();
         let told = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(130), "{told}");
-        let go_on = told.lines().find_map(|line| line.strip_prefix("to go on: ")).unwrap_or_else(|| panic!("{told}"));
+        let go_on = told.lines().find_map(|line| line.strip_prefix("to resume: ")).unwrap_or_else(|| panic!("{told}"));
         let mut shell = Command::new("sh");
         shell.args(["-c", go_on]).current_dir(folder).env_remove("FEDPROJ_DATA").stdout(Stdio::null());
         let followed = shell.output().unwrap();
@@ -220,6 +220,6 @@ mod signals {
         signal(&child, "-INT");
         assert_eq!(child.wait().unwrap().code(), Some(130));
         lines.read_to_string(&mut told).unwrap();
-        assert!(told.contains("to go on: ") && told.contains("--resume"), "{told}");
+        assert!(told.contains("to resume: ") && told.contains("--resume"), "{told}");
     }
 }

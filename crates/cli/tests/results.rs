@@ -7,8 +7,9 @@ mod command;
 mod text_results;
 mod tuning_results;
 
-use fedproj_core::{ComparedRow, Config, Difference, Manifest, RoundRecord, StoredRun, Summary, compare};
+use fedproj_core::{Config, Manifest, RoundRecord, StoredRun, Summary};
 use fedproj_data::PartitionConfig;
+use fedproj_study::{ComparedRow, Difference, compare};
 use serde_json::Value;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -51,7 +52,7 @@ fn pilot() -> Value {
 /// Mean (least–greatest) over seeds, in per cent.
 fn spread(seeds: &Value) -> String {
     let values: Vec<f64> = seeds.as_array().unwrap().iter().map(|v| 100.0 * v.as_f64().unwrap()).collect();
-    let mean = fedproj_core::mean(&values);
+    let mean = fedproj_study::mean(&values);
     let (least, greatest) = values.iter().fold((f64::MAX, f64::MIN), |(a, b), v| (a.min(*v), b.max(*v)));
     format!("{mean:.1} ({least:.1}–{greatest:.1})")
 }
@@ -161,7 +162,7 @@ fn interval(mean: f64, difference: Difference) -> String {
 
 /// The paper's figure for a setting such as `cv,CIFAR-10,CIFAR-100` and a β; `arm` is that of an ablation, and empty elsewhere.
 fn paper(setting: &str, beta: f64, method: &str, arm: &str) -> String {
-    let tables = std::fs::read_to_string(root().join("crates/cli/data/paper_tables.csv")).unwrap();
+    let tables = std::fs::read_to_string(root().join("crates/study/data/paper_tables.csv")).unwrap();
     let start = format!("{setting},{beta},{method},{arm},");
     let line = tables.lines().find_map(|line| line.strip_prefix(&start)).unwrap();
     line.replace(',', " ± ")
@@ -347,7 +348,7 @@ fn fedproj_is_ahead_of_fedprox_early_in_each_seed_as_the_page_says() {
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    fedproj_core::mean(&values.collect::<Vec<f64>>())
+    fedproj_study::mean(&values.collect::<Vec<f64>>())
 }
 
 /// A mean of shares, in per cent.

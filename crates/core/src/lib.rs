@@ -4,7 +4,6 @@
 //! know nothing of sockets, files or clocks, so that a simulator and a server run the same code.
 
 mod checkpoint;
-mod compare;
 mod config;
 mod contributions;
 mod coordinator;
@@ -26,12 +25,10 @@ mod run;
 mod shards;
 mod simulate;
 mod step;
-mod sweep;
 pub mod terms;
 mod trainer;
 
 pub use checkpoint::write_atomically;
-pub use compare::{ComparedRow, Comparison, Difference, compare, deviation, mean};
 pub use config::{
     Config, DataConfig, Draw, FederationConfig, InitConfig, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
     ScheduleConfig,
@@ -52,5 +49,4 @@ pub use robust::{RobustConfig, RobustRule};
 pub use run::{Manifest, Run, RunDir, StoredRun, Verified, VerifyPart, verify};
 pub use simulate::{Progress, Simulation};
 pub use step::{Batch, Embedding, Finish, Place, ProjectionRule, Scope, Step, Term, Vector};
-pub use sweep::{Plan, PlannedRun};
 pub use trainer::{ClientResult, ClientState, Download, LocalStats, LocalTraining};

@@ -4,7 +4,8 @@ use crate::{
     MARC, MNLI, SST2, beside_the_paper, check, difference, is_beta, manifest, markdown, papers_mean, runs_of, says,
     study, study_against, title, typographic,
 };
-use fedproj_core::{Difference, StoredRun};
+use fedproj_core::StoredRun;
+use fedproj_study::Difference;
 
 /// The text studies at the paper's scale, with their names in the pages and in the paper's table.
 const TEXTS: [((&str, usize), &str, &str); 3] =

@@ -1,70 +1,25 @@
-//! `fedproj report`: one page, with figures and tables, of any finished runs.
+//! The report of any finished runs: one page, with figures and tables.
 //!
-//! [`load`] reads runs, [`arms`] sorts them, [`tables`] and [`figures`] show them, [`paper`] sets them beside the paper,
-//! [`page`] puts everything on a page. Everything is made before the first file is written, and a file appears whole or
-//! not at all.
+//! [`tables`] and [`figures`] show runs, [`content`] puts everything on a page. Everything is made before the first file is
+//! written, and a file appears whole or not at all.
 
-mod arms;
+mod content;
 mod figures;
-mod load;
-mod page;
-mod paper;
 mod partition;
 mod tables;
 
-use crate::say;
+use crate::{arms, paper, runs};
 use anyhow::{Context, Result};
-use clap::Args;
 use fedproj_core::write_atomically;
 use fedproj_report::{Table, png};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use tables::SettingResult;
+pub use tables::{ArmResult, SettingResult};
 
 /// Pixels of a PNG for one of the SVG.
 const PNG_SCALE: f32 = 2.0;
 
-/// Arguments of `report`.
-#[derive(Args)]
-pub struct ReportArgs {
-    /// Run directories, or directories of run directories
-    #[arg(required = true, value_name = "RUN")]
-    runs: Vec<PathBuf>,
-    /// Where the page, figures/ and tables/ go; `report` below RUN if there is one RUN, else `report` here
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-    /// The page's title; else one that says what was compared
-    #[arg(long)]
-    title: Option<String>,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-impl ReportArgs {
-    /// Writes the report and prints its table.
-    pub fn run(self) -> Result<()> {
-        let out = match (self.out, &self.runs[..]) {
-            (Some(out), _) => out,
-            (None, [run]) => run.join("report"),
-            (None, _) => PathBuf::from("report"),
-        };
-        let written = write(&self.runs, &out, self.title.as_deref())?;
-        if self.json {
-            say!("{}", serde_json::to_string(&written)?);
-        } else {
-            say!("{}\n", written.title);
-            say!("{}", written.table.to_text());
-            written.notes.iter().for_each(|note| say!("{note}"));
-            say!("report   {}", written.report.display());
-            say!("figures  {} (SVG and PNG)", out.join("figures").display());
-            say!("tables   {} (CSV and LaTeX)", out.join("tables").display());
-        }
-        Ok(())
-    }
-}
-
-/// What [`write()`] wrote.
+/// What [`write_report`] wrote.
 #[derive(Debug, Serialize)]
 pub struct Written {
     /// The page's title.
@@ -89,8 +44,8 @@ pub struct Written {
 ///
 /// # Errors
 /// If there is no finished run, a run cannot be read, or `out` cannot be written.
-pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Written> {
-    let (runs, mut notes) = load::load(runs)?;
+pub fn write_report(runs: &[PathBuf], out: &Path, title: Option<&str>, data_dir: Option<&Path>) -> Result<Written> {
+    let (runs, mut notes) = runs::load(runs)?;
     let settings = arms::sort(runs, &mut notes);
     if settings.len() > 1 {
         notes.push("Settings differ in data or partition: compare within a setting, not across.".into());
@@ -98,13 +53,13 @@ pub fn write(runs: &[PathBuf], out: &Path, title: Option<&str>) -> Result<Writte
     let results: Vec<SettingResult> = settings.iter().map(tables::results).collect::<Result<_>>()?;
     notes.extend(paper::statements(&results));
     let mut figures = figures::figures(&settings, &results);
-    let (partitions, without_partition) = partition::pictures(&settings);
+    let (partitions, without_partition) = partition::pictures(&settings, data_dir);
     figures.extend(partitions);
     let mut sheets = vec![tables::accuracy(&results), tables::costs(&settings), tables::runs(&settings)];
     sheets.extend(tables::clients(&settings));
     sheets.extend(tables::deviations(&results));
-    let content = page::Content {
-        title: title.map_or_else(|| page::title(&settings), str::to_owned),
+    let content = content::Content {
+        title: title.map_or_else(|| content::title(&settings), str::to_owned),
         settings: &settings,
         results: &results,
         notes: &notes,

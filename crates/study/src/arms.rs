@@ -1,8 +1,9 @@
 //! Runs sorted into settings, by the data that clients hold, and arms, by the method and the keys that tell them apart.
 
-use super::load::Loaded;
+use crate::compare::{Comparison, compare};
+use crate::runs::Loaded;
+use fedproj_core::Config;
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{Comparison, Config, compare};
 use fedproj_data::PartitionConfig;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};

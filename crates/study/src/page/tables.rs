@@ -1,9 +1,10 @@
 //! The tables of a report, each for people ([`Sheet::shown`]) and for machines ([`Sheet::raw`]).
 
-use super::arms::{Arm, Setting};
-use super::paper::{self, Deviation};
+use crate::arms::{Arm, Setting};
+use crate::compare::{ComparedRow, deviation, mean};
+use crate::paper::{self, Deviation};
 use anyhow::Result;
-use fedproj_core::{ComparedRow, RoundRecord, deviation, mean};
+use fedproj_core::RoundRecord;
 use fedproj_report::Table;
 use serde::Serialize;
 
@@ -277,8 +278,8 @@ fn signed(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::arms::{sort, tests::run};
     use super::*;
+    use crate::arms::{sort, tests::run};
 
     #[test]
     fn a_run_names_the_gpu_that_it_was_made_on() {

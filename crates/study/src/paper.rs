@@ -1,16 +1,15 @@
 //! The paper's figures, and how a setting differs from the one that they are for.
 
-use super::arms::{Arm, Setting};
-use super::tables::SettingResult;
-use crate::new::paper_setup;
-use crate::setups;
+use crate::arms::{Arm, Setting};
+use crate::page::SettingResult;
+use crate::setups::{self, paper_setup};
 use anyhow::Result;
 use fedproj_core::Config;
 use fedproj_data::PartitionConfig;
 use serde::Serialize;
 
 /// `table,dataset,public,beta,method,alpha,mean,std`, as printed in the paper.
-const TABLES: &str = include_str!("../../data/paper_tables.csv");
+const TABLES: &str = include_str!("../data/paper_tables.csv");
 /// Repeats behind each of the paper's figures.
 const N_SEEDS: usize = 3;
 
@@ -244,8 +243,8 @@ fn statement(deviations: &[Deviation]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::arms::{method_title, sort, tests::run};
     use super::*;
+    use crate::arms::{method_title, sort, tests::run};
 
     fn settings(all: &[&[&str]]) -> Vec<Setting> {
         sort(all.iter().map(|settings| run(settings, 0, 0.5)).collect(), &mut Vec::new())

@@ -1,8 +1,8 @@
 //! The page of a report: what stands where, and what is said about it.
 
-use super::arms::{Arm, Setting, differing};
 use super::figures::Figure;
 use super::tables::{SettingResult, Sheet};
+use crate::arms::{Arm, Setting, differing};
 use anyhow::Result;
 use fedproj_report::{Block, Page, Section};
 use std::collections::BTreeSet;

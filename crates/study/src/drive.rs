@@ -1,17 +1,14 @@
-//! Drives runs one after the other: skips what is done, goes on with what is not, shows progress and the time left over all,
-//! and stops between rounds when asked.
+//! Makes runs one after the other: skips finished runs, resumes unfinished ones, and stops between rounds when asked.
 
-use crate::interrupt::{self, Stopped};
 use anyhow::{Result, bail};
 use fedproj_core::{Config, Device, Progress, RoundRecord, Run, Summary};
-use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::PathBuf;
-use std::time::Duration;
 
-/// One run to be driven.
+/// One run to be made.
 pub struct Job {
-    /// What tells it from the others; empty if there are none.
+    /// Its name among the jobs; empty if it is the only one.
     pub id: String,
     /// Its directory.
     pub dir: PathBuf,
@@ -21,85 +18,107 @@ pub struct Job {
 
 /// What all runs share.
 pub struct Driver {
-    /// Where data sets lie.
+    /// The data directory.
     pub data_dir: Option<PathBuf>,
     /// Where clients train.
     pub device: Device,
-    /// Whether a directory with an unfinished run is welcome.
+    /// Whether an unfinished run may be resumed.
     pub resume: bool,
-    /// No progress.
-    pub quiet: bool,
-    /// The command that continues the work after Ctrl-C.
-    pub go_on: String,
 }
 
+/// Follows the work, and may end it.
+pub trait Watch: Sync {
+    /// Whether to stop after the current round.
+    fn is_stopping(&self) -> bool;
+    /// Something that a user must know.
+    fn note(&self, line: &str);
+    /// A run begins or resumes: local trainings in all rounds, and those that are done.
+    fn begin(&self, title: &str, n_clients: u64, n_done: u64);
+    /// A client has trained. Called from any thread.
+    fn client_done(&self);
+    /// A round begins.
+    fn round(&self, status: String);
+    /// The run's rounds have ended, or a stop was asked for.
+    fn end(&self);
+    /// A run's result, with the seconds left for all runs; `None` if the run had finished before.
+    fn result(&self, title: &str, job: &Job, summary: &Summary, left: Option<f64>);
+}
+
+/// The work was stopped between two rounds.
+#[derive(Debug)]
+pub struct Stopped {
+    /// Run and round.
+    pub at: String,
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stopped {}; nothing is lost", self.at)
+    }
+}
+
+impl std::error::Error for Stopped {}
+
 impl Driver {
-    /// Runs all jobs to their ends and tells each outcome as it comes, with the seconds left over all, or `None` if it was
-    /// done before. Directories that hold something else are found first.
-    pub fn run_all(
-        &self,
-        jobs: &[Job],
-        mut tell: impl FnMut(&str, &Job, &Summary, Option<f64>),
-    ) -> Result<Vec<Summary>> {
-        let mut outcomes =
+    /// Finishes all jobs. Directories that hold another run are found before the first job starts.
+    ///
+    /// # Errors
+    /// If a directory holds another run, a run fails, or [`Stopped`] when the watch asks for it.
+    pub fn run_all(&self, jobs: &[Job], watch: &dyn Watch) -> Result<Vec<Summary>> {
+        let mut summaries =
             jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
-        interrupt::watch(&self.go_on)?;
-        let mut told = BTreeSet::new();
+        let mut noted = BTreeSet::new();
         for (at, job) in jobs.iter().enumerate() {
             let title =
                 if jobs.len() == 1 { String::new() } else { format!("[{}/{}] {} ", at + 1, jobs.len(), job.id) };
-            if let Some(summary) = &outcomes[at] {
-                if !self.quiet {
-                    eprintln!("{title}`{}` is done already", job.dir.display());
-                }
-                tell(&title, job, summary, None);
+            if let Some(summary) = &summaries[at] {
+                watch.note(&format!("{title}`{}` is already finished", job.dir.display()));
+                watch.result(&title, job, summary, None);
                 continue;
             }
-            let note = |rounds: &[RoundRecord]| {
-                let left = seconds_left(jobs, &outcomes, at, rounds).filter(|_| jobs.len() > 1);
+            let left = |rounds: &[RoundRecord]| {
+                let left = seconds_left(jobs, &summaries, at, rounds).filter(|_| jobs.len() > 1);
                 left.map_or(String::new(), |left| format!(", {} for all runs", duration(left)))
             };
-            let summary = self.run_one(job, &title, &note, &mut told)?;
-            outcomes[at] = Some(summary.clone());
-            tell(&title, job, &summary, seconds_left(jobs, &outcomes, at, &[]));
+            let summary = self.run_one(job, &title, &left, &mut noted, watch)?;
+            summaries[at] = Some(summary.clone());
+            watch.result(&title, job, &summary, seconds_left(jobs, &summaries, at, &[]));
         }
-        Ok(outcomes.into_iter().flatten().collect())
+        Ok(summaries.into_iter().flatten().collect())
     }
 
-    /// `told` are the notes that earlier runs have had, so that each is told once.
+    /// `noted` are the notes that earlier runs have given, so that each appears once.
     fn run_one(
         &self,
         job: &Job,
         title: &str,
-        note: &dyn Fn(&[RoundRecord]) -> String,
-        told: &mut BTreeSet<String>,
+        left: &dyn Fn(&[RoundRecord]) -> String,
+        noted: &mut BTreeSet<String>,
+        watch: &dyn Watch,
     ) -> Result<Summary> {
         let Job { dir, config, .. } = job;
         let mut run = Run::open(dir, config, self.data_dir.as_deref(), self.device.clone(), self.resume)?;
         for note in run.simulation().experiment().notes() {
-            if told.insert(note.clone()) && !self.quiet {
-                eprintln!("note: {note}");
+            if noted.insert(note.clone()) {
+                watch.note(&format!("note: {note}"));
             }
         }
         let n_rounds = config.federation.rounds;
         let cohort = config.federation.cohort(run.simulation().experiment().partition.n_clients()) as u64;
-        let bar = self.bar(title, u64::from(n_rounds) * cohort);
-        bar.set_position(run.rounds().len() as u64 * cohort);
-        bar.reset_eta();
+        watch.begin(title, u64::from(n_rounds) * cohort, run.rounds().len() as u64 * cohort);
         let mut accuracy = run.rounds().iter().rev().find_map(|r| r.accuracy);
         loop {
             let round = run.rounds().len();
-            if interrupt::is_asked() && !run.simulation().is_done() {
+            if watch.is_stopping() && !run.simulation().is_done() {
                 run.save()?;
-                bar.finish_and_clear();
-                let at = format!("{title}after round {round} of {n_rounds} of `{}`", dir.display());
-                bail!(Stopped { at, go_on: self.go_on.clone() });
+                watch.end();
+                bail!(Stopped { at: format!("{title}after round {round} of {n_rounds} of `{}`", dir.display()) });
             }
             let shown = accuracy.map_or(String::new(), |a| format!(", accuracy {:.2} %", 100.0 * a));
-            bar.set_message(format!("left{}; round {}/{n_rounds}{shown}", note(run.rounds()), round + 1));
+            watch.round(format!("left{}; round {}/{n_rounds}{shown}", left(run.rounds()), round + 1));
             let progress = |progress| {
                 if progress == Progress::ClientDone {
-                    bar.inc(1);
+                    watch.client_done();
                 }
             };
             match run.round(&progress)? {
@@ -107,23 +126,8 @@ impl Driver {
                 None => break,
             }
         }
-        bar.finish_and_clear();
+        watch.end();
         Ok(run.finish()?)
-    }
-
-    /// A bar over all clients of all rounds; hidden where nobody watches.
-    fn bar(&self, title: &str, n_clients: u64) -> ProgressBar {
-        if self.quiet {
-            return ProgressBar::hidden();
-        }
-        let bar = ProgressBar::new(n_clients);
-        // What does not fit into the terminal's width is cut off at the end, so the least important comes last.
-        let template = format!("{title}{{bar:16}} {{eta}} {{wide_msg}}");
-        if let Ok(style) = ProgressStyle::with_template(&template) {
-            bar.set_style(style);
-        }
-        bar.enable_steady_tick(Duration::from_millis(500));
-        bar
     }
 }
 
@@ -150,7 +154,7 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (n > 0.0).then(|| sum / n)
 }
 
-/// Seconds as people say them.
+/// Seconds as people say them: `5 s`, `2 min`, `2.0 h`.
 pub fn duration(seconds: f64) -> String {
     match seconds.round() as u64 {
         s @ ..=99 => format!("{s} s"),

@@ -1,6 +1,8 @@
 //! The set-ups that the program knows by a data set's name: the paper's, a quick form of it for a few CPU cores, and one for
 //! the embedded digits.
 
+use fedproj_core::{Config, Result};
+
 /// The presets there are.
 pub const PRESETS: [&str; 3] = ["clean", "paper", "authors-code"];
 
@@ -130,8 +132,19 @@ pub fn title(data: &str) -> &str {
     }
 }
 
+/// The paper's set-up for a data set, a method and a preset; none where the paper does not use the set.
+pub fn paper_setup(data: &str, beta: f64, method: &str, preset: &str) -> Result<Option<Config>> {
+    let Some(setup) = SETUPS.iter().find(|s| s.data == data && s.data != "digits") else { return Ok(None) };
+    let mut pairs: Vec<String> =
+        setup.with_preset(preset).iter().map(|(key, value)| format!("{key}={value}")).collect();
+    pairs.push(format!("data.partition.beta={beta:?}"));
+    pairs.push(format!("method.name={method}"));
+    Ok(Some(Config::from_layers(None, &pairs)?))
+}
+
 impl Setup {
     /// The same study in minutes on two CPU cores: the beginning of training, of images with a small network.
+    #[must_use]
     pub const fn quick(self) -> Self {
         if self.is_text() {
             return Self { rounds: 8, private_samples: 6_000, public_samples: 1_000, memory_batch: 32, ..self };
@@ -188,6 +201,14 @@ impl Setup {
         unless(256, self.memory_batch, &["method.fedproj.memory.batch"]);
         let epochs = ["method.fedproj.distill.epochs", "method.feddf.distill.epochs", "method.fedet.epochs"];
         unless(1, *distill_epochs, &epochs);
+        settings
+    }
+
+    /// The same with a seed, a preset and FedProj.
+    pub fn with_preset(&self, preset: &str) -> Vec<(&'static str, String)> {
+        let mut settings = vec![("seed", "0".into()), ("preset", format!("\"{preset}\""))];
+        settings.extend(self.settings());
+        settings.push(("method.name", "\"fedproj\"".into()));
         settings
     }
 }

@@ -1,9 +1,10 @@
 //! The figures of a report.
 
-use super::arms::{Arm, Setting};
 use super::tables::{ArmResult, SettingResult};
+use crate::arms::{Arm, Setting};
+use crate::compare::{deviation, mean};
+use fedproj_core::RoundRecord;
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{RoundRecord, deviation, mean};
 use fedproj_report::{Chart, Charts, DotRow, Dots, Heat, Layout, SERIES, Series, Spread, axis, ticks};
 use std::collections::BTreeSet;
 
@@ -331,8 +332,8 @@ fn line(arm: &Arm, plan: &Plan) -> Vec<Spread> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::arms::{sort, tests::run};
     use super::*;
+    use crate::arms::{sort, tests::run};
     use fedproj_core::{Config, Summary};
     use fedproj_report::Look;
 

@@ -1,15 +1,13 @@
 //! A study: one set-up, one key that is varied, over degrees of skew and seeds. Every run is an ordinary run directory, so a
 //! study that is stopped goes on where it was, and one that grows keeps what it has.
 
-use crate::compare::print_table;
-use crate::device::DeviceArgs;
-use crate::drive::{Driver, Job, duration};
-use crate::interrupt::command_line_with;
-use crate::say;
-use crate::setups::{self, PRESETS, Setup};
+use crate::compare::{Comparison, compare};
+use crate::drive::{Driver, Job, Watch};
+use crate::page::{Written, write_report};
+use crate::setups::{self, Setup};
+use crate::sweep::{PlannedRun, expand};
 use anyhow::{Result, bail};
-use clap::Args;
-use fedproj_core::{Comparison, Config, Error, Manifest, Plan, PlannedRun, Summary, compare};
+use fedproj_core::{Config, Error, Manifest, Summary};
 use fedproj_data::{PartitionConfig, SourceConfig, registry};
 use fedproj_nn::models::nearest;
 use serde::Serialize;
@@ -33,107 +31,94 @@ pub struct Study {
     pub flag: &'static str,
 }
 
-/// What all studies ask.
-#[derive(Args)]
-pub struct StudyArgs {
-    /// The private data set: cifar10 (the default), cifar100 or cinic10; of texts sst2 (the default), mnli or marc
-    #[arg(long, value_name = "NAME")]
-    dataset: Option<String>,
-    /// Degrees of skew β (Dirichlet; small is skewed), with commas between them
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.5")]
-    beta: Vec<f64>,
-    /// How many seeds, from 0 on
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
-    seeds: u16,
-    /// Defaults: the paper's text, its published code, or a clean combination of both
-    #[arg(long, default_value = "clean", value_parser = PRESETS)]
-    preset: String,
-    /// The paper's scale, or the beginning of training of a small network, for two CPU cores
-    #[arg(long, default_value = "full", value_parser = ["full", "quick"])]
-    scale: String,
-    /// Where the runs' directories go; else `runs/STUDY-DATASET-SCALE`
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
-    #[command(flatten)]
-    device: DeviceArgs,
-    /// Print one JSON object on the last line
-    #[arg(long)]
-    json: bool,
-    /// No progress, no table
-    #[arg(long)]
-    quiet: bool,
-    /// Departures from the set-up, such as federation.rounds=50
-    #[arg(value_name = "KEY=VALUE")]
-    overrides: Vec<String>,
+/// What a user may choose.
+#[derive(Clone, Debug)]
+pub struct StudyOptions {
+    /// The private data set; the study's first set-up if none is named.
+    pub dataset: Option<String>,
+    /// Degrees of skew β (Dirichlet; small is skewed).
+    pub betas: Vec<f64>,
+    /// Seeds 0, 1, ….
+    pub n_seeds: u16,
+    /// Defaults, one of [`PRESETS`](crate::PRESETS).
+    pub preset: String,
+    /// A small network and the first rounds, for two CPU cores, instead of the paper's scale.
+    pub is_quick: bool,
+    /// Values of the key that is varied.
+    pub values: Vec<Value>,
+    /// `key=value` pairs that override the set-up.
+    pub overrides: Vec<String>,
+}
+
+/// The runs of a study, ready to be made.
+pub struct Prepared {
+    /// What is run, in words.
+    pub title: String,
+    /// The runs, each in a directory of its own.
+    pub jobs: Vec<Job>,
+    /// The directory of their directories.
+    pub out: PathBuf,
+}
+
+/// What a study found.
+#[derive(Serialize)]
+pub struct StudyResult {
+    /// The study's name.
+    pub study: &'static str,
+    /// What was run, in words.
+    pub title: String,
+    /// The page.
+    pub report: PathBuf,
+    /// One table per β.
+    pub tables: Vec<BetaTable>,
+    /// What a reader of the tables must know.
+    #[serde(skip)]
+    pub notes: Vec<String>,
 }
 
 impl Study {
-    /// Runs what is not done yet and prints the tables.
-    pub fn run(&self, args: &StudyArgs, values: Vec<Value>) -> Result<()> {
-        let data_dir = crate::data::data_dir(args.data_dir.clone());
-        let setup = self.setup(args)?;
-        let plan = self.plan(args, &setup, values, data_dir.as_deref())?;
-        check_data(&plan, data_dir.as_deref())?;
-        let out = args.out.clone().unwrap_or_else(|| self.default_out(args, &setup));
+    /// Plans all runs and checks that their data are there. `out` defaults to `runs/STUDY-DATASET-SCALE`.
+    ///
+    /// # Errors
+    /// If an option cannot be used or data are missing.
+    pub fn prepare(&self, options: &StudyOptions, out: Option<PathBuf>, data_dir: Option<&Path>) -> Result<Prepared> {
+        let setup = self.setup(options)?;
+        let plan = self.plan(options, &setup, data_dir)?;
+        check_data(&plan, data_dir)?;
+        let out = out.unwrap_or_else(|| self.default_out(options, &setup));
         let job = |run: PlannedRun| Job { dir: out.join(&run.id), id: run.id, config: run.config };
         let jobs: Vec<Job> = plan.into_iter().map(job).collect();
-        let title = self.describe(args, &setup, &jobs[0].config);
-        if !args.quiet {
-            eprintln!("{title}: {} runs in `{}`", jobs.len(), out.display());
-        }
-        let driver = Driver {
-            data_dir,
-            device: args.device.open()?,
-            resume: true,
-            quiet: args.quiet,
-            go_on: command_line_with(None),
-        };
-        let runs: Vec<PathBuf> = jobs.iter().map(|job| job.dir.clone()).collect();
-        let summaries = driver.run_all(&jobs, |title, _, summary, left| {
-            if let (Some(left), false) = (left, args.quiet) {
-                let (accuracy, took, left) = (100.0 * summary.headline, duration(summary.seconds), duration(left));
-                eprintln!("{title}accuracy {accuracy:.2} % after {took}, {left} left for all runs");
-            }
-        })?;
-        let tables = self.tables(&jobs, &summaries)?;
-        let title = format!("{title}{}", samples(&runs)?);
-        let written = crate::report::write(&runs, &out.join("report"), Some(&title))?;
-        if args.json {
-            let report = written.report;
-            say!("{}", serde_json::json!({ "study": self.name, "title": title, "report": report, "tables": tables }));
-        } else if !args.quiet {
-            for BetaTable { beta, table } in &tables {
-                say!("\n{title}, β = {beta}");
-                print_table(table);
-            }
-            written.notes.iter().for_each(|note| say!("{note}"));
-            say!("report   {}", written.report.display());
-        }
-        Ok(())
+        Ok(Prepared { title: self.describe(options, &setup, &jobs[0].config), jobs, out })
     }
 
-    fn setup(&self, args: &StudyArgs) -> Result<Setup> {
+    /// Makes the runs that are not finished yet, and the report of all.
+    ///
+    /// # Errors
+    /// If a run fails or is stopped, or the report cannot be written.
+    pub fn run(&self, prepared: &Prepared, driver: &Driver, watch: &dyn Watch) -> Result<StudyResult> {
+        let Prepared { title, jobs, out } = prepared;
+        let summaries = driver.run_all(jobs, watch)?;
+        let runs: Vec<PathBuf> = jobs.iter().map(|job| job.dir.clone()).collect();
+        let tables = self.tables(jobs, &summaries)?;
+        let title = format!("{title}{}", samples(&runs)?);
+        let Written { report, notes, .. } =
+            write_report(&runs, &out.join("report"), Some(&title), driver.data_dir.as_deref())?;
+        Ok(StudyResult { study: self.name, title, report, tables, notes })
+    }
+
+    fn setup(&self, options: &StudyOptions) -> Result<Setup> {
         let known = || self.setups.iter().map(|setup| setup.data);
-        let asked = args.dataset.as_deref().unwrap_or(self.setups[0].data);
+        let asked = options.dataset.as_deref().unwrap_or(self.setups[0].data);
         let Some(setup) = self.setups.iter().find(|setup| setup.data == asked) else {
             let hint = nearest(asked, known()).map_or(String::new(), |k| format!("\nhint: did you mean `{k}`?"));
             let names = known().collect::<Vec<_>>().join(", ");
             bail!(Error::config(format!("--dataset {asked}: `{}` has {names}{hint}", self.name)));
         };
-        Ok(if args.scale == "quick" { setup.quick() } else { *setup })
+        Ok(if options.is_quick { setup.quick() } else { *setup })
     }
 
     /// All runs: seed by seed, so that a whole table is there after the first of them.
-    fn plan(
-        &self,
-        args: &StudyArgs,
-        setup: &Setup,
-        values: Vec<Value>,
-        data_dir: Option<&Path>,
-    ) -> Result<Vec<PlannedRun>> {
+    fn plan(&self, options: &StudyOptions, setup: &Setup, data_dir: Option<&Path>) -> Result<Vec<PlannedRun>> {
         let ours = [
             (self.key, self.flag),
             ("data.partition.beta", "--beta"),
@@ -141,7 +126,7 @@ impl Study {
             ("seed", "--seeds"),
             ("preset", "--preset"),
         ];
-        for pair in &args.overrides {
+        for pair in &options.overrides {
             let key = pair.split('=').next().unwrap_or_default();
             if let Some((_, flag)) = ours.iter().find(|(ours, _)| *ours == key) {
                 bail!(Error::config(format!("`{pair}`: the study sets this key itself\nhint: use {flag}")));
@@ -149,45 +134,46 @@ impl Study {
         }
         let mut settings: Vec<String> = setup.settings().iter().map(|(key, value)| format!("{key}={value}")).collect();
         settings.extend(imagenet100(setup, data_dir));
-        settings.push(format!("preset={}", args.preset));
+        settings.push(format!("preset={}", options.preset));
         settings.extend(self.fixed.iter().map(|setting| (*setting).to_owned()));
-        settings.extend(args.overrides.iter().cloned());
-        let betas = args.beta.iter().copied().map(Value::from).collect::<Vec<_>>();
+        settings.extend(options.overrides.iter().cloned());
+        let betas = options.betas.iter().copied().map(Value::from).collect::<Vec<_>>();
         let sweep = Table::from_iter([
-            (self.key.to_owned(), Value::Array(values)),
+            (self.key.to_owned(), Value::Array(options.values.clone())),
             ("data.partition.beta".to_owned(), betas.into()),
         ]);
-        let seeds: Vec<Value> = (0..i64::from(args.seeds)).map(Value::from).collect();
+        let seeds: Vec<Value> = (0..i64::from(options.n_seeds)).map(Value::from).collect();
         let file = Table::from_iter([("sweep".to_owned(), sweep.into()), ("seeds".to_owned(), seeds.into())]);
-        let mut runs = Plan::new(Some(&file), &settings)?.runs;
+        let mut runs = expand(Some(&file), &settings)?;
         runs.sort_by_key(|run| run.config.seed);
         runs.iter().try_for_each(|run| beta(&run.config).map(drop))?;
         Ok(runs)
     }
 
-    fn default_out(&self, args: &StudyArgs, setup: &Setup) -> PathBuf {
-        let preset = if args.preset == "clean" { String::new() } else { format!("-{}", args.preset) };
-        Path::new("runs").join(format!("{}-{}-{}{preset}", self.name, setup.data, args.scale))
+    fn default_out(&self, options: &StudyOptions, setup: &Setup) -> PathBuf {
+        let preset = if options.preset == "clean" { String::new() } else { format!("-{}", options.preset) };
+        let scale = if options.is_quick { "quick" } else { "full" };
+        Path::new("runs").join(format!("{}-{}-{scale}{preset}", self.name, setup.data))
     }
 
     /// Title, data sets and whatever departs from the paper's set-up.
-    fn describe(&self, args: &StudyArgs, setup: &Setup, config: &Config) -> String {
+    fn describe(&self, options: &StudyOptions, setup: &Setup, config: &Config) -> String {
         let public = match config.data.public.name.as_str() {
             "tinyimagenet32" => "Tiny-ImageNet at 32×32, which stands in for ImageNet-100",
             "folder" if is_imagenet100(&config.data.public) => "ImageNet-100 at 32×32",
             name => setups::title(name),
         };
-        let mut text = format!("{}: {}, public set {public}, preset {}", self.title, setup.title, args.preset);
+        let mut text = format!("{}: {}, public set {public}, preset {}", self.title, setup.title, options.preset);
         if setup.is_text() {
             let stands_in =
                 if config.model.checkpoint == setup.checkpoint { ", which stands in for TinyBERT" } else { "" };
             text = format!("{text}, checkpoint {}{stands_in}", config.model.checkpoint);
         }
-        if args.scale == "quick" {
+        if options.is_quick {
             text.push_str(", quick scale");
         }
-        if !args.overrides.is_empty() {
-            text = format!("{text}, with {}", args.overrides.join(" "));
+        if !options.overrides.is_empty() {
+            text = format!("{text}, with {}", options.overrides.join(" "));
         }
         text
     }
@@ -225,9 +211,11 @@ impl Study {
 
 /// The runs of one β beside each other.
 #[derive(Serialize)]
-struct BetaTable {
-    beta: f64,
-    table: Comparison,
+pub struct BetaTable {
+    /// Degree of skew.
+    pub beta: f64,
+    /// One row per value of the study's key.
+    pub table: Comparison,
 }
 
 /// How skewed a run's clients are.
@@ -307,21 +295,24 @@ fn check_data(runs: &[PlannedRun], data_dir: Option<&Path>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::studies::{TABLE1, TABLE2};
     use super::*;
-    use clap::Parser;
+    use crate::studies::{TABLE1, TABLE2};
     use fedproj_core::{Draw, InitConfig, OptimizerConfig, StoredRun};
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: StudyArgs,
+    fn options(dataset: &str, preset: &str, methods: &[&str]) -> StudyOptions {
+        StudyOptions {
+            dataset: Some(dataset.to_owned()),
+            betas: vec![0.3, 0.5],
+            n_seeds: 3,
+            preset: preset.to_owned(),
+            is_quick: false,
+            values: methods.iter().map(|&method| method.into()).collect(),
+            overrides: Vec::new(),
+        }
     }
 
-    fn plan(line: &str) -> Vec<PlannedRun> {
-        let args = Line::parse_from(std::iter::once("study").chain(line.split_whitespace())).args;
-        let setup = TABLE1.setup(&args).unwrap();
-        TABLE1.plan(&args, &setup, vec!["fedavg".into(), "fedproj".into()], None).unwrap()
+    fn plan(study: &Study, options: &StudyOptions) -> Vec<PlannedRun> {
+        study.plan(options, &study.setup(options).unwrap(), None).unwrap()
     }
 
     #[test]
@@ -331,7 +322,7 @@ mod tests {
             ("cifar100", 50, 5, 100, "resnet18", 3),
             ("cinic10", 100, 10, 60, "resnet18", 1),
         ] {
-            let runs = plan(&format!("--dataset {dataset} --preset paper"));
+            let runs = plan(&TABLE1, &options(dataset, "paper", &["fedavg", "fedproj"]));
             assert_eq!(runs.len(), 2 * 2 * 3);
             for run in &runs {
                 let Config { data, federation, local, method, .. } = &run.config;
@@ -360,12 +351,12 @@ mod tests {
 
     #[test]
     fn imagenet100_is_taken_where_it_is_and_its_stand_in_is_named() {
-        let args = Line::parse_from(["study", "--dataset", "cifar100"]).args;
-        let setup = TABLE1.setup(&args).unwrap();
+        let options = options("cifar100", "clean", &["fedproj"]);
+        let setup = TABLE1.setup(&options).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let title = || {
-            let runs = TABLE1.plan(&args, &setup, vec!["fedproj".into()], Some(dir.path())).unwrap();
-            TABLE1.describe(&args, &setup, &runs[0].config)
+            let runs = TABLE1.plan(&options, &setup, Some(dir.path())).unwrap();
+            TABLE1.describe(&options, &setup, &runs[0].config)
         };
         assert!(title().contains("stands in for ImageNet-100"), "{}", title());
         std::fs::create_dir(dir.path().join(IMAGENET100)).unwrap();
@@ -377,9 +368,7 @@ mod tests {
         for (dataset, public, n_public) in
             [("sst2", "sent140", 30_000), ("mnli", "snli", 30_000), ("marc", "yelp", 10_000)]
         {
-            let args = Line::parse_from(["study", "--dataset", dataset, "--preset", "paper"]).args;
-            let setup = TABLE2.setup(&args).unwrap();
-            let runs = TABLE2.plan(&args, &setup, vec!["fedavg".into(), "fedproj".into()], None).unwrap();
+            let runs = plan(&TABLE2, &options(dataset, "paper", &["fedavg", "fedproj"]));
             assert_eq!(runs.len(), 2 * 2 * 3);
             for run in &runs {
                 let Config { data, federation, local, method, model, .. } = &run.config;
@@ -398,8 +387,7 @@ mod tests {
                 assert_eq!((&method.fedet.optimizer, method.fedet.batch), (&rate, 128));
             }
         }
-        let args = Line::parse_from(["study", "--preset", "authors-code"]).args;
-        let runs = TABLE2.plan(&args, &TABLE2.setup(&args).unwrap(), vec!["fedproj".into()], None).unwrap();
+        let runs = plan(&TABLE2, &StudyOptions { dataset: None, ..options("", "authors-code", &["fedproj"]) });
         let Config { data, model, .. } = &runs[0].config;
         assert_eq!(
             (data.public_draw, data.text.max_length),
@@ -413,19 +401,24 @@ mod tests {
     fn the_committed_results_are_of_the_study_that_the_command_runs() {
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results");
         let stored = |folder: &str, id: &str| StoredRun::open(&results.join(folder).join(id)).unwrap().config;
-        for run in plan("--scale quick --dataset cifar10 --beta 0.3 --seeds 3") {
+        let quick = |dataset, n_seeds, methods: &[&str]| StudyOptions {
+            is_quick: true,
+            betas: vec![0.3],
+            n_seeds,
+            ..options(dataset, "clean", methods)
+        };
+        for run in plan(&TABLE1, &quick("cifar10", 3, &["fedavg", "fedproj"])) {
             assert_eq!(stored("table1-cifar10-quick", &run.id), run.config, "{}", run.id);
         }
-        let args = Line::parse_from(["study", "--scale", "quick", "--beta", "0.3", "--seeds", "2"]).args;
-        let methods = ["fedavg", "feddf", "fedet", "fedproj"].map(Value::from).to_vec();
-        for run in TABLE2.plan(&args, &TABLE2.setup(&args).unwrap(), methods, None).unwrap() {
+        for run in plan(&TABLE2, &quick("sst2", 2, &["fedavg", "feddf", "fedet", "fedproj"])) {
             assert_eq!(stored("table2-sst2-quick", &run.id), run.config, "{}", run.id);
         }
     }
 
     #[test]
     fn seeds_come_one_after_the_other_and_runs_have_names() {
-        let ids: Vec<String> = plan("--seeds 2 --beta 0.3").into_iter().map(|run| run.id).collect();
+        let two = StudyOptions { betas: vec![0.3], n_seeds: 2, ..options("cifar10", "clean", &["fedavg", "fedproj"]) };
+        let ids: Vec<String> = plan(&TABLE1, &two).into_iter().map(|run| run.id).collect();
         assert_eq!(
             ids,
             ["beta0.3-fedavg-seed0", "beta0.3-fedproj-seed0", "beta0.3-fedavg-seed1", "beta0.3-fedproj-seed1"]

@@ -1,6 +1,6 @@
 //! Comparison of runs: mean ± deviation over seeds, and paired differences with 95 % intervals.
 
-use crate::record::Summary;
+use fedproj_core::Summary;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -1,19 +1,20 @@
 //! Pictures of who holds what, from the manifest or, for runs that did not record it, from the data.
 
-use super::arms::Setting;
 use super::figures::{Figure, numbered};
-use super::load::Loaded;
+use crate::arms::Setting;
+use crate::runs::Loaded;
 use anyhow::{Context, Result, anyhow, ensure};
 use fedproj_core::{Experiment, Manifest};
 use fedproj_data::picture;
+use std::path::Path;
 
 /// A picture for the first seed of each setting, and a sentence for each that has none.
-pub fn pictures(settings: &[Setting]) -> (Vec<Figure>, Vec<String>) {
+pub fn pictures(settings: &[Setting], data_dir: Option<&Path>) -> (Vec<Figure>, Vec<String>) {
     let (mut figures, mut without) = (Vec::new(), Vec::new());
     for (i, setting) in settings.iter().enumerate() {
         let first = &setting.arms[0].runs[0];
         let seed = first.run.summary.seed;
-        match counted(first) {
+        match counted(first, data_dir) {
             Ok(manifest) => {
                 let n_clients = manifest.sizes.get("clients").copied().unwrap_or(manifest.class_counts.len());
                 figures.push(Figure {
@@ -37,7 +38,7 @@ pub fn pictures(settings: &[Setting]) -> (Vec<Figure>, Vec<String>) {
 }
 
 /// A manifest that counts classes: the run's own, or that of the same experiment made again.
-fn counted(run: &Loaded) -> Result<Manifest> {
+fn counted(run: &Loaded, data_dir: Option<&Path>) -> Result<Manifest> {
     let recorded = run.manifest.clone().context("The runs have no manifest.json")?;
     if !recorded.class_counts.is_empty() {
         return Ok(recorded);
@@ -47,7 +48,7 @@ fn counted(run: &Loaded) -> Result<Manifest> {
     config.method.name = "fedavg".into();
     let method = config.method.build()?;
     let name = config.data.private.name.clone();
-    let experiment = Experiment::load(config, method.as_ref(), crate::data::data_dir(None).as_deref());
+    let experiment = Experiment::load(config, method.as_ref(), data_dir);
     let experiment = experiment.map_err(|_| {
         anyhow!(
             "An earlier version made these runs and did not record it, and `{name}` is not at hand to deal it out \

@@ -1,0 +1,47 @@
+//! `fedproj report`: one page, with figures and tables, of any finished runs.
+
+use crate::say;
+use anyhow::Result;
+use clap::Args;
+use fedproj_study::write_report;
+use std::path::PathBuf;
+
+/// Arguments of `report`.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// Run directories, or directories of run directories
+    #[arg(required = true, value_name = "RUN")]
+    runs: Vec<PathBuf>,
+    /// Where the page, figures/ and tables/ go; `report` below RUN if there is one RUN, else `report` here
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// The page's title; else one that says what was compared
+    #[arg(long)]
+    title: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl ReportArgs {
+    /// Writes the report and prints its table.
+    pub fn run(self) -> Result<()> {
+        let out = match (self.out, &self.runs[..]) {
+            (Some(out), _) => out,
+            (None, [run]) => run.join("report"),
+            (None, _) => PathBuf::from("report"),
+        };
+        let written = write_report(&self.runs, &out, self.title.as_deref(), crate::data::data_dir(None).as_deref())?;
+        if self.json {
+            say!("{}", serde_json::to_string(&written)?);
+        } else {
+            say!("{}\n", written.title);
+            say!("{}", written.table.to_text());
+            written.notes.iter().for_each(|note| say!("{note}"));
+            say!("report   {}", written.report.display());
+            say!("figures  {} (SVG and PNG)", out.join("figures").display());
+            say!("tables   {} (CSV and LaTeX)", out.join("tables").display());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,211 @@
+//! `fedproj reproduce`: the paper's studies.
+
+use crate::compare::print_table;
+use crate::device::{DeviceArgs, default_threads};
+use crate::interrupt::{self, command_line_with};
+use crate::progress::Progress;
+use crate::say;
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use fedproj_study::pilot::{self, ROUNDS};
+use fedproj_study::{BetaTable, Driver, PRESETS, PROJECTION_DROPOUT, Study, StudyOptions, TABLE1, TABLE2};
+use fedproj_study::{WEIGHT_DIVERGENCE, duration};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
+use std::time::Duration;
+use toml::Value;
+
+/// The studies there are.
+#[derive(Subcommand)]
+pub enum Reproduce {
+    /// The pilot study on Iris in the plane: who forgets what, with pictures, in seconds
+    Pilot(Pilot),
+    /// The table of image classification: nine methods, three data sets, two degrees of skew
+    Table1(Table1),
+    /// The table of text classification: four methods, a small BERT, three data sets, two degrees of skew
+    Table2(Table2),
+    /// FedProj with its projection left out at random, from never to always
+    ProjectionDropout(ProjectionDropout),
+    /// FedProj's distillation held near the average by a weight-divergence term of weight α
+    WeightDivergence(WeightDivergence),
+}
+
+impl Reproduce {
+    /// Runs the study.
+    pub fn run(self) -> Result<()> {
+        match self {
+            Self::Pilot(args) => args.run(),
+            Self::Table1(args) => args.common.run(&TABLE1, args.methods),
+            Self::Table2(args) => args.common.run(&TABLE2, args.methods),
+            Self::ProjectionDropout(args) => args.common.run(&PROJECTION_DROPOUT, args.rates),
+            Self::WeightDivergence(args) => args.common.run(&WEIGHT_DIVERGENCE, args.alphas),
+        }
+    }
+}
+
+/// Arguments of all studies but the pilot.
+#[derive(Args)]
+pub struct StudyArgs {
+    /// The private data set: cifar10 (the default), cifar100 or cinic10; of texts sst2 (the default), mnli or marc
+    #[arg(long, value_name = "NAME")]
+    dataset: Option<String>,
+    /// Degrees of skew β (Dirichlet; small is skewed), with commas between them
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.5")]
+    beta: Vec<f64>,
+    /// How many seeds, from 0 on
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    seeds: u16,
+    /// Defaults: the paper's text, its published code, or a clean combination of both
+    #[arg(long, default_value = "clean", value_parser = PRESETS)]
+    preset: String,
+    /// The paper's scale, or the beginning of training of a small network, for two CPU cores
+    #[arg(long, default_value = "full", value_parser = ["full", "quick"])]
+    scale: String,
+    /// Where the runs' directories go; else `runs/STUDY-DATASET-SCALE`
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+    /// No progress, no table
+    #[arg(long)]
+    quiet: bool,
+    /// Departures from the set-up, such as federation.rounds=50
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+}
+
+impl StudyArgs {
+    /// Runs what is not done yet and prints the tables.
+    fn run(self, study: &Study, values: Vec<impl Into<Value>>) -> Result<()> {
+        let options = StudyOptions {
+            dataset: self.dataset,
+            betas: self.beta,
+            n_seeds: self.seeds,
+            preset: self.preset,
+            is_quick: self.scale == "quick",
+            values: values.into_iter().map(Into::into).collect(),
+            overrides: self.overrides,
+        };
+        let data_dir = crate::data::data_dir(self.data_dir);
+        let prepared = study.prepare(&options, self.out, data_dir.as_deref())?;
+        if !self.quiet {
+            eprintln!("{}: {} runs in `{}`", prepared.title, prepared.jobs.len(), prepared.out.display());
+        }
+        let driver = Driver { data_dir, device: self.device.open()?, resume: true };
+        let progress = Progress::new(self.quiet, |title, _, summary, left| {
+            if let (Some(left), false) = (left, self.quiet) {
+                let (accuracy, took, left) = (100.0 * summary.headline, duration(summary.seconds), duration(left));
+                eprintln!("{title}accuracy {accuracy:.2} % after {took}, {left} left for all runs");
+            }
+        });
+        interrupt::watch(command_line_with(None))?;
+        let result = study.run(&prepared, &driver, &progress)?;
+        if self.json {
+            say!("{}", serde_json::to_string(&result)?);
+        } else if !self.quiet {
+            for BetaTable { beta, table } in &result.tables {
+                say!("\n{}, β = {beta}", result.title);
+                print_table(table);
+            }
+            result.notes.iter().for_each(|note| say!("{note}"));
+            say!("report   {}", result.report.display());
+        }
+        Ok(())
+    }
+}
+
+/// Arguments of `reproduce table1`.
+#[derive(Args)]
+pub struct Table1 {
+    #[command(flatten)]
+    common: StudyArgs,
+    /// Methods, with commas between them; `fedproj methods` lists more
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "fedavg,fedprox,fednova,feddyn,moon,fedrcl,feddf,fedet,fedproj"
+    )]
+    methods: Vec<String>,
+}
+
+/// Arguments of `reproduce table2`.
+#[derive(Args)]
+pub struct Table2 {
+    #[command(flatten)]
+    common: StudyArgs,
+    /// Methods, with commas between them; `fedproj methods` lists more
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "fedavg,feddf,fedet,fedproj")]
+    methods: Vec<String>,
+}
+
+/// Arguments of `reproduce projection-dropout`.
+#[derive(Args)]
+pub struct ProjectionDropout {
+    #[command(flatten)]
+    common: StudyArgs,
+    /// Shares of client-rounds that go without projection, with commas between them
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,0.25,0.5,0.75,1")]
+    rates: Vec<f64>,
+}
+
+/// Arguments of `reproduce weight-divergence`.
+#[derive(Args)]
+pub struct WeightDivergence {
+    #[command(flatten)]
+    common: StudyArgs,
+    /// Weights α, with commas between them; 0 is without the term
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,0.1,0.3,0.5")]
+    alphas: Vec<f64>,
+}
+
+/// Arguments of `reproduce pilot`.
+#[derive(Args)]
+pub struct Pilot {
+    /// Where tables, figures and the report go
+    #[arg(long, value_name = "DIR", default_value = "runs/pilot")]
+    out: PathBuf,
+    /// How many seeds, from 0 on
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    seeds: u16,
+    /// Threads; runs go side by side, one a thread
+    #[arg(long, value_name = "N", default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..))]
+    threads: u16,
+    /// Print one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Pilot {
+    /// Runs the study, writes everything and prints the table.
+    fn run(self) -> Result<()> {
+        // A directory that cannot be written is found before the work.
+        let figures_dir = self.out.join("figures");
+        std::fs::create_dir_all(&figures_dir).with_context(|| format!("cannot make `{}`", figures_dir.display()))?;
+        let bar = ProgressBar::new(pilot::n_rounds(self.seeds));
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {msg} {pos}/{len} rounds, {eta} left") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        let pilot = pilot::Pilot::run(self.seeds, usize::from(self.threads), &|| bar.inc(1))?;
+        bar.set_message("drawing");
+        pilot.write(&self.out)?;
+        bar.finish_and_clear();
+        if self.json {
+            say!("{}", serde_json::to_string(&pilot.results)?);
+            return Ok(());
+        }
+        say!("{}", pilot.results.table().to_text());
+        say!("Mean over {} seeds (least–greatest); accuracy on all 150 flowers after {ROUNDS} rounds.", self.seeds);
+        say!("report   {}", self.out.join("report.html").display());
+        say!("figures  {} (SVG and PNG)", figures_dir.display());
+        say!("numbers  {}, table.csv, rounds.csv", self.out.join("results.json").display());
+        Ok(())
+    }
+}

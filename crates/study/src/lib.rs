@@ -1,0 +1,26 @@
+//! Many runs: which to make, how to make them, and what they show.
+//!
+//! [`expand`] turns a configuration with lists into runs, and [`Driver`] makes them. [`Study`] declares the paper's tables and
+//! ablations, [`pilot`] is its study on Iris. [`compare()`] and [`write_report`] analyse stored runs.
+//!
+//! Nothing here parses a command line, draws a progress bar or prints.
+
+mod arms;
+mod compare;
+mod drive;
+mod page;
+mod paper;
+pub mod pilot;
+mod runs;
+mod setups;
+mod studies;
+mod study;
+mod sweep;
+
+pub use compare::{ComparedRow, Comparison, Difference, compare, deviation, mean};
+pub use drive::{Driver, Job, Stopped, Watch, duration};
+pub use page::{ArmResult, SettingResult, Written, write_report};
+pub use setups::{PRESETS, SETUPS, Setup};
+pub use studies::{PROJECTION_DROPOUT, TABLE1, TABLE2, WEIGHT_DIVERGENCE};
+pub use study::{BetaTable, Prepared, Study, StudyOptions, StudyResult};
+pub use sweep::{PlannedRun, expand};

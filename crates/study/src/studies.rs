@@ -1,0 +1,47 @@
+//! What each study varies. A further one is a [`Study`] and a variant of the command's `Reproduce`.
+
+use crate::setups::{CIFAR10, CIFAR100, CINIC10, MARC, MNLI, SST2, Setup};
+use crate::study::Study;
+
+/// The data sets of the paper's image experiments.
+const IMAGES: &[Setup] = &[CIFAR10, CIFAR100, CINIC10];
+
+/// The nine methods beside each other.
+pub const TABLE1: Study = Study {
+    name: "table1",
+    title: "Table 1, image classification",
+    setups: IMAGES,
+    fixed: &[],
+    key: "method.name",
+    flag: "--methods",
+};
+
+/// Four methods on texts, with a small BERT.
+pub const TABLE2: Study = Study {
+    name: "table2",
+    title: "Table 2, text classification",
+    setups: &[SST2, MNLI, MARC],
+    fixed: &[],
+    key: "method.name",
+    flag: "--methods",
+};
+
+/// FedProj without projection in some client-rounds.
+pub const PROJECTION_DROPOUT: Study = Study {
+    name: "projection-dropout",
+    title: "Ablation: projection dropout",
+    setups: IMAGES,
+    fixed: &["method.name=fedproj"],
+    key: "method.fedproj.projection.dropout",
+    flag: "--rates",
+};
+
+/// FedProj with a weight-divergence term in its distillation.
+pub const WEIGHT_DIVERGENCE: Study = Study {
+    name: "weight-divergence",
+    title: "Ablation: weight divergence",
+    setups: IMAGES,
+    fixed: &["method.name=fedproj"],
+    key: "method.fedproj.distill.alpha",
+    flag: "--alphas",
+};
