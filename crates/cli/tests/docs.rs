@@ -1,8 +1,8 @@
-//! What the documentation says is so: its commands run, its links lead somewhere, and the options that it lists have the
-//! defaults that the code has.
+//! The documentation is true: its commands run, its links lead somewhere, the book holds every page, and the options that
+//! it lists have the code's defaults.
 //!
-//! In a block marked `sh` every `fedproj` command is run; in one marked `sh needs-data` it may fail for want of data only,
-//! in one marked `sh needs-gpu` for want of a GPU only.
+//! In a block marked `sh` every `fedproj` command is run. In one marked `sh needs-data` it may fail only because data are
+//! missing, in one marked `sh needs-gpu` only because a GPU is.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
@@ -50,8 +50,9 @@ fn blocks(page: &str) -> Vec<(&str, String)> {
     blocks
 }
 
-/// The part of a block that can be run here: the program is built already, and `tests/pilot.rs` runs the pilot.
+/// The commands of a block that can be run here: the program is built already, and `tests/pilot.rs` runs the pilot.
 fn runnable(block: &str) -> Vec<String> {
+    let block = block.replace("\\\n", "");
     let program = block.lines().map(|line| line.replace("cargo run --release -- ", "fedproj "));
     let elsewhere = |line: &String| {
         let outside = ["cargo ", "git ", "cd ", "export "];
@@ -104,20 +105,80 @@ fn commands_run() {
     assert!(n_run > 30, "only {n_run} commands were found");
 }
 
+/// The lines of a page outside its blocks of code.
+fn prose(page: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    page.lines().filter(move |line| {
+        is_code ^= line.starts_with("```");
+        !is_code
+    })
+}
+
+/// Where a page's links lead to: `[text](target)` and `[name]: target`.
+fn links(page: &str) -> Vec<&str> {
+    let of_line = |line| {
+        let named = str::split_once(line, "]: ").filter(|(name, _)| name.starts_with('[')).map(|(_, target)| target);
+        line.split("](").skip(1).filter_map(|rest| rest.split(')').next()).chain(named)
+    };
+    prose(page).flat_map(of_line).collect()
+}
+
+/// The anchors of a page's headings, as GitHub and mdBook make them.
+fn anchors(page: &str) -> Vec<String> {
+    let anchor = |heading: &str| {
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
+        kept.collect::<String>().to_lowercase().replace(' ', "-")
+    };
+    prose(page)
+        .filter_map(|line| line.strip_prefix('#'))
+        .map(|line| anchor(line.trim_start_matches('#').trim()))
+        .collect()
+}
+
 #[test]
 fn links_lead_somewhere() {
+    let mut pages = pages();
+    for name in ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "bench/README.md"] {
+        pages.push((name.to_owned(), std::fs::read_to_string(root().join(name)).unwrap()));
+    }
     let mut n_links = 0;
-    for (name, page) in pages() {
-        let folder = root().join(&name).parent().unwrap().to_owned();
-        for link in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let target = link.split('#').next().unwrap();
-            if !target.is_empty() && !target.starts_with("http") {
-                assert!(folder.join(target).exists(), "{name}: nothing at `{link}`");
-                n_links += 1;
+    for (name, page) in &pages {
+        for link in links(page).into_iter().filter(|link| !link.starts_with("http")) {
+            let (target, anchor) = link.split_once('#').map_or((link, None), |(target, anchor)| (target, Some(anchor)));
+            let path = root().join(name);
+            let path = if target.is_empty() { path } else { path.parent().unwrap().join(target) };
+            assert!(path.exists(), "{name}: nothing at `{link}`");
+            if let Some(anchor) = anchor {
+                let known = anchors(&std::fs::read_to_string(path).unwrap());
+                assert!(known.iter().any(|known| known == anchor), "{name}: no heading at `{link}` among {known:?}");
             }
+            n_links += 1;
         }
     }
-    assert!(n_links > 20, "only {n_links} links were found");
+    assert!(n_links > 80, "only {n_links} links were found");
+}
+
+#[test]
+fn the_book_holds_every_page_once() {
+    let summary = std::fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
+    let mut listed: Vec<String> = links(&summary).into_iter().map(|link| format!("docs/{link}")).collect();
+    listed.push("docs/SUMMARY.md".to_owned());
+    listed.sort();
+    let names = pages().into_iter().map(|(name, _)| name).filter(|name| name.starts_with("docs/"));
+    assert_eq!(listed, names.collect::<Vec<_>>());
+}
+
+#[test]
+fn mdbook_builds_the_book_where_it_is_installed() {
+    let out = tempfile::tempdir().unwrap();
+    let mut mdbook = std::process::Command::new("mdbook");
+    let Ok(output) = mdbook.arg("build").arg(root()).arg("--dest-dir").arg(out.path()).output() else {
+        return eprintln!("skipped: mdbook is not installed (cargo install mdbook --locked)");
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for file in ["getting-started.html", "methods/index.html", "figures/pilot.svg"] {
+        assert!(out.path().join(file).exists(), "the book has no {file}");
+    }
 }
 
 /// The lines between `<!-- mark -->` and `<!-- end -->` that are rows of a table, less its head, as cells.
