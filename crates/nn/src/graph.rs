@@ -1,5 +1,6 @@
 //! A network as a static graph: nodes with known shapes, parameters as named spans of one flat vector.
 
+mod op;
 mod shape;
 mod text;
 
@@ -7,8 +8,10 @@ use crate::error::{Error, Result};
 use crate::kernels::Activation;
 use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
-use crate::layout::{Init, Layout, Role, SpanId, Storage};
+use crate::layout::{Init, Layout, Role, Storage};
+use std::ops::Range;
 
+pub(crate) use op::{Node, Op, Saved};
 pub use shape::{Shape, Window};
 pub use text::Tables;
 
@@ -16,72 +19,9 @@ pub use text::Tables;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeId(pub(crate) usize);
 
-/// What a node computes. Parameters are spans of the flat vector, buffers of the second one.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Op {
-    Input,
-    Conv {
-        geometry: Conv,
-        weight: SpanId,
-        bias: Option<SpanId>,
-    },
-    /// Weight and bias may be several spans that follow each other: the first is named, the shapes say how long they are.
-    Linear {
-        weight: SpanId,
-        bias: Option<SpanId>,
-    },
-    BatchNorm {
-        weight: SpanId,
-        bias: SpanId,
-        mean: SpanId,
-        var: SpanId,
-    },
-    GroupNorm {
-        weight: SpanId,
-        bias: SpanId,
-        groups: usize,
-    },
-    Activation(Activation),
-    MaxPool(MaxPool),
-    GlobalAveragePool,
-    Add,
-    Flatten,
-    Dropout {
-        rate: f32,
-    },
-    Embedding {
-        word: SpanId,
-        position: SpanId,
-        kind: SpanId,
-    },
-    LayerNorm {
-        weight: SpanId,
-        bias: SpanId,
-        eps: f32,
-    },
-    /// Reads queries, keys and values side by side; drops attention at `rate` while training.
-    Attention {
-        heads: usize,
-        rate: f32,
-    },
-    FirstToken,
-    MeanOfTokens,
-}
-
 /// ε of batch- and group-norm, and the weight of a new batch in the running statistics: PyTorch's defaults.
 pub(crate) const NORM_EPS: f32 = 1e-5;
 pub(crate) const NORM_MOMENTUM: f32 = 0.1;
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Node {
-    pub name: String,
-    pub op: Op,
-    pub inputs: Vec<NodeId>,
-    pub shape: Shape,
-    /// Whether a sample is a sequence of at most `shape.w` tokens. The tokens of a batch then lie one after the other, without
-    /// padding: the value is (tokens of the batch, C).
-    pub packed: bool,
-}
 
 /// A network. Nodes are added in the order in which they are computed; the last one is the output.
 ///
@@ -108,9 +48,10 @@ pub struct Graph {
 impl Graph {
     /// A graph that is its input only.
     pub fn new(input: Shape) -> Self {
-        let node = Node { name: "input".into(), op: Op::Input, inputs: Vec::new(), shape: input, packed: false };
         let (params, buffers) = (Layout::default(), Layout::default());
-        Self { nodes: vec![node], params, buffers, features: None, levels: Vec::new() }
+        let mut graph = Self { nodes: Vec::new(), params, buffers, features: None, levels: Vec::new() };
+        graph.push("input", Op::Input, &[], input);
+        graph
     }
 
     /// The input node.
@@ -185,28 +126,21 @@ impl Graph {
 
     /// Floating-point operations of one sample's forward pass, counted for the plain algorithm and texts of full length.
     pub fn flops_forward(&self) -> usize {
-        self.nodes.iter().map(|node| self.flops(node)).sum()
+        self.nodes.iter().map(Node::flops).sum()
     }
 
     /// The same for a whole training step: forward and both gradients, less the gradient of the input.
     pub fn flops_training(&self) -> usize {
         let reads_input = |node: &&Node| node.inputs.first() == Some(&self.input());
-        3 * self.flops_forward() - self.nodes.iter().filter(reads_input).map(|node| self.flops(node)).sum::<usize>()
+        3 * self.flops_forward() - self.nodes.iter().filter(reads_input).map(Node::flops).sum::<usize>()
     }
 
-    fn flops(&self, node: &Node) -> usize {
-        match &node.op {
-            Op::Conv { geometry: g, .. } => 2 * g.ho * g.wo * g.co * g.kernel * g.kernel * g.ci,
-            Op::Linear { .. } => 2 * self.shape(node.inputs[0]).len() * node.shape.c,
-            Op::Attention { .. } => 4 * node.shape.w * node.shape.len(),
-            _ => 0,
+    /// The node whose memory a node uses: a flattened image is the image itself.
+    pub(crate) fn owner(&self, mut node: usize) -> usize {
+        while self.nodes[node].op == Op::Flatten {
+            node = self.nodes[node].inputs[0].0;
         }
-    }
-
-    /// What meets in one output of a linear layer.
-    pub(crate) fn linear_inputs(&self, node: &Node) -> usize {
-        let from = self.shape(node.inputs[0]);
-        if node.packed { from.c } else { from.len() }
+        node
     }
 
     /// Layers with parameters ask before they claim spans, so that a failure leaves nothing behind.
@@ -228,13 +162,28 @@ impl Graph {
 
     fn add_node(&mut self, name: &str, op: Op, inputs: &[NodeId], shape: Shape) -> Result<NodeId> {
         self.check_name(name)?;
-        let packed = match op {
-            Op::Embedding { .. } => true,
-            Op::FirstToken | Op::MeanOfTokens => false,
-            _ => self.nodes[inputs[0].0].packed,
-        };
-        self.nodes.push(Node { name: name.into(), op, inputs: inputs.to_vec(), shape, packed });
-        Ok(self.output())
+        Ok(self.push(name, op, inputs, shape))
+    }
+
+    fn push(&mut self, name: &str, op: Op, inputs: &[NodeId], shape: Shape) -> NodeId {
+        let packed = op.is_packed(inputs.first().is_some_and(|x| self.nodes[x.0].packed));
+        let (params, buffers) = Default::default();
+        self.nodes.push(Node { name: name.into(), op, inputs: inputs.to_vec(), shape, packed, params, buffers });
+        self.output()
+    }
+
+    /// A node with parameters, which were claimed just before.
+    fn add_layer(&mut self, name: &str, op: Op, x: NodeId, shape: Shape, params: [Range<usize>; 3]) -> Result<NodeId> {
+        let node = self.add_node(name, op, &[x], shape)?;
+        self.nodes[node.0].params = params;
+        Ok(node)
+    }
+
+    /// The weight and bias of a normalisation of `channels` channels.
+    fn scale_and_shift(&mut self, name: &str, channels: usize) -> [Range<usize>; 3] {
+        let mut span =
+            |suffix: &str, role| self.params.push(format!("{name}.{suffix}"), vec![channels], Storage::Plain, role);
+        [span("weight", Role::Scale), span("bias", Role::Shift), 0..0]
     }
 
     /// How many windows fit along one side.
@@ -268,7 +217,8 @@ impl Graph {
         let weight = self.params.push(format!("{name}.weight"), vec![channels, from.c, kernel, kernel], storage, role);
         let role = Role::ConvBias { fan_in: taps * from.c };
         let bias = bias.then(|| self.params.push(format!("{name}.bias"), vec![channels], Storage::Plain, role));
-        self.add_node(name, Op::Conv { geometry, weight, bias }, &[x], Shape::image(ho, wo, channels))
+        let params = [weight, bias.unwrap_or_default(), 0..0];
+        self.add_layer(name, Op::Conv(geometry), x, Shape::image(ho, wo, channels), params)
     }
 
     /// A fully connected layer to `outputs` features, of each token where there are tokens; parameters `name.weight` and, if
@@ -297,7 +247,8 @@ impl Graph {
         let weight = self.params.push(format!("{name}.weight"), vec![outputs, from.c], storage, role);
         let role = Role::LinearBias { fan_in: from.c };
         let bias = bias.then(|| self.params.push(format!("{name}.bias"), vec![outputs], Storage::Plain, role));
-        self.add_node(name, Op::Linear { weight, bias }, &[x], Shape { c: outputs, ..from })
+        let params = [weight, bias.unwrap_or_default(), 0..0];
+        self.add_layer(name, Op::Linear, x, Shape { c: outputs, ..from }, params)
     }
 
     /// The nearest node before `x` that may change the order of elements.
@@ -315,14 +266,13 @@ impl Graph {
     pub fn batch_norm(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
         self.check_image(name, x)?;
         let shape = self.shape(x);
-        let span = |layout: &mut Layout, suffix: &str, role| {
-            layout.push(format!("{name}.{suffix}"), vec![shape.c], Storage::Plain, role)
-        };
-        let weight = span(&mut self.params, "weight", Role::Scale);
-        let bias = span(&mut self.params, "bias", Role::Shift);
-        let mean = span(&mut self.buffers, "running_mean", Role::Shift);
-        let var = span(&mut self.buffers, "running_var", Role::Scale);
-        self.add_node(name, Op::BatchNorm { weight, bias, mean, var }, &[x], shape)
+        let mut buffer =
+            |suffix: &str, role| self.buffers.push(format!("{name}.{suffix}"), vec![shape.c], Storage::Plain, role);
+        let buffers = [buffer("running_mean", Role::Shift), buffer("running_var", Role::Scale)];
+        let params = self.scale_and_shift(name, shape.c);
+        let node = self.add_layer(name, Op::BatchNorm, x, shape, params)?;
+        self.nodes[node.0].buffers = buffers;
+        Ok(node)
     }
 
     /// Group normalisation; parameters `name.weight` and `name.bias`.
@@ -336,9 +286,8 @@ impl Graph {
             let problem = format!("{} channels cannot be cut into {groups} equal groups", shape.c);
             return Err(Error::Shape { node: name.into(), problem });
         }
-        let weight = self.params.push(format!("{name}.weight"), vec![shape.c], Storage::Plain, Role::Scale);
-        let bias = self.params.push(format!("{name}.bias"), vec![shape.c], Storage::Plain, Role::Shift);
-        self.add_node(name, Op::GroupNorm { weight, bias, groups }, &[x], shape)
+        let params = self.scale_and_shift(name, shape.c);
+        self.add_layer(name, Op::GroupNorm { groups }, x, shape, params)
     }
 
     /// An activation function.

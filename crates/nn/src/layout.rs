@@ -2,6 +2,7 @@
 
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// How a tensor's elements lie in the flat vector, relative to PyTorch's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +91,7 @@ impl Span {
     }
 
     /// Its elements in the flat vector.
-    pub fn range(&self) -> std::ops::Range<usize> {
+    pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len()
     }
 
@@ -165,15 +166,14 @@ pub struct Layout {
     len: usize,
 }
 
-/// The place of a span in its layout.
-pub(crate) type SpanId = usize;
-
 impl Layout {
-    pub(crate) fn push(&mut self, name: String, shape: Vec<usize>, storage: Storage, role: Role) -> SpanId {
+    /// Adds a span; returns its place in the flat vector.
+    pub(crate) fn push(&mut self, name: String, shape: Vec<usize>, storage: Storage, role: Role) -> Range<usize> {
         let span = Span { name, shape, offset: self.len, storage, role };
-        self.len += span.len();
+        let range = span.range();
+        self.len = range.end;
         self.spans.push(span);
-        self.spans.len() - 1
+        range
     }
 
     /// Gives every span the role that `role` says.
@@ -199,31 +199,6 @@ impl Layout {
     /// The span of a name.
     pub fn find(&self, name: &str) -> Option<&Span> {
         self.spans.iter().find(|span| span.name == name)
-    }
-
-    pub(crate) fn slice<'a>(&self, id: SpanId, flat: &'a [f32]) -> &'a [f32] {
-        &flat[self.spans[id].range()]
-    }
-
-    pub(crate) fn slice_mut<'a>(&self, id: SpanId, flat: &'a mut [f32]) -> &'a mut [f32] {
-        &mut flat[self.spans[id].range()]
-    }
-
-    /// `len` elements from the start of a span on, over the spans that follow it.
-    pub(crate) fn slice_from<'a>(&self, id: SpanId, len: usize, flat: &'a [f32]) -> &'a [f32] {
-        &flat[self.spans[id].offset..][..len]
-    }
-
-    pub(crate) fn slice_from_mut<'a>(&self, id: SpanId, len: usize, flat: &'a mut [f32]) -> &'a mut [f32] {
-        &mut flat[self.spans[id].offset..][..len]
-    }
-
-    /// Three spans that follow each other.
-    pub(crate) fn three_mut<'a>(&self, first: SpanId, flat: &'a mut [f32]) -> [&'a mut [f32]; 3] {
-        let [a, b, c] = [0, 1, 2].map(|i| self.spans[first + i].len());
-        let (a, rest) = flat[self.spans[first].offset..].split_at_mut(a);
-        let (b, rest) = rest.split_at_mut(b);
-        [a, b, &mut rest[..c]]
     }
 
     /// Initial values of the whole vector.

@@ -1,6 +1,6 @@
 //! From a graph to what is executed: which nodes run as one step, and which memory they use.
 
-use crate::graph::{Graph, Node, NodeId, Op};
+use crate::graph::{Graph, Node, NodeId, Op, Saved};
 use crate::kernels::Activation;
 use crate::kernels::pool::MaxPool;
 
@@ -56,9 +56,15 @@ impl Plan {
     }
 }
 
-/// Whether an operation's backward pass turns the gradient of its output into that of its input where it lies.
-pub(crate) fn works_in_place(op: &Op) -> bool {
-    matches!(op, Op::BatchNorm { .. } | Op::GroupNorm { .. } | Op::LayerNorm { .. })
+impl Step {
+    /// What the step keeps of a batch of `n` samples. A convolution that fuses a norm and a pool never runs backward, so
+    /// it keeps no places of maxima.
+    pub fn saved(&self, graph: &Graph, n: usize) -> Saved {
+        let of = |node: Option<usize>| node.map_or_else(Saved::default, |node| graph.nodes[node].saved(n));
+        let (own, norm) = (of(Some(self.node)), of(self.norm));
+        let pool = of(self.pool.filter(|_| self.norm.is_none()));
+        Saved { floats: own.floats + norm.floats, bytes: own.bytes + pool.bytes }
+    }
 }
 
 /// The nodes a step reads.
@@ -87,20 +93,21 @@ fn fuse(graph: &Graph, is_observed: &[bool], training: bool, more: Option<TakesP
     // A step with a residual runs where the addition stood: both operands are ready there.
     let mut placed: Vec<(usize, Step)> = Vec::new();
     for (i, node) in graph.nodes.iter().enumerate() {
-        if absorbed[i] || matches!(node.op, Op::Input | Op::Flatten) {
+        if absorbed[i] || node.op.is_idle() {
             continue;
         }
         let mut step = Step { node: i, residual: None, relu: false, pool: None, norm: None, out: i };
         let mut position = i;
         if more.is_some()
             && !training
-            && matches!(node.op, Op::Conv { bias: None, .. })
-            && let Some(norm) = only_consumer(i).filter(|&next| matches!(graph.nodes[next].op, Op::BatchNorm { .. }))
+            && matches!(node.op, Op::Conv(_))
+            && !node.has_bias()
+            && let Some(norm) = only_consumer(i).filter(|&next| graph.nodes[next].op == Op::BatchNorm)
         {
             absorbed[norm] = true;
             (step.norm, step.out, position) = (Some(norm), norm, norm);
         }
-        let is_norm = matches!(node.op, Op::BatchNorm { .. } | Op::GroupNorm { .. });
+        let is_norm = matches!(node.op, Op::BatchNorm | Op::GroupNorm { .. });
         let is_dropout = matches!(node.op, Op::Dropout { .. });
         if (is_norm || step.norm.is_some() || more.is_some() && is_dropout)
             && let Some(add) =
@@ -110,7 +117,7 @@ fn fuse(graph: &Graph, is_observed: &[bool], training: bool, more: Option<TakesP
             step.residual = graph.nodes[add].inputs.iter().map(|id| id.0).find(|&other| other != step.out);
             (step.out, position) = (add, add);
         }
-        if (is_norm || matches!(node.op, Op::Conv { .. } | Op::Linear { .. }))
+        if (is_norm || matches!(node.op, Op::Conv(_) | Op::Linear))
             && let Some(relu) = relu_after(step.out)
         {
             absorbed[relu] = true;
@@ -121,8 +128,8 @@ fn fuse(graph: &Graph, is_observed: &[bool], training: bool, more: Option<TakesP
             && step.residual.is_none()
             && let Some(pool) = only_consumer(step.out)
             && match (&node.op, &graph.nodes[pool].op) {
-                (Op::BatchNorm { .. }, Op::MaxPool(_)) => true,
-                (Op::Conv { .. }, Op::MaxPool(window)) => step.norm.is_some() && takes_pool(node, window),
+                (Op::BatchNorm, Op::MaxPool(_)) => true,
+                (Op::Conv(_), Op::MaxPool(window)) => step.norm.is_some() && takes_pool(node, window),
                 _ => false,
             }
         {
@@ -164,22 +171,15 @@ fn place_values(
     is_observed: &[bool],
     training: bool,
 ) -> (Vec<Option<usize>>, Vec<usize>) {
-    // The node that owns the memory: a flattened image is the image itself.
-    let owner = |mut i: usize| {
-        while graph.nodes[i].op == Op::Flatten {
-            i = graph.nodes[i].inputs[0].0;
-        }
-        i
-    };
     let mut last_use = vec![0; graph.nodes.len()];
     for (at, step) in steps.iter().enumerate() {
         for input in inputs(graph, step) {
-            last_use[owner(input)] = at;
+            last_use[graph.owner(input)] = at;
         }
     }
     let mut keep = vec![training; graph.nodes.len()];
     for (i, &observed) in is_observed.iter().enumerate() {
-        keep[owner(i)] |= observed;
+        keep[graph.owner(i)] |= observed;
     }
     let mut slots = Slots::default();
     let mut slot_of = vec![None; graph.nodes.len()];
@@ -187,7 +187,7 @@ fn place_values(
     for (at, step) in steps.iter().enumerate() {
         slot_of[step.out] = Some(slots.take(graph.nodes[step.out].shape.len()));
         for input in inputs(graph, step) {
-            let input = owner(input);
+            let input = graph.owner(input);
             if last_use[input] == at && !keep[input] {
                 slots.free.extend(slot_of[input]);
                 keep[input] = true; // given back once, though both operands may be the same node
@@ -195,7 +195,7 @@ fn place_values(
         }
     }
     for i in 0..graph.nodes.len() {
-        slot_of[i] = slot_of[owner(i)];
+        slot_of[i] = slot_of[graph.owner(i)];
     }
     (slot_of, slots.len)
 }
@@ -207,33 +207,13 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Slot
     let n = graph.nodes.len();
     let mut needed = is_observed.to_vec();
     for (i, node) in graph.nodes.iter().enumerate() {
-        let trains = !matches!(
-            node.op,
-            Op::Input
-                | Op::Activation(_)
-                | Op::MaxPool(_)
-                | Op::GlobalAveragePool
-                | Op::Add
-                | Op::Flatten
-                | Op::Dropout { .. }
-                | Op::Attention { .. }
-                | Op::FirstToken
-                | Op::MeanOfTokens
-        );
-        needed[i] |= trains || node.inputs.iter().any(|input| needed[input.0]);
+        needed[i] |= node.trains() || node.inputs.iter().any(|input| needed[input.0]);
     }
-    // Flattened images share gradients as they share values.
-    let owner = |mut i: usize| {
-        while graph.nodes[i].op == Op::Flatten {
-            i = graph.nodes[i].inputs[0].0;
-        }
-        i
-    };
     let mut pinned = vec![false; n];
     let mut slots = Slots::default();
     let mut slot_of: SlotOf = vec![None; n];
     for i in (0..n).filter(|&i| is_observed[i]) {
-        let own = owner(i);
+        let own = graph.owner(i);
         pinned[own] = true;
         if slot_of[own].is_none() {
             slot_of[own] = Some(slots.take(graph.nodes[own].shape.len()));
@@ -242,16 +222,16 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Slot
     let mut work_slot: SlotOf = vec![None; steps.len()];
     for (at, step) in steps.iter().enumerate().rev() {
         let Some(mut out_slot) = slot_of[step.out] else { continue };
-        let is_norm = works_in_place(&graph.nodes[step.node].op);
+        let is_norm = graph.nodes[step.node].op.works_in_place();
         let mut handed_over = pinned[step.out];
         if pinned[step.out] && (is_norm || step.relu) {
             out_slot = slots.take(graph.nodes[step.out].shape.len());
             (work_slot[at], handed_over) = (Some(out_slot), false);
         }
-        let main = graph.nodes[step.node].inputs.first().map(|id| owner(id.0));
+        let main = graph.nodes[step.node].inputs.first().map(|id| graph.owner(id.0));
         // A normalisation that is added to its own input gives that input two gradients.
-        let in_place = is_norm && step.pool.is_none() && step.residual.map(owner) != main;
-        for input in inputs(graph, step).map(owner) {
+        let in_place = is_norm && step.pool.is_none() && step.residual.map(|r| graph.owner(r)) != main;
+        for input in inputs(graph, step).map(|i| graph.owner(i)) {
             if !needed[input] || slot_of[input].is_some() {
                 continue;
             }
@@ -267,7 +247,7 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Slot
         }
     }
     for i in 0..n {
-        slot_of[i] = slot_of[owner(i)];
+        slot_of[i] = slot_of[graph.owner(i)];
     }
     (slot_of, work_slot, slots.len)
 }

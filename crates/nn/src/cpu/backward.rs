@@ -1,6 +1,6 @@
 //! The backward pass: each step turns the gradient of its output into gradients of its inputs and parameters.
 
-use super::{Workspace, check_len, len_of};
+use super::{Workspace, check_len, len_of, spans_mut};
 use crate::error::Result;
 use crate::graph::{NORM_EPS, Op};
 use crate::kernels::attention::Attention;
@@ -10,7 +10,6 @@ use crate::kernels::layer_norm::LayerNorm;
 use crate::kernels::linear::Linear;
 use crate::kernels::norm::{self, BatchNorm, FusedBackward, GroupNorm};
 use crate::kernels::{Buffer, Sum, dropout, elementwise, embedding, pool};
-use crate::plan::works_in_place;
 
 /// The gradient memory of a node, taken out of the workspace's list while a step runs.
 struct Taken {
@@ -40,45 +39,23 @@ impl Workspace {
             if self.has_grad[self.plan.steps[i].out] {
                 self.run_step_backward(i, params, grad);
             } else {
-                self.zero_params(i, grad);
+                for span in &self.graph.nodes[self.plan.steps[i].node].params {
+                    grad[span.clone()].fill(0.0);
+                }
             }
         }
         for node in (0..self.is_tap.len()).filter(|&node| self.is_tap[node]) {
-            if let (false, Some(slot)) = (self.has_grad[self.owner(node)], self.plan.grad_slot[node]) {
+            if let (false, Some(slot)) = (self.has_grad[self.graph.owner(node)], self.plan.grad_slot[node]) {
                 self.grads[slot].fill(0.0);
             }
         }
         Ok(())
     }
 
-    fn zero_params(&self, i: usize, grad: &mut [f32]) {
-        let layout = self.graph.params();
-        let node = &self.graph.nodes[self.plan.steps[i].node];
-        let mut zero = |span| layout.slice_mut(span, grad).fill(0.0);
-        match node.op {
-            Op::Conv { weight, bias, .. } => {
-                zero(weight);
-                bias.into_iter().for_each(zero);
-            }
-            Op::Linear { weight, bias } => {
-                let outputs = node.shape.c;
-                layout.slice_from_mut(weight, self.graph.linear_inputs(node) * outputs, grad).fill(0.0);
-                if let Some(bias) = bias {
-                    layout.slice_from_mut(bias, outputs, grad).fill(0.0);
-                }
-            }
-            Op::BatchNorm { weight, bias, .. }
-            | Op::GroupNorm { weight, bias, .. }
-            | Op::LayerNorm { weight, bias, .. } => [weight, bias].into_iter().for_each(zero),
-            Op::Embedding { word, position, kind } => [word, position, kind].into_iter().for_each(zero),
-            _ => (),
-        }
-    }
-
     /// Takes a node's gradient memory, where the node needs a gradient; what is added there counts from now on.
     fn take_grad(&mut self, node: usize) -> Option<Taken> {
         let slot = self.plan.grad_slot[node]?;
-        let (owner, len) = (self.owner(node), self.len_of(node));
+        let (owner, len) = (self.graph.owner(node), self.len_of(node));
         let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
         Some(Taken { slot, buffer: std::mem::take(&mut self.grads[slot]), len, fresh })
     }
@@ -96,13 +73,13 @@ impl Workspace {
         let mut dy_buffer = std::mem::take(&mut self.grads[out_slot]);
         let inputs = &self.graph.nodes[step.node].inputs;
         let (input, second) = (inputs[0].0, inputs.get(1).map(|id| id.0).filter(|&id| id != inputs[0].0));
-        if works_in_place(&self.graph.nodes[step.node].op) {
+        if self.graph.nodes[step.node].op.works_in_place() {
             let mut residual = step.residual.and_then(|r| self.take_grad(r));
             self.norm_backward(i, params, &mut dy_buffer[..dy_len], residual.as_mut().map(Taken::sum), grad);
             self.put_back(residual);
             if self.plan.grad_slot[input] == Some(out_slot) {
                 // The normalisation has worked in place: dy's memory now holds the input's gradient.
-                let owner = self.owner(input);
+                let owner = self.graph.owner(input);
                 self.has_grad[owner] = true;
             } else if let Some(mut dx) = self.take_grad(input) {
                 elementwise::add(&mut self.cpu, dx.sum(), &dy_buffer[..dy_len]);
@@ -131,31 +108,25 @@ impl Workspace {
         let Self { graph, plan, cpu, values, saved, scratch, batch, tokens, mode, .. } = self;
         let step = plan.steps[i];
         let node = &graph.nodes[step.node];
-        let (Op::BatchNorm { weight, bias, .. }
-        | Op::GroupNorm { weight, bias, .. }
-        | Op::LayerNorm { weight, bias, .. }) = node.op
-        else {
-            return;
-        };
         let len_of = |node: usize| len_of(&graph.nodes[node], *batch, tokens);
         let value = |node: usize| plan.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
         let x = value(node.inputs[0].0);
         let fused = FusedBackward { z: step.relu.then(|| value(step.out)), residual };
-        let layout = graph.params();
-        // Weight and bias are neighbours in the layout.
-        let at = layout.spans()[weight].offset;
-        let (dweight, dbias) = grad[at..at + 2 * node.shape.c].split_at_mut(node.shape.c);
-        let (weight, bias) = (layout.slice(weight, params), layout.slice(bias, params));
-        if let Op::LayerNorm { eps, .. } = node.op {
-            let layer = LayerNorm { weight, bias, eps };
-            layer.backward(cpu, x, &saved[i], dz, dweight, dbias, &mut scratch.shared);
-        } else if let Op::GroupNorm { groups, .. } = node.op {
-            let layer = GroupNorm { weight, bias, groups, image: node.shape.len(), eps: NORM_EPS };
-            let (shared, private) = (&mut scratch.shared, &mut scratch.private);
-            layer.backward(cpu, x, &saved[i], fused, dz, dweight, dbias, shared, private);
-        } else {
-            let layer = BatchNorm { weight, bias, mode: mode.norm, eps: NORM_EPS };
-            layer.backward(cpu, x, &saved[i], fused, dz, dweight, dbias, &mut scratch.shared);
+        let [weight, bias, _] = node.params.each_ref().map(|span| &params[span.clone()]);
+        let [dweight, dbias, _] = spans_mut(grad, &node.params);
+        let (saved, shared) = (&saved[i], &mut scratch.shared);
+        match node.op {
+            Op::LayerNorm { eps } => {
+                LayerNorm { weight, bias, eps }.backward(cpu, x, saved, dz, dweight, dbias, shared);
+            }
+            Op::GroupNorm { groups } => {
+                let layer = GroupNorm { weight, bias, groups, image: node.shape.len(), eps: NORM_EPS };
+                layer.backward(cpu, x, saved, fused, dz, dweight, dbias, shared, &mut scratch.private);
+            }
+            _ => {
+                let layer = BatchNorm { weight, bias, mode: mode.norm, eps: NORM_EPS };
+                layer.backward(cpu, x, saved, fused, dz, dweight, dbias, shared);
+            }
         }
     }
 
@@ -167,62 +138,55 @@ impl Workspace {
         let len_of = |node: usize| len_of(&graph.nodes[node], *batch, tokens);
         let value = |node: usize| plan.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
         let (x, y) = (value(node.inputs[0].0), value(step.out));
-        let layout = graph.params();
+        let (w, c) = (&params[node.params[0].clone()], node.shape.c);
+        let [dw, second, third] = spans_mut(grad, &node.params);
         if step.relu {
             elementwise::mask_negative(cpu, y, dy);
         }
-        if let Op::Conv { bias: Some(bias), .. } | Op::Linear { bias: Some(bias), .. } = node.op {
-            let bias = layout.slice_from_mut(bias, node.shape.c, grad);
-            norm::column_sums(cpu, dy, bias, &mut scratch.shared);
+        if matches!(node.op, Op::Conv(_) | Op::Linear) && node.has_bias() {
+            norm::column_sums(cpu, dy, second, &mut scratch.shared);
         }
-        match (&node.op, dx) {
-            (Op::Conv { geometry, weight, .. }, dx) => {
+        match (node.op, dx) {
+            (Op::Conv(geometry), dx) => {
                 let s = Scratch { shared: &mut scratch.shared, private: &mut scratch.private };
-                let dw = layout.slice_mut(*weight, grad);
-                geometry.backward(cpu, x, layout.slice(*weight, params), dy, dx, dw, s);
+                geometry.backward(cpu, x, w, dy, dx, dw, s);
             }
-            (Op::Linear { weight, .. }, dx) => {
-                let (inputs, outputs) = (graph.linear_inputs(node), node.shape.c);
-                let dw = layout.slice_from_mut(*weight, inputs * outputs, grad);
-                let w = layout.slice_from(*weight, inputs * outputs, params);
-                let scratch = &mut scratch.shared;
-                if node.packed {
-                    let layer = Dense { inputs, outputs };
-                    layer.backward_weights(cpu, x, dy, dw, scratch);
-                    if let Some(dx) = dx {
-                        layer.backward_input(cpu, w, dy, dx, scratch);
-                    }
-                } else {
-                    let layer = Linear { inputs, outputs };
-                    layer.backward_weights(cpu, x, dy, dw);
-                    if let Some(dx) = dx {
-                        layer.backward_input(cpu, w, dy, dx, scratch);
-                    }
+            (Op::Linear, dx) if node.packed => {
+                let layer = Dense { inputs: node.linear_inputs(), outputs: c };
+                layer.backward_weights(cpu, x, dy, dw, &mut scratch.shared);
+                if let Some(dx) = dx {
+                    layer.backward_input(cpu, w, dy, dx, &mut scratch.shared);
                 }
             }
-            (Op::Embedding { word, .. }, dx) => {
-                // The three tables follow each other in the layout; tokens themselves have no gradient.
-                let tables = layout.three_mut(*word, grad);
-                embedding::backward(cpu, tokens, dy, node.shape.c, tables, &mut scratch.shared);
+            (Op::Linear, dx) => {
+                let layer = Linear { inputs: node.linear_inputs(), outputs: c };
+                layer.backward_weights(cpu, x, dy, dw);
+                if let Some(dx) = dx {
+                    layer.backward_input(cpu, w, dy, dx, &mut scratch.shared);
+                }
+            }
+            (Op::Embedding, dx) => {
+                embedding::backward(cpu, tokens, dy, c, [dw, second, third], &mut scratch.shared);
+                // Tokens themselves have no gradient.
                 if let Some(dx) = dx {
                     dx.values.fill(0.0);
                 }
             }
             (Op::Attention { heads, rate }, Some(dx)) => {
-                let drop = mode.drop_key(step.node, *rate).map(|key| (key, *rate));
-                let layer = Attention { tokens, heads: *heads, width: node.shape.c, drop };
+                let drop = mode.drop_key(step.node, rate).map(|key| (key, rate));
+                let layer = Attention { tokens, heads, width: c, drop };
                 layer.backward(cpu, x, y, &saved[i], dy, dx, &mut scratch.private);
             }
             (Op::FirstToken | Op::MeanOfTokens, Some(dx)) => {
-                embedding::pool_backward(cpu, tokens, node.op == Op::MeanOfTokens, dy, node.shape.c, dx);
+                embedding::pool_backward(cpu, tokens, node.op == Op::MeanOfTokens, dy, c, dx);
             }
             (Op::Activation(f), Some(dx)) => f.backward(cpu, x, y, dy, dx),
             (Op::MaxPool(geometry), Some(dx)) => geometry.backward(cpu, &saved_bytes[i], dy, dx),
             (Op::GlobalAveragePool, Some(dx)) => {
-                pool::global_average_backward(cpu, graph.shape(node.inputs[0]).pixels(), node.shape.c, dy, dx);
+                pool::global_average_backward(cpu, graph.shape(node.inputs[0]).pixels(), c, dy, dx);
             }
-            (Op::Dropout { rate }, Some(dx)) if mode.drop_key(step.node, *rate).is_some() => {
-                dropout::backward(cpu, *rate, &saved_bytes[i], dy, dx);
+            (Op::Dropout { rate }, Some(dx)) if mode.drop_key(step.node, rate).is_some() => {
+                dropout::backward(cpu, rate, &saved_bytes[i], dy, dx);
             }
             (Op::Dropout { .. }, Some(dx)) => elementwise::add(cpu, dx, dy),
             (Op::Add, Some(Sum { values, fresh })) => {
@@ -234,8 +198,7 @@ impl Workspace {
             }
             // Normalisations have been served elsewhere.
             (_, None)
-            | (Op::Input | Op::Flatten | Op::BatchNorm { .. } | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) =>
-                {}
+            | (Op::Input | Op::Flatten | Op::BatchNorm | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) => {}
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The forward pass: each step reads values of earlier nodes and writes its own.
 
-use super::{Mode, Workspace, check_len, len_of};
+use super::{Mode, Workspace, check_len, len_of, spans_mut};
 use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
 use crate::kernels::attention::Attention;
@@ -48,67 +48,53 @@ impl Workspace {
         let value = |node: usize| plan.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
         let x = value(node.inputs[0].0);
         let y = &mut out[..len_of(step.out)];
-        let param = |id| graph.params().slice(id, params);
+        let [weight, bias, third] = node.params.each_ref().map(|span| &params[span.clone()]);
         let fused = Fused { residual: step.residual.map(value), relu: step.relu };
-        match &node.op {
-            Op::Conv { geometry, weight, bias } => {
-                let end = Epilogue { bias: bias.map(param), relu: step.relu };
+        let end = Epilogue { bias: node.has_bias().then_some(bias), relu: step.relu };
+        let c = node.shape.c;
+        match node.op {
+            Op::Conv(geometry) => {
                 let s = Scratch { shared: &mut scratch.shared, private: &mut scratch.private };
-                geometry.forward(cpu, x, param(*weight), end, y, s);
+                geometry.forward(cpu, x, weight, end, y, s);
             }
-            Op::Linear { weight, bias } => {
-                let (inputs, outputs) = (graph.linear_inputs(node), node.shape.c);
-                let weight = graph.params().slice_from(*weight, inputs * outputs, params);
-                let bias = bias.map(|bias| graph.params().slice_from(bias, outputs, params));
-                let end = Epilogue { bias, relu: step.relu };
-                if node.packed {
-                    Dense { inputs, outputs }.forward(cpu, x, weight, end, y, &mut scratch.shared);
-                } else {
-                    Linear { inputs, outputs }.forward(cpu, x, weight, end, y, &mut scratch.shared);
-                }
+            Op::Linear if node.packed => {
+                let layer = Dense { inputs: node.linear_inputs(), outputs: c };
+                layer.forward(cpu, x, weight, end, y, &mut scratch.shared);
             }
-            Op::BatchNorm { weight, bias, mean, var } => {
-                let (weight, bias) = (param(*weight), param(*bias));
+            Op::Linear => {
+                let layer = Linear { inputs: node.linear_inputs(), outputs: c };
+                layer.forward(cpu, x, weight, end, y, &mut scratch.shared);
+            }
+            Op::BatchNorm => {
                 let layer = BatchNorm { weight, bias, mode: mode.norm, eps: NORM_EPS };
-                // The variance follows the mean in the layout, so one split separates the two.
-                let at = graph.buffers().spans()[*var].offset;
-                let (head, tail) = buffers.split_at_mut(at);
-                let running = (graph.buffers().slice_mut(*mean, head), &mut tail[..node.shape.c]);
-                layer.forward(cpu, x, running, NORM_MOMENTUM, fused, y, &mut saved[i], &mut scratch.shared);
+                let [mean, var] = spans_mut(buffers, &node.buffers);
+                let saved = &mut saved[i];
+                layer.forward(cpu, x, (mean, var), NORM_MOMENTUM, fused, y, saved, &mut scratch.shared);
             }
-            Op::GroupNorm { weight, bias, groups } => {
-                let (weight, bias, image) = (param(*weight), param(*bias), node.shape.len());
-                let layer = GroupNorm { weight, bias, groups: *groups, image, eps: NORM_EPS };
+            Op::GroupNorm { groups } => {
+                let layer = GroupNorm { weight, bias, groups, image: node.shape.len(), eps: NORM_EPS };
                 layer.forward(cpu, x, fused, y, &mut saved[i], &mut scratch.private);
             }
             Op::Activation(f) => f.forward(cpu, x, y),
             Op::MaxPool(geometry) => geometry.forward(cpu, x, y, &mut saved_bytes[i][..y.len()]),
-            Op::GlobalAveragePool => {
-                pool::global_average(cpu, graph.shape(node.inputs[0]).pixels(), node.shape.c, x, y);
-            }
+            Op::GlobalAveragePool => pool::global_average(cpu, graph.shape(node.inputs[0]).pixels(), c, x, y),
             Op::Add => {
                 y.copy_from_slice(x);
                 elementwise::add(cpu, Sum { values: y, fresh: false }, value(node.inputs[1].0));
             }
-            Op::Dropout { rate } => match mode.drop_key(step.node, *rate) {
-                Some(key) => dropout::forward(cpu, key, *rate, x, y, &mut saved_bytes[i][..y.len()]),
+            Op::Dropout { rate } => match mode.drop_key(step.node, rate) {
+                Some(key) => dropout::forward(cpu, key, rate, x, y, &mut saved_bytes[i][..y.len()]),
                 None => y.copy_from_slice(x),
             },
-            Op::Embedding { word, position, kind } => {
-                let tables = [param(*word), param(*position), param(*kind)];
-                embedding::forward(cpu, tokens, tables, node.shape.c, y);
-            }
-            Op::LayerNorm { weight, bias, eps } => {
-                let layer = LayerNorm { weight: param(*weight), bias: param(*bias), eps: *eps };
-                layer.forward(cpu, x, y, &mut saved[i]);
-            }
+            Op::Embedding => embedding::forward(cpu, tokens, [weight, bias, third], c, y),
+            Op::LayerNorm { eps } => LayerNorm { weight, bias, eps }.forward(cpu, x, y, &mut saved[i]),
             Op::Attention { heads, rate } => {
-                let drop = mode.drop_key(step.node, *rate).map(|key| (key, *rate));
-                let layer = Attention { tokens, heads: *heads, width: node.shape.c, drop };
+                let drop = mode.drop_key(step.node, rate).map(|key| (key, rate));
+                let layer = Attention { tokens, heads, width: c, drop };
                 layer.forward(cpu, x, y, &mut saved[i], &mut scratch.private);
             }
             Op::FirstToken | Op::MeanOfTokens => {
-                embedding::pool(cpu, tokens, node.op == Op::MeanOfTokens, x, node.shape.c, y);
+                embedding::pool(cpu, tokens, node.op == Op::MeanOfTokens, x, c, y);
             }
             Op::Input | Op::Flatten => (),
         }

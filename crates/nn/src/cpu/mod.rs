@@ -4,14 +4,13 @@ mod backward;
 mod forward;
 
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Node, NodeId, Op};
-use crate::kernels::dense::Dense;
+use crate::graph::{Graph, Node, NodeId, Saved};
 use crate::kernels::{Buffer, Cpu, Isa, NormMode};
-use crate::kernels::{attention, embedding, layer_norm, norm};
 use crate::loss::Loss;
 use crate::plan::Plan;
 use crate::tokens::Tokens;
 use fedproj_rng::{Purpose, philox4x32_10};
+use std::ops::Range;
 
 /// What a workspace is made for.
 #[derive(Clone, Debug)]
@@ -110,44 +109,9 @@ impl Workspace {
         let plan = Plan::new(graph, &observed, options.training, None);
         let n = options.batch;
         let buffers = |lens: &[usize]| lens.iter().map(|len| Buffer::zeros(n * len)).collect::<Vec<_>>();
-        let (mut shared, mut private) = (0, 0);
-        let (mut saved, mut saved_bytes) = (Vec::new(), Vec::new());
-        for step in &plan.steps {
-            let node = &graph.nodes[step.node];
-            let (len, c) = (n * node.shape.len(), node.shape.c);
-            let ((step_shared, step_private), kept, bytes) = match &node.op {
-                Op::Conv { geometry, .. } => {
-                    let (conv_shared, conv_private) = geometry.scratch_len(n);
-                    ((conv_shared.max(norm::scratch_len(len, c)), conv_private), 0, 0)
-                }
-                Op::Linear { .. } if node.packed => {
-                    let layer = Dense { inputs: graph.shape(node.inputs[0]).c, outputs: c };
-                    ((layer.scratch_len(n * node.shape.w).max(norm::scratch_len(len, c)), 0), 0, 0)
-                }
-                Op::Linear { .. } => {
-                    let packed = graph.shape(node.inputs[0]).len() * c;
-                    ((packed.max(norm::scratch_len(len, c)), 0), 0, 0)
-                }
-                Op::BatchNorm { .. } => ((norm::scratch_len(len, c), 0), 2 * c, 0),
-                Op::GroupNorm { groups, .. } => ((2 * n * c, norm::private_len(c)), 2 * n * groups, 0),
-                Op::LayerNorm { .. } => ((layer_norm::scratch_len(len, c), 0), 2 * len / c, 0),
-                Op::Embedding { .. } => ((embedding::scratch_len(len / c, c), 0), 0, 0),
-                Op::Attention { heads, .. } => {
-                    ((0, attention::private_len(node.shape.w, c / heads)), 2 * len / c * heads, 0)
-                }
-                Op::MaxPool(_) | Op::Dropout { .. } => ((0, 0), 0, len),
-                Op::Input
-                | Op::Activation(_)
-                | Op::GlobalAveragePool
-                | Op::Add
-                | Op::Flatten
-                | Op::FirstToken
-                | Op::MeanOfTokens => ((0, 0), 0, 0),
-            };
-            (shared, private) = (shared.max(step_shared), private.max(step_private));
-            saved.push(Buffer::zeros(kept));
-            saved_bytes.push(vec![0; bytes]);
-        }
+        let scratch = plan.steps.iter().map(|step| graph.nodes[step.node].scratch(n));
+        let (shared, private) = scratch.fold((0, 0), |most, len| (most.0.max(len.shared), most.1.max(len.private)));
+        let saved: Vec<Saved> = plan.steps.iter().map(|step| step.saved(graph, n)).collect();
         let mut is_tap = vec![false; graph.nodes.len()];
         for node in &observed {
             is_tap[node.0] = true;
@@ -165,8 +129,8 @@ impl Workspace {
             tokens: Tokens::new(graph, n),
             mode: Mode::EVAL,
             is_tap,
-            saved,
-            saved_bytes,
+            saved: saved.iter().map(|saved| Buffer::zeros(saved.floats)).collect(),
+            saved_bytes: saved.iter().map(|saved| vec![0; saved.bytes]).collect(),
             scratch: ScratchMemory { shared: Buffer::zeros(shared), private },
         })
     }
@@ -238,7 +202,7 @@ impl Workspace {
         let (Some(value), Some(grad)) = (self.plan.value_slot[node.0], self.plan.grad_slot[node.0]) else {
             return Err(Error::NotATap { node: self.graph.nodes[node.0].name.clone() });
         };
-        let owner = self.owner(node.0);
+        let owner = self.graph.owner(node.0);
         let gradient = &mut self.grads[grad][..len];
         if !std::mem::replace(&mut self.has_grad[owner], true) {
             gradient.fill(0.0);
@@ -285,19 +249,16 @@ impl Workspace {
         self.backward(params, grad)?;
         Ok(value)
     }
-
-    /// The node whose memory a node uses: a flattened image is the image itself.
-    fn owner(&self, mut node: usize) -> usize {
-        while self.graph.nodes[node].op == Op::Flatten {
-            node = self.graph.nodes[node].inputs[0].0;
-        }
-        node
-    }
 }
 
 /// Floats of a node's value for a batch.
 fn len_of(node: &Node, batch: usize, tokens: &Tokens) -> usize {
     if node.packed { tokens.len() * node.shape.c } else { batch * node.shape.len() }
+}
+
+/// A node's tensors in a flat vector.
+fn spans_mut<'a, const N: usize>(flat: &'a mut [f32], spans: &[Range<usize>; N]) -> [&'a mut [f32]; N] {
+    flat.get_disjoint_mut(spans.clone()).expect("a layout's spans do not overlap, and its vector's length was checked")
 }
 
 /// Whether a loss can stand at a node.

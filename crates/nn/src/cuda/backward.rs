@@ -3,17 +3,26 @@
 use super::cohort::{Cohort, Keys};
 use super::gpu::{self, Parameter};
 use super::layers::{Pool, activation, chunks, norm_mode, vec_of};
-use super::memory::{Extent, Rows};
+use super::memory::{Extent, Rows, Vectors};
 use super::products::{After, Operands, Won};
 use crate::error::{Error, Result};
 use crate::graph::{NodeId, Op};
-use crate::plan::works_in_place;
 
 /// A gradient that a step adds to.
 #[derive(Clone, Copy)]
 pub(super) struct Sum {
     pub rows: Rows,
     pub fresh: bool,
+}
+
+/// Where the gradient of a fused residual goes.
+fn rows_of(residual: Option<Sum>) -> Rows {
+    residual.map_or(Rows::NONE, |r| r.rows)
+}
+
+/// Which gradients a normalisation overwrites: 1 its input's, 2 its residual's.
+fn flags(dx: Sum, residual: Option<Sum>) -> i32 {
+    i32::from(dx.fresh) | (2 * i32::from(residual.is_none_or(|r| r.fresh)))
 }
 
 impl Cohort {
@@ -26,35 +35,18 @@ impl Cohort {
             if self.has_grad[self.plan.steps[i].out] {
                 self.run_step_backward(i, params, grad)?;
             } else {
-                self.zero_params(i, grad)?;
+                let params = &self.graph.nodes[self.plan.steps[i].node].params;
+                let mut spans = params.iter().filter(|span| !span.is_empty());
+                spans.try_for_each(|span| self.clear(grad.from(span.start), span.len()))?;
             }
         }
         Ok(())
     }
 
-    fn zero_params(&self, i: usize, grad: Rows) -> Result<()> {
-        let node = &self.graph.nodes[self.plan.steps[i].node];
-        let whole = |span: usize| (span, self.graph.params().spans()[span].len());
-        let spans = match node.op {
-            Op::Conv { weight, bias, .. } => [Some(whole(weight)), bias.map(whole), None],
-            // Weights and biases of joined layers are several spans.
-            Op::Linear { weight, bias } => {
-                let outputs = node.shape.c;
-                [Some((weight, self.graph.linear_inputs(node) * outputs)), bias.map(|bias| (bias, outputs)), None]
-            }
-            Op::BatchNorm { weight, bias, .. }
-            | Op::GroupNorm { weight, bias, .. }
-            | Op::LayerNorm { weight, bias, .. } => [Some(whole(weight)), Some(whole(bias)), None],
-            Op::Embedding { word, position, kind } => [word, position, kind].map(|span| Some(whole(span))),
-            _ => [None; 3],
-        };
-        spans.into_iter().flatten().try_for_each(|(span, len)| self.clear(self.param(grad, span), len))
-    }
-
     /// A node's gradient, where it needs one; what is added there counts from now on.
     fn take_grad(&mut self, node: usize) -> Option<Sum> {
         let slot = self.plan.grad_slot[node]?;
-        let owner = self.owner(node);
+        let owner = self.graph.owner(node);
         let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
         Some(Sum { rows: self.grad(slot), fresh })
     }
@@ -75,11 +67,11 @@ impl Cohort {
         let dy = self.grad(out_slot);
         let node = &self.graph.nodes[step.node];
         let (input, second) = (node.inputs[0].0, node.inputs.get(1).map(|id| id.0));
-        if works_in_place(&node.op) {
+        if node.op.works_in_place() {
             let residual = step.residual.and_then(|r| self.take_grad(r));
             if self.plan.grad_slot[input] == Some(out_slot) {
                 // In place: dy's memory then holds the input's gradient.
-                let owner = self.owner(input);
+                let owner = self.graph.owner(input);
                 self.has_grad[owner] = true;
                 return self.norm_backward(i, params, dy, Sum { rows: dy, fresh: true }, residual, grad);
             }
@@ -111,97 +103,82 @@ impl Cohort {
         residual: Option<Sum>,
         grad: Rows,
     ) -> Result<()> {
-        let step = self.plan.steps[i];
-        let node = &self.graph.nodes[step.node];
-        let (x, z) = (self.value(node.inputs[0].0), if step.relu { self.value(step.out) } else { Rows::NONE });
-        let (len, sample, c, pixels) =
-            (self.len_of(step.out), node.shape.len(), node.shape.c, node.shape.pixels() as i32);
-        let (len_i, c_i, lanes, valid) = (len as i32, c as i32, self.lanes.at(), self.valid.at());
-        let Some(saved) = self.saved[i].as_ref().map(super::memory::Vectors::rows) else { return Ok(()) };
-        let (partial, coefficients) = (self.partial.rows(), self.coefficients.rows());
-        let residual_rows = residual.map_or(Rows::NONE, |r| r.rows);
-        let flags = i32::from(dx.fresh) | (2 * i32::from(residual.is_none_or(|r| r.fresh)));
-        match node.op {
-            Op::BatchNorm { weight, bias, .. } => {
-                // Of a pooled image only the winners have a gradient.
-                let summed = self.winners[i].as_ref().map_or(x, super::memory::Vectors::rows);
-                let summed_pixels = self.graph.nodes[step.out].shape.pixels();
-                let (chunk_rows, n_chunks) = chunks(self.batch * summed_pixels);
-                let (vec, suffix) = vec_of(c);
-                let p: [&dyn Parameter; 10] = [
-                    &lanes,
-                    &valid,
-                    &(summed_pixels as i32),
-                    &c_i,
-                    &(chunk_rows as i32),
-                    &summed,
-                    &dz,
-                    &z,
-                    &saved,
-                    &partial,
-                ];
-                self.launch(&format!("reduce_GRADIENT_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
-                let p: [&dyn Parameter; 12] = [
-                    &lanes,
-                    &valid,
-                    &pixels,
-                    &c_i,
-                    &(n_chunks as i32),
-                    &norm_mode(self.pass.norm),
-                    &self.param(params, weight),
-                    &saved,
-                    &partial,
-                    &coefficients,
-                    &self.param(grad, weight),
-                    &self.param(grad, bias),
-                ];
-                self.launch("batch_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
-                if self.first_layer_before(i).is_some() {
-                    // The gradient of its weights takes in the rest.
-                    return Ok(());
-                }
-                if step.pool.is_some() {
-                    return self.pool_backward(i, "normalise_pool", x, dz, dx);
-                }
-                let p: [&dyn Parameter; 12] = [
-                    &lanes,
-                    &valid,
-                    &len_i,
-                    &(sample as i32),
-                    &c_i,
-                    &x,
-                    &z,
-                    &coefficients,
-                    &dz,
-                    &dx.rows,
-                    &residual_rows,
-                    &flags,
-                ];
-                self.each(&format!("normalise_backward_{suffix}"), len / vec, &p)
-            }
-            Op::GroupNorm { weight, bias, groups } => {
-                let p: [&dyn Parameter; 13] = [
-                    &lanes,
-                    &pixels,
-                    &c_i,
-                    &(groups as i32),
-                    &x,
-                    &self.param(params, weight),
-                    &saved,
-                    &z,
-                    &dz,
-                    &dx.rows,
-                    &residual_rows,
-                    &partial,
-                    &flags,
-                ];
-                self.launch("group_norm_backward", [groups, self.batch], [256, 1], 0, &p)?;
-                let p: [&dyn Parameter; 6] =
-                    [&lanes, &c_i, &(self.batch as i32), &partial, &self.param(grad, weight), &self.param(grad, bias)];
-                self.launch("group_norm_gradients", [c.div_ceil(32), 1], [32, 8], 0, &p)
-            }
+        match self.graph.nodes[self.plan.steps[i].node].op {
+            Op::BatchNorm => self.batch_norm_backward(i, params, dz, dx, residual, grad),
+            Op::GroupNorm { groups } => self.group_norm_backward(i, groups, params, dz, dx, residual, grad),
             _ => self.layer_norm_backward(i, params, dz, dx, grad),
         }
+    }
+
+    /// The output of a normalisation that a ReLU was fused into.
+    fn relu_mask(&self, i: usize) -> Rows {
+        let step = self.plan.steps[i];
+        if step.relu { self.value(step.out) } else { Rows::NONE }
+    }
+
+    fn batch_norm_backward(
+        &self,
+        i: usize,
+        params: Rows,
+        dz: Rows,
+        dx: Sum,
+        residual: Option<Sum>,
+        grad: Rows,
+    ) -> Result<()> {
+        let step = self.plan.steps[i];
+        let node = &self.graph.nodes[step.node];
+        let (x, z, saved, partial) =
+            (self.value(node.inputs[0].0), self.relu_mask(i), self.saved_rows(i), self.partial.rows());
+        let (lanes, valid, c, factors) =
+            (self.lanes.at(), self.valid.at(), node.shape.c as i32, self.coefficients.rows());
+        // Of a pooled image only the winners have a gradient.
+        let summed = self.winners[i].as_ref().map_or(x, Vectors::rows);
+        let out_pixels = self.graph.nodes[step.out].shape.pixels();
+        let (chunk_rows, n_chunks) = chunks(self.batch * out_pixels);
+        let (pixels, rows, n_parts) = (out_pixels as i32, chunk_rows as i32, n_chunks as i32);
+        let (vec, suffix) = vec_of(node.shape.c);
+        let p: [&dyn Parameter; 10] = [&lanes, &valid, &pixels, &c, &rows, &summed, &dz, &z, &saved, &partial];
+        self.launch(&format!("reduce_GRADIENT_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
+        let (mode, [w, ..]) = (norm_mode(self.pass.norm), self.params_of(step.node, params));
+        let ([dw, db, _], pixels) = (self.params_of(step.node, grad), node.shape.pixels() as i32);
+        let p: [&dyn Parameter; 12] =
+            [&lanes, &valid, &pixels, &c, &n_parts, &mode, &w, &saved, &partial, &factors, &dw, &db];
+        self.launch("batch_norm_gradients", [node.shape.c.div_ceil(32), 1], [32, 8], 0, &p)?;
+        if self.first_layer_before(i).is_some() {
+            // The gradient of its weights fuses the rest.
+            return Ok(());
+        }
+        if step.pool.is_some() {
+            return self.pool_backward(i, "normalise_pool", x, dz, dx);
+        }
+        let (len, sample) = (self.len_of(step.out), node.shape.len() as i32);
+        let (len_i, to, dr, flags) = (len as i32, dx.rows, rows_of(residual), flags(dx, residual));
+        let p: [&dyn Parameter; 12] = [&lanes, &valid, &len_i, &sample, &c, &x, &z, &factors, &dz, &to, &dr, &flags];
+        self.each(&format!("normalise_backward_{suffix}"), len / vec, &p)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a layer, its operands and where their gradients go")]
+    fn group_norm_backward(
+        &self,
+        i: usize,
+        groups: usize,
+        params: Rows,
+        dz: Rows,
+        dx: Sum,
+        residual: Option<Sum>,
+        grad: Rows,
+    ) -> Result<()> {
+        let node = self.plan.steps[i].node;
+        let shape = self.graph.nodes[node].shape;
+        let (x, z) = (self.value(self.graph.nodes[node].inputs[0].0), self.relu_mask(i));
+        let (lanes, pixels, c, n) = (self.lanes.at(), shape.pixels() as i32, shape.c as i32, groups as i32);
+        let ([w, ..], [dw, db, _]) = (self.params_of(node, params), self.params_of(node, grad));
+        let (saved, partial) = (self.saved_rows(i), self.partial.rows());
+        let (to, dr, flags) = (dx.rows, rows_of(residual), flags(dx, residual));
+        let p: [&dyn Parameter; 13] = [&lanes, &pixels, &c, &n, &x, &w, &saved, &z, &dz, &to, &dr, &partial, &flags];
+        self.launch("group_norm_backward", [groups, self.batch], [256, 1], 0, &p)?;
+        let p: [&dyn Parameter; 6] = [&lanes, &c, &(self.batch as i32), &partial, &dw, &db];
+        self.launch("group_norm_gradients", [shape.c.div_ceil(32), 1], [32, 8], 0, &p)
     }
 
     /// The first layer in front of a batch-norm with its max-pool, step `i`, if it computes the gradient of its weights from that of
@@ -209,8 +186,10 @@ impl Cohort {
     fn first_layer_before(&self, i: usize) -> Option<usize> {
         let (before, step) = (self.plan.steps.get(i.checked_sub(1)?)?, self.plan.steps.get(i)?);
         let node = &self.graph.nodes[before.node];
-        let Op::Conv { bias: None, .. } = node.op else { return None };
-        let is_norm = matches!(self.graph.nodes[step.node].op, Op::BatchNorm { .. });
+        if !matches!(node.op, Op::Conv(_)) || node.has_bias() {
+            return None;
+        }
+        let is_norm = self.graph.nodes[step.node].op == Op::BatchNorm;
         let reads = |other: &crate::graph::Node| other.inputs.iter().any(|id| id.0 == before.out);
         let is_between = self.graph.nodes.iter().filter(|other| reads(other)).count() == 1
             && reads(&self.graph.nodes[step.node])
@@ -246,8 +225,8 @@ impl Cohort {
         if step.relu {
             self.each_of("mask_negative", extent, &[&lanes, &extent, &y, &dy])?;
         }
-        if let Op::Conv { bias: Some(bias), .. } | Op::Linear { bias: Some(bias), .. } = node.op {
-            let bias = self.param(grad, bias);
+        let [dw, bias, _] = self.params_of(step.node, grad);
+        if matches!(node.op, Op::Conv(_) | Op::Linear) && node.has_bias() {
             if self.tokens_of(step.node) == 0 {
                 let (chunk_rows, n_chunks) = chunks(len / c);
                 let (pixels, none) = (node.shape.pixels() as i32, Rows::NONE);
@@ -262,16 +241,13 @@ impl Cohort {
             }
         }
         match (&node.op, dx) {
-            (Op::Conv { weight, .. }, _) if self.first_layer_before(i + 1) == Some(i) => {
-                self.first_layer_backward(i, self.param(grad, *weight))
-            }
-            (Op::Conv { weight, .. } | Op::Linear { weight, .. }, dx) => {
-                let w = self.param(grad, *weight);
-                let pass = gpu::Pass::Weight;
-                let operands = Operands { pass, x, w, y: dy, after: After::NOTHING, fresh: true, relu: false };
+            (Op::Conv(_), _) if self.first_layer_before(i + 1) == Some(i) => self.first_layer_backward(i, dw),
+            (Op::Conv(_) | Op::Linear, dx) => {
+                let (pass, after) = (gpu::Pass::Weight, After::NOTHING);
+                let operands = Operands { pass, x, w: dw, y: dy, after, fresh: true, relu: false };
                 self.product(step.node, &operands, None)?;
                 let Some(Sum { rows: x, fresh }) = dx else { return Ok(()) };
-                let w = self.param(params, *weight);
+                let [w, ..] = self.params_of(step.node, params);
                 self.product(step.node, &Operands { pass: gpu::Pass::Input, x, w, fresh, ..operands }, None)
             }
             (Op::Activation(f), Some(dx)) => {
@@ -287,7 +263,7 @@ impl Cohort {
                 self.each("average_pool_backward", in_len, &p)
             }
             (Op::Add, Some(dx)) => self.accumulate(extent, dy, dx),
-            (Op::Embedding { .. }, dx) => self.embedding_backward(i, dy, dx, grad),
+            (Op::Embedding, dx) => self.embedding_backward(i, dy, dx, grad),
             (Op::Attention { .. }, Some(dx)) => self.attention_backward(i, dy, dx),
             (Op::FirstToken | Op::MeanOfTokens, Some(dx)) => self.pool_tokens_backward(i, dy, dx),
             // Dropout and normalisations have been served elsewhere.
@@ -296,7 +272,7 @@ impl Cohort {
                 Op::Input
                 | Op::Flatten
                 | Op::Dropout { .. }
-                | Op::BatchNorm { .. }
+                | Op::BatchNorm
                 | Op::GroupNorm { .. }
                 | Op::LayerNorm { .. },
                 Some(_),
@@ -335,7 +311,7 @@ impl Cohort {
     pub fn read_gradient(&self, node: NodeId, lane: usize, samples: usize) -> Result<Vec<f32>> {
         self.check_tap(node)?;
         match self.plan.grad_slot[node.0] {
-            Some(slot) if self.has_grad[self.owner(node.0)] => {
+            Some(slot) if self.has_grad[self.graph.owner(node.0)] => {
                 self.read_grad_slot(slot, lane, self.len_read(node, lane, samples)?)
             }
             _ => Ok(vec![0.0; self.len_read(node, lane, samples)?]),

@@ -7,7 +7,7 @@ use super::text::Texts;
 use super::{conv, hopper, text};
 use crate::cpu::check_len;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Node, NodeId, Op};
+use crate::graph::{Graph, Node, NodeId, Op, Saved};
 use crate::kernels::NormMode;
 use crate::kernels::pool::MaxPool;
 use crate::plan::Plan;
@@ -131,7 +131,7 @@ impl Cohort {
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
         let input_pitch = input_pitch(graph, &observed);
         let takes_pool = |node: &Node, pool: &MaxPool| match &node.op {
-            Op::Conv { geometry, .. } if node.inputs[0] == graph.input() && gpu.precision() != Precision::Fp32 => {
+            Op::Conv(geometry) if node.inputs[0] == graph.input() && gpu.precision() != Precision::Fp32 => {
                 conv::stem_pool_shared(geometry, input_pitch, pool).is_some()
             }
             _ => false,
@@ -147,24 +147,14 @@ impl Cohort {
         let (mut saved, mut saved_bytes, mut winners) = (Vec::new(), Vec::new(), Vec::new());
         let (mut partial, mut channels_max) = (1, 1);
         for step in &plan.steps {
-            let node = &graph.nodes[step.node];
-            let (c, len) = (node.shape.c, n * node.shape.len());
+            let c = graph.nodes[step.node].shape.c;
             channels_max = channels_max.max(c);
             partial = partial.max(2 * c * n.max(CHUNKS_MAX));
-            saved.push(match node.op {
-                Op::BatchNorm { .. } => Some(vectors(4 * c)?),
-                _ if step.norm.is_some() => Some(vectors(4 * c)?),
-                Op::GroupNorm { groups, .. } => Some(vectors(2 * n * groups)?),
-                Op::LayerNorm { .. } => Some(vectors(2 * len / c)?),
-                Op::Attention { heads, .. } => Some(vectors(2 * len / c * heads)?),
-                _ => None,
-            });
+            let Saved { floats, bytes } = step.saved(graph, n);
+            saved.push((floats > 0).then(|| vectors(floats)).transpose()?);
+            let bytes_of = |len: usize| Ok((gpu.zeros(k * padded(len))?, padded(len)));
+            saved_bytes.push((bytes > 0).then(|| bytes_of(bytes)).transpose()?);
             let out_len = n * graph.nodes[step.out].shape.len();
-            saved_bytes.push(match node.op {
-                Op::MaxPool(_) | Op::Dropout { .. } => Some((gpu.zeros(k * padded(len))?, padded(len))),
-                Op::BatchNorm { .. } if step.pool.is_some() => Some((gpu.zeros(k * padded(out_len))?, padded(out_len))),
-                _ => None,
-            });
             winners.push(if step.pool.is_some() && options.training { Some(vectors(out_len)?) } else { None });
         }
         let mut is_tap = vec![false; graph.nodes.len()];
@@ -445,14 +435,6 @@ impl Cohort {
         self.grads[slot].rows()
     }
 
-    /// The node whose memory a node uses: a flattened image is the image itself.
-    pub(super) fn owner(&self, mut node: usize) -> usize {
-        while self.graph.nodes[node].op == Op::Flatten {
-            node = self.graph.nodes[node].inputs[0].0;
-        }
-        node
-    }
-
     pub(super) fn check_tap(&self, node: NodeId) -> Result<()> {
         if self.is_tap.get(node.0).copied().unwrap_or(false) {
             return Ok(());
@@ -466,7 +448,7 @@ impl Cohort {
         let Some(slot) = self.plan.grad_slot[node.0] else {
             return Err(Error::NotATap { node: self.graph.nodes[node.0].name.clone() });
         };
-        let owner = self.owner(node.0);
+        let owner = self.graph.owner(node.0);
         let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
         Ok((self.grad(slot), fresh))
     }
@@ -534,7 +516,7 @@ fn input_pitch(graph: &Graph, observed: &[NodeId]) -> usize {
     let input = graph.input();
     let shape = graph.shape(input);
     let readers = |op: fn(&Op) -> bool| graph.nodes.iter().filter(|n| n.inputs.contains(&input)).all(|n| op(&n.op));
-    let only_convolutions = readers(|op| matches!(op, Op::Conv { .. }));
+    let only_convolutions = readers(|op| matches!(op, Op::Conv(_)));
     if shape.pixels() > 1 && only_convolutions && !observed.contains(&input) {
         shape.c.next_multiple_of(4)
     } else {

@@ -171,8 +171,8 @@ impl Dense {
 /// Floats of the largest weights whose gradient of the input these kernels compute.
 pub(super) fn turned_len(graph: &Graph) -> usize {
     let len = |node: &Node| match &node.op {
-        Op::Conv { geometry: c, .. } if Strip::new(c, 1, true).is_some() => 9 * c.ci * c.co,
-        Op::Linear { .. } if node.packed => graph.linear_inputs(node) * node.shape.c,
+        Op::Conv(c) if Strip::new(c, 1, true).is_some() => 9 * c.ci * c.co,
+        Op::Linear if node.packed => node.params[0].len(),
         _ => 0,
     };
     graph.nodes.iter().map(len).max().unwrap_or(0)

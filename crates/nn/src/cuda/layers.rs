@@ -5,13 +5,14 @@ use super::batches::Table;
 use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass};
 use super::conv::Div;
 use super::gpu::{self, Parameter, parameters};
-use super::memory::{Extent, Rows};
+use super::memory::{Extent, Rows, Vectors};
 use super::products::{After, Operands};
 use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
 use crate::kernels::pool::MaxPool;
 use crate::kernels::{Activation, NormMode};
 use fedproj_rng::Purpose;
+use std::ops::Range;
 
 /// The geometry of a max-pool as `pool.cu` takes it, with how many floats are handled at a time.
 #[repr(C)]
@@ -135,8 +136,15 @@ impl Cohort {
         })
     }
 
-    pub(super) fn param(&self, params: Rows, span: usize) -> Rows {
-        params.from(self.graph.params().spans()[span].offset)
+    /// Where a node's parameters stand in every lane's `params`, or their gradients in such a vector.
+    pub(super) fn params_of(&self, node: usize, params: Rows) -> [Rows; 3] {
+        let place = |span: &Range<usize>| if span.is_empty() { Rows::NONE } else { params.from(span.start) };
+        self.graph.nodes[node].params.each_ref().map(place)
+    }
+
+    /// What step `i` keeps for its backward pass.
+    pub(super) fn saved_rows(&self, i: usize) -> Rows {
+        self.saved[i].as_ref().map_or(Rows::NONE, Vectors::rows)
     }
 
     fn run_step(&mut self, i: usize, params: Rows, buffers: Rows) -> Result<()> {
@@ -144,64 +152,46 @@ impl Cohort {
         let node = &self.graph.nodes[step.node];
         let input = node.inputs[0].0;
         let (x, y) = (self.value(input), self.value(step.out));
-        let (len, c) = (self.len_of(step.out), node.shape.c);
-        let (len_i, c_i, extent) = (len as i32, c as i32, self.extent(step.out));
-        let lanes = self.lanes.at();
+        let (len, c) = (self.len_of(step.out), node.shape.c as i32);
+        let (extent, lanes) = (self.extent(step.out), self.lanes.at());
+        let [w, b, _] = self.params_of(step.node, params);
         let residual = step.residual.map_or(Rows::NONE, |node| self.value(node));
         let relu = i32::from(step.relu);
-        match &node.op {
-            Op::Conv { weight, bias, .. } | Op::Linear { weight, bias } => {
-                let bias = bias.map_or(Rows::NONE, |b| self.param(params, b));
+        match node.op {
+            Op::Conv(_) | Op::Linear => {
                 let norm = match step.norm {
                     Some(norm) => self.norm_statistics(i, norm, Rows::NONE, params, buffers)?,
                     None => Rows::NONE,
                 };
-                let w = self.param(params, *weight);
-                let after = After { bias, norm, residual };
-                let fresh = true;
-                let operands = Operands { pass: gpu::Pass::Forward, x, w, y, after, fresh, relu: step.relu };
+                let after = After { bias: b, norm, residual };
+                let operands = Operands { pass: gpu::Pass::Forward, x, w, y, after, fresh: true, relu: step.relu };
                 self.product(step.node, &operands, step.pool.and_then(|_| self.pool_of(i)))
             }
-            Op::BatchNorm { .. } => {
+            Op::BatchNorm => {
                 let saved = self.norm_statistics(i, step.node, x, params, buffers)?;
                 if step.pool.is_some() {
                     return self.pool_forward(i, "normalise_pool", x, saved, y);
                 }
-                let (vec, suffix) = vec_of(c);
-                let p: [&dyn Parameter; 8] = [&lanes, &len_i, &c_i, &x, &saved, &residual, &y, &relu];
+                let (vec, suffix) = vec_of(node.shape.c);
+                let p: [&dyn Parameter; 8] = [&lanes, &(len as i32), &c, &x, &saved, &residual, &y, &relu];
                 self.each(&format!("normalise_{suffix}"), len / vec, &p)
             }
-            Op::GroupNorm { weight, bias, groups } => {
-                let Some(saved) = self.saved[i].as_ref().map(super::memory::Vectors::rows) else { return Ok(()) };
-                let pixels = node.shape.pixels() as i32;
-                let p: [&dyn Parameter; 12] = [
-                    &lanes,
-                    &pixels,
-                    &c_i,
-                    &(*groups as i32),
-                    &x,
-                    &self.param(params, *weight),
-                    &self.param(params, *bias),
-                    &residual,
-                    &y,
-                    &saved,
-                    &relu,
-                    &NORM_EPS,
-                ];
-                self.launch("group_norm", [*groups, self.batch], [256, 1], 0, &p)
+            Op::GroupNorm { groups } => {
+                let (pixels, groups_i, saved) = (node.shape.pixels() as i32, groups as i32, self.saved_rows(i));
+                let p: [&dyn Parameter; 12] =
+                    [&lanes, &pixels, &c, &groups_i, &x, &w, &b, &residual, &y, &saved, &relu, &NORM_EPS];
+                self.launch("group_norm", [groups, self.batch], [256, 1], 0, &p)
             }
-            Op::Activation(f) => {
-                self.each_of("activation", extent.packs(), &[&lanes, &activation(*f), &extent, &x, &y])
-            }
+            Op::Activation(f) => self.each_of("activation", extent.packs(), &[&lanes, &activation(f), &extent, &x, &y]),
             Op::MaxPool(_) => self.pool_forward(i, "pool", x, Rows::NONE, y),
             Op::GlobalAveragePool => {
                 let pixels = self.graph.nodes[input].shape.pixels() as i32;
-                self.each("average_pool", len, &[&lanes, &len_i, &pixels, &c_i, &x, &y])
+                self.each("average_pool", len, &[&lanes, &(len as i32), &pixels, &c, &x, &y])
             }
             Op::Add => self.each_of("add", extent, &[&lanes, &extent, &x, &self.value(node.inputs[1].0), &y]),
-            Op::Dropout { rate } if self.pass.dropout == Keys::OfStep && *rate > 0.0 => {
+            Op::Dropout { rate } if self.pass.dropout == Keys::OfStep && rate > 0.0 => {
                 let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
-                let drop = self.drop_of(step.node, *rate)?;
+                let drop = self.drop_of(step.node, rate)?;
                 let p: [&dyn Parameter; 8] = [&lanes, &drop, &extent, &x, &residual, &y, &kept.at(), &(*stride as i64)];
                 self.each_of("dropout", extent.calls(), &p)
             }
@@ -210,7 +200,7 @@ impl Cohort {
             }
             Op::Dropout { .. } => self.accumulate(extent, x, Sum { rows: y, fresh: true }),
             Op::Input | Op::Flatten => Ok(()),
-            Op::Embedding { .. } | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens => {
+            Op::Embedding | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens => {
                 self.text_forward(i, params)
             }
         }
@@ -219,8 +209,9 @@ impl Cohort {
     /// Statistics and coefficients of a batch-norm for this pass, kept with step `i`.
     fn norm_statistics(&self, i: usize, norm: usize, x: Rows, params: Rows, buffers: Rows) -> Result<Rows> {
         let node = &self.graph.nodes[norm];
-        let Op::BatchNorm { weight, bias, mean, var } = node.op else { return Ok(Rows::NONE) };
-        let Some(saved) = self.saved[i].as_ref().map(super::memory::Vectors::rows) else { return Ok(Rows::NONE) };
+        let [weight, bias, _] = self.params_of(norm, params);
+        let [mean, var] = node.buffers.each_ref().map(|span| buffers.from(span.start));
+        let saved = self.saved_rows(i);
         let (c, partial, lanes) = (node.shape.c, self.partial.rows(), self.lanes.at());
         let (chunk_rows, n_chunks) = chunks(self.batch * node.shape.pixels());
         let (c_i, pixels) = (c as i32, node.shape.pixels() as i32);
@@ -235,7 +226,6 @@ impl Cohort {
                 [&lanes, &self.valid.at(), &pixels, &c_i, &(chunk_rows as i32), &x, &none, &none, &none, &partial];
             self.launch(&format!("reduce_MOMENTS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
         }
-        let at = |span: usize| buffers.from(self.graph.buffers().spans()[span].offset);
         let p: [&dyn Parameter; 15] = [
             &lanes,
             &self.valid.at(),
@@ -244,10 +234,10 @@ impl Cohort {
             &(n_chunks as i32),
             &norm_mode(self.pass.norm),
             &x,
-            &self.param(params, weight),
-            &self.param(params, bias),
-            &at(mean),
-            &at(var),
+            &weight,
+            &bias,
+            &mean,
+            &var,
             &saved,
             &partial,
             &NORM_EPS,
@@ -270,7 +260,7 @@ impl Cohort {
         let (Some(pool), Some((places, stride))) = (self.pool_of(i), &self.saved_bytes[i]) else { return Ok(()) };
         let (vec, suffix) = vec_of(pool.c);
         let packs = self.batch * pool.ho * pool.wo * pool.c / vec;
-        let winners = self.winners[i].as_ref().map_or(Rows::NONE, super::memory::Vectors::rows);
+        let winners = self.winners[i].as_ref().map_or(Rows::NONE, Vectors::rows);
         let p: [&dyn Parameter; 9] = [
             &self.lanes.at(),
             &Pool::new(pool, vec),

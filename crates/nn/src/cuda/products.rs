@@ -74,16 +74,16 @@ impl Cohort {
     fn convolution(&self, node: usize) -> Option<(Conv, usize, bool)> {
         let n = &self.graph.nodes[node];
         let input = n.inputs.first()?.0;
-        let (conv, weight) = match &n.op {
-            Op::Conv { geometry, weight, .. } => (*geometry, *weight),
-            Op::Linear { weight, .. } => {
-                let (ci, co) = (self.graph.linear_inputs(n), n.shape.c);
-                (Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 }, *weight)
+        let conv = match n.op {
+            Op::Conv(geometry) => geometry,
+            Op::Linear => {
+                let (ci, co) = (n.linear_inputs(), n.shape.c);
+                Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 }
             }
             _ => return None,
         };
-        let pitch = if input == 0 && matches!(n.op, Op::Conv { .. }) { self.input_pitch } else { conv.ci };
-        Some((conv, pitch, self.graph.params().spans()[weight].offset.is_multiple_of(4)))
+        let pitch = if input == 0 && matches!(n.op, Op::Conv(_)) { self.input_pitch } else { conv.ci };
+        Some((conv, pitch, n.params[0].start.is_multiple_of(4)))
     }
 
     /// Computes a pass of a convolution or a linear layer; the forward pass of one that took in a max-pool, with that.

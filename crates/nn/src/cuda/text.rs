@@ -6,7 +6,7 @@
 use super::backward::Sum;
 use super::cohort::Cohort;
 use super::gpu::{Gpu, Memory, Parameter, parameters};
-use super::memory::{Extent, Rows, Vectors};
+use super::memory::{Extent, Rows};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op};
 
@@ -128,10 +128,6 @@ impl Cohort {
         self.texts.as_ref().map(|texts| texts.of(self.batch)).ok_or_else(missing)
     }
 
-    fn saved_rows(&self, i: usize) -> Rows {
-        self.saved[i].as_ref().map_or(Rows::NONE, Vectors::rows)
-    }
-
     /// A kernel that gives every row a warp.
     fn each_row(&self, kernel: &str, n_rows: usize, parameters: &[&dyn Parameter]) -> Result<()> {
         self.launch(kernel, [self.blocks(n_rows.div_ceil(ROWS)), 1], [32 * ROWS as u32, 1], 0, parameters)
@@ -142,15 +138,15 @@ impl Cohort {
         let node = &self.graph.nodes[step.node];
         let (x, y, lanes) = (self.value(node.inputs[0].0), self.value(step.out), self.lanes.at());
         let (extent, c) = (self.extent(step.out), node.shape.c as i32);
+        let [first, second, third] = self.params_of(step.node, params);
         match node.op {
-            Op::Embedding { word, position, kind } => {
-                let [word, position, kind] = [word, position, kind].map(|span| self.param(params, span));
-                let p: [&dyn Parameter; 7] = [&lanes, &self.batch_texts()?, &c, &word, &position, &kind, &y];
+            Op::Embedding => {
+                let p: [&dyn Parameter; 7] = [&lanes, &self.batch_texts()?, &c, &first, &second, &third, &y];
                 self.each_row("embed", extent.n_rows(), &p)
             }
-            Op::LayerNorm { weight, bias, eps } => {
-                let (weight, bias, saved) = (self.param(params, weight), self.param(params, bias), self.saved_rows(i));
-                let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &weight, &bias, &y, &saved, &eps];
+            Op::LayerNorm { eps } => {
+                let saved = self.saved_rows(i);
+                let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &first, &second, &y, &saved, &eps];
                 self.each_row("layer_norm", extent.n_rows(), &p)
             }
             Op::Attention { heads, rate } => {
@@ -205,20 +201,19 @@ impl Cohort {
 
     /// The gradients of the three tables; the input's own, where it is observed, is 0.
     pub(super) fn embedding_backward(&self, i: usize, dy: Rows, dx: Option<Sum>, grad: Rows) -> Result<()> {
-        let node = &self.graph.nodes[self.plan.steps[i].node];
-        let Op::Embedding { word, position, kind } = node.op else { return Ok(()) };
-        let spans = self.graph.params().spans();
+        let step = self.plan.steps[i];
+        let node = &self.graph.nodes[step.node];
         let (texts, lanes) = (self.batch_texts()?, self.lanes.at());
-        let (rows, c) = (self.extent(self.plan.steps[i].out).n_rows(), node.shape.c);
+        let (rows, c) = (self.extent(step.out).n_rows(), node.shape.c);
         let c_i = c as i32;
-        let [words, positions, types] = [word, position, kind].map(|span| self.param(grad, span));
-        self.clear(words, spans[word].len())?;
+        let [words, positions, types] = self.params_of(step.node, grad);
+        let [_, n_positions, n_types] = node.params.each_ref().map(|table| (table.len() / c) as i32);
+        self.clear(words, node.params[0].len())?;
         let p: [&dyn Parameter; 5] = [&lanes, &texts, &c_i, &dy, &words];
         self.launch("embed_backward_words", [self.blocks(rows), 1], [128, 1], 0, &p)?;
-        let (slots, n_positions) = (self.graph.shape(self.graph.input()).w, spans[position].shape[0] as i32);
+        let slots = self.graph.shape(self.graph.input()).w;
         let p: [&dyn Parameter; 7] = [&lanes, &texts, &(slots as i32), &n_positions, &c_i, &dy, &positions];
         self.launch("embed_backward_positions", [slots, c.div_ceil(32)], [32, 8], 0, &p)?;
-        let n_types = spans[kind].shape[0] as i32;
         self.sum_rows("embed_backward_types", c, &[&lanes, &texts, &n_types, &c_i, &dy, &types])?;
         match dx {
             Some(dx) => self.clear(dx.rows, self.len_of(node.inputs[0].0)),
@@ -239,13 +234,12 @@ impl Cohort {
     pub(super) fn layer_norm_backward(&self, i: usize, params: Rows, dy: Rows, dx: Sum, grad: Rows) -> Result<()> {
         let step = self.plan.steps[i];
         let node = &self.graph.nodes[step.node];
-        let Op::LayerNorm { weight, bias, .. } = node.op else { return Ok(()) };
         let (x, saved, lanes) = (self.value(node.inputs[0].0), self.saved_rows(i), self.lanes.at());
         let (extent, c): (Extent, usize) = (self.extent(step.out), node.shape.c);
         // Before dx, which may take dy's place.
-        let (dweight, dbias) = (self.param(grad, weight), self.param(grad, bias));
+        let [dweight, dbias, _] = self.params_of(step.node, grad);
         self.sum_rows("layer_norm_sums", c, &[&lanes, &extent, &x, &saved, &dy, &dweight, &dbias])?;
-        let weight = self.param(params, weight);
+        let [weight, ..] = self.params_of(step.node, params);
         let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &weight, &saved, &dy, &dx.rows, &i32::from(dx.fresh)];
         self.each_row("layer_norm_backward", extent.n_rows(), &p)
     }

@@ -4,6 +4,7 @@
 use super::{Graph, NodeId, Op, Shape};
 use crate::error::{Error, Result};
 use crate::layout::{Role, Storage};
+use std::ops::Range;
 
 /// How weights of an encoder are drawn: BERT's standard deviation.
 pub(crate) const STD: f32 = 0.02;
@@ -47,10 +48,8 @@ impl Graph {
                 let role = Role::Normal { std: STD, std_authors: STD };
                 self.params.push(format!("{name}.{suffix}_embeddings.weight"), vec![rows, width], Storage::Plain, role)
             };
-            let (word, position) = (table("word", vocabulary), table("position", positions));
-            let kind = table("token_type", types);
-            let shape = Shape { c: width, ..slots };
-            return self.add_node(name, Op::Embedding { word, position, kind }, &[self.input()], shape);
+            let params = [table("word", vocabulary), table("position", positions), table("token_type", types)];
+            return self.add_layer(name, Op::Embedding, self.input(), Shape { c: width, ..slots }, params);
         };
         Err(Error::Shape { node: name.into(), problem })
     }
@@ -63,11 +62,9 @@ impl Graph {
 
     /// Vocabulary and types of the embedding, if there is one.
     pub(crate) fn token_tables(&self) -> Option<(usize, usize)> {
-        let rows = |span: usize| self.params().spans()[span].shape[0];
-        self.nodes.iter().find_map(|node| match node.op {
-            Op::Embedding { word, kind, .. } => Some((rows(word), rows(kind))),
-            _ => None,
-        })
+        let node = self.nodes.iter().find(|node| node.op == Op::Embedding)?;
+        let [words, _, types] = node.params.each_ref().map(|table| table.len() / node.shape.c);
+        Some((words, types))
     }
 
     /// Normalises the channels of every token, or pixel; parameters `name.weight`, `name.bias`.
@@ -80,9 +77,8 @@ impl Graph {
             return Err(Error::Shape { node: name.into(), problem: format!("ε = {eps} must be positive") });
         }
         let shape = self.shape(x);
-        let weight = self.params.push(format!("{name}.weight"), vec![shape.c], Storage::Plain, Role::Scale);
-        let bias = self.params.push(format!("{name}.bias"), vec![shape.c], Storage::Plain, Role::Shift);
-        self.add_node(name, Op::LayerNorm { weight, bias, eps }, &[x], shape)
+        let params = self.scale_and_shift(name, shape.c);
+        self.add_layer(name, Op::LayerNorm { eps }, x, shape, params)
     }
 
     /// Multi-head self-attention among the tokens of a sample, up to and without the layer that mixes the heads. Parameters
@@ -119,8 +115,9 @@ impl Graph {
         let biases = parts.map(|part| {
             params.push(format!("{name}.{part}.bias"), vec![c], Storage::Plain, Role::LinearBias { fan_in: c })
         });
-        let op = Op::Linear { weight: weights[0], bias: Some(biases[0]) };
-        self.add_node(&joined, op, &[x], Shape { c: parts.len() * c, ..from })
+        let whole = |[first, _, last]: [Range<usize>; 3]| first.start..last.end;
+        let shape = Shape { c: parts.len() * c, ..from };
+        self.add_layer(&joined, Op::Linear, x, shape, [whole(weights), whole(biases), 0..0])
     }
 
     /// The vector of each sample's first token; 0 where there is none.

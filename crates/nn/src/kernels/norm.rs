@@ -97,7 +97,7 @@ pub(crate) struct BatchNorm<'a> {
 }
 
 impl BatchNorm<'_> {
-    /// z = fused(norm(x)). `saved` (2, C) keeps mean and 1/σ for the backward pass.
+    /// z = fused(norm(x)). `saved` (from 2, C) keeps mean and 1/σ for the backward pass.
     #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn forward(
         &self,
@@ -112,7 +112,7 @@ impl BatchNorm<'_> {
     ) {
         let c = self.weight.len();
         let rows = Rows::of(x.len(), c);
-        let (mean, inv_std) = saved.split_at_mut(c);
+        let (mean, inv_std) = saved[..2 * c].split_at_mut(c);
         let (coefficients, partial) = scratch.split_at_mut(6 * rows.period);
         if self.mode == NormMode::Frozen {
             mean.copy_from_slice(running.0);
@@ -175,7 +175,7 @@ impl BatchNorm<'_> {
     ) {
         let c = self.weight.len();
         let rows = Rows::of(x.len(), c);
-        let (mean, inv_std) = saved.split_at(c);
+        let (mean, inv_std) = saved[..2 * c].split_at(c);
         let (coefficients, partial) = scratch.split_at_mut(6 * rows.period);
         let (means, rest) = coefficients.split_at_mut(rows.period);
         let (inverses, rest) = rest.split_at_mut(rows.period);

@@ -1,0 +1,217 @@
+//! What a node computes, and the facts about it that planning and both back ends need.
+//!
+//! Each fact is one `match` without a wildcard: a new operation does not compile until all of them are stated.
+
+use super::{NodeId, Shape};
+use crate::kernels::conv::Conv;
+use crate::kernels::dense::Dense;
+use crate::kernels::pool::MaxPool;
+use crate::kernels::{Activation, attention, embedding, layer_norm, norm};
+use std::ops::Range;
+
+/// What a node computes. Its parameters and buffers are those of its [`Node`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Op {
+    Input,
+    Conv(Conv),
+    /// The weight and the bias may each be several tensors that follow each other.
+    Linear,
+    BatchNorm,
+    GroupNorm {
+        groups: usize,
+    },
+    Activation(Activation),
+    MaxPool(MaxPool),
+    GlobalAveragePool,
+    Add,
+    Flatten,
+    Dropout {
+        rate: f32,
+    },
+    /// Its parameters are the tables of words, positions and types.
+    Embedding,
+    LayerNorm {
+        eps: f32,
+    },
+    /// Reads queries, keys and values side by side; drops attention at `rate` while training.
+    Attention {
+        heads: usize,
+        rate: f32,
+    },
+    FirstToken,
+    MeanOfTokens,
+}
+
+impl Op {
+    /// Whether the value is packed tokens, given whether the input's value is.
+    pub fn is_packed(&self, input: bool) -> bool {
+        match self {
+            Self::Embedding => true,
+            Self::Input | Self::FirstToken | Self::MeanOfTokens => false,
+            Self::Conv(_)
+            | Self::Linear
+            | Self::BatchNorm
+            | Self::GroupNorm { .. }
+            | Self::Activation(_)
+            | Self::MaxPool(_)
+            | Self::GlobalAveragePool
+            | Self::Add
+            | Self::Flatten
+            | Self::Dropout { .. }
+            | Self::LayerNorm { .. }
+            | Self::Attention { .. } => input,
+        }
+    }
+
+    /// Whether the backward pass turns the output's gradient into the input's where it lies.
+    pub fn works_in_place(&self) -> bool {
+        match self {
+            Self::BatchNorm | Self::GroupNorm { .. } | Self::LayerNorm { .. } => true,
+            Self::Input
+            | Self::Conv(_)
+            | Self::Linear
+            | Self::Activation(_)
+            | Self::MaxPool(_)
+            | Self::GlobalAveragePool
+            | Self::Add
+            | Self::Flatten
+            | Self::Dropout { .. }
+            | Self::Embedding
+            | Self::Attention { .. }
+            | Self::FirstToken
+            | Self::MeanOfTokens => false,
+        }
+    }
+
+    /// Whether there is nothing to run: the value is the input of the network, or the memory of another node.
+    pub fn is_idle(&self) -> bool {
+        matches!(self, Self::Input | Self::Flatten)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Node {
+    pub name: String,
+    pub op: Op,
+    pub inputs: Vec<NodeId>,
+    pub shape: Shape,
+    /// Whether a sample is a sequence of up to `shape.w` tokens. The tokens of a batch then lie one after the other, without
+    /// padding: the value is (tokens of the batch, C).
+    pub packed: bool,
+    /// Where its parameters stand in θ: a weight and a bias, or three tables. Those it does not have are empty.
+    pub params: [Range<usize>; 3],
+    /// Where its running mean and variance stand in the second vector; empty if it has none.
+    pub buffers: [Range<usize>; 2],
+}
+
+/// Memory that a layer keeps from the forward to the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Saved {
+    pub floats: usize,
+    pub bytes: usize,
+}
+
+/// Floats that a layer needs while it runs on the CPU: shared by all threads, and of each thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ScratchLen {
+    pub shared: usize,
+    pub private: usize,
+}
+
+impl Node {
+    /// Whether it has parameters.
+    pub fn trains(&self) -> bool {
+        self.params.iter().any(|span| !span.is_empty())
+    }
+
+    /// Whether a convolution or linear layer has a bias.
+    pub fn has_bias(&self) -> bool {
+        !self.params[1].is_empty()
+    }
+
+    /// The inputs that meet in one output of a linear layer.
+    pub fn linear_inputs(&self) -> usize {
+        self.params[0].len() / self.shape.c
+    }
+
+    /// Floating-point operations of one sample's forward pass. Only products count.
+    pub fn flops(&self) -> usize {
+        match &self.op {
+            Op::Conv(g) => 2 * g.ho * g.wo * self.params[0].len(),
+            Op::Linear => 2 * self.shape.pixels() * self.params[0].len(),
+            Op::Attention { .. } => 4 * self.shape.w * self.shape.len(),
+            Op::Input
+            | Op::BatchNorm
+            | Op::GroupNorm { .. }
+            | Op::Activation(_)
+            | Op::MaxPool(_)
+            | Op::GlobalAveragePool
+            | Op::Add
+            | Op::Flatten
+            | Op::Dropout { .. }
+            | Op::Embedding
+            | Op::LayerNorm { .. }
+            | Op::FirstToken
+            | Op::MeanOfTokens => 0,
+        }
+    }
+
+    /// What it keeps of a batch of `n` samples.
+    pub fn saved(&self, n: usize) -> Saved {
+        let (len, c) = (n * self.shape.len(), self.shape.c);
+        let floats = |floats: usize| Saved { floats, bytes: 0 };
+        match &self.op {
+            // Mean and 1/σ of each channel; a GPU adds the scale and shift that follow from them.
+            Op::BatchNorm => floats(4 * c),
+            Op::GroupNorm { groups } => floats(2 * n * groups),
+            Op::LayerNorm { .. } => floats(2 * len / c),
+            // The largest score and the sum of exponentials of each row.
+            Op::Attention { heads, .. } => floats(2 * len / c * heads),
+            // Places of the maxima; a mask.
+            Op::MaxPool(_) | Op::Dropout { .. } => Saved { floats: 0, bytes: len },
+            Op::Input
+            | Op::Conv(_)
+            | Op::Linear
+            | Op::Activation(_)
+            | Op::GlobalAveragePool
+            | Op::Add
+            | Op::Flatten
+            | Op::Embedding
+            | Op::FirstToken
+            | Op::MeanOfTokens => floats(0),
+        }
+    }
+
+    /// What the CPU's kernels need for a batch of `n` samples.
+    pub fn scratch(&self, n: usize) -> ScratchLen {
+        let (len, c) = (n * self.shape.len(), self.shape.c);
+        let shared = |shared: usize| ScratchLen { shared, private: 0 };
+        match &self.op {
+            Op::Conv(geometry) => {
+                let (shared, private) = geometry.scratch_len(n);
+                ScratchLen { shared: shared.max(norm::scratch_len(len, c)), private }
+            }
+            Op::Linear if self.packed => {
+                let layer = Dense { inputs: self.linear_inputs(), outputs: c };
+                shared(layer.scratch_len(n * self.shape.w).max(norm::scratch_len(len, c)))
+            }
+            Op::Linear => shared(self.params[0].len().max(norm::scratch_len(len, c))),
+            Op::BatchNorm => shared(norm::scratch_len(len, c)),
+            Op::GroupNorm { .. } => ScratchLen { shared: 2 * n * c, private: norm::private_len(c) },
+            Op::LayerNorm { .. } => shared(layer_norm::scratch_len(len, c)),
+            Op::Embedding => shared(embedding::scratch_len(len / c, c)),
+            Op::Attention { heads, .. } => {
+                ScratchLen { shared: 0, private: attention::private_len(self.shape.w, c / heads) }
+            }
+            Op::Input
+            | Op::Activation(_)
+            | Op::MaxPool(_)
+            | Op::GlobalAveragePool
+            | Op::Add
+            | Op::Flatten
+            | Op::Dropout { .. }
+            | Op::FirstToken
+            | Op::MeanOfTokens => shared(0),
+        }
+    }
+}
