@@ -132,7 +132,7 @@ impl Cohort {
         let (lanes, valid, c, factors) =
             (self.lanes.at(), self.valid.at(), node.shape.c as i32, self.coefficients.rows());
         // Of a pooled image only the winners have a gradient.
-        let summed = self.winners[i].as_ref().map_or(x, Vectors::rows);
+        let summed = self.kept[i].winners.as_ref().map_or(x, Vectors::rows);
         let out_pixels = self.graph.nodes[step.out].shape.pixels();
         let (chunk_rows, n_chunks) = chunks(self.batch * out_pixels);
         let (pixels, rows, n_parts) = (out_pixels as i32, chunk_rows as i32, n_chunks as i32);
@@ -205,7 +205,7 @@ impl Cohort {
     fn first_layer_backward(&self, i: usize, w: Rows) -> Result<()> {
         let (step, behind) = (self.plan.steps[i], self.plan.steps[i + 1]);
         let (Some(slot), Some((places, stride))) =
-            (self.plan.work_slot[i + 1].or(self.plan.grad_slot[behind.out]), &self.saved_bytes[i + 1])
+            (self.plan.work_slot[i + 1].or(self.plan.grad_slot[behind.out]), &self.kept[i + 1].bytes)
         else {
             let problem = "the max-pool behind it kept nothing".into();
             return Err(Error::Gpu { what: self.graph.nodes[step.node].name.clone(), problem });
@@ -284,7 +284,7 @@ impl Cohort {
     fn dropout_backward(&self, i: usize, rate: f32, dy: Rows, dx: Option<Sum>, residual: Option<Sum>) -> Result<()> {
         let extent = self.extent(self.plan.steps[i].out);
         let is_on = self.pass.dropout == Keys::OfStep && rate > 0.0;
-        if is_on && let (Some(dx), Some((kept, stride))) = (dx, &self.saved_bytes[i]) {
+        if is_on && let (Some(dx), Some((kept, stride))) = (dx, &self.kept[i].bytes) {
             let residual = residual.unwrap_or(Sum { rows: Rows::NONE, fresh: true });
             let p: [&dyn Parameter; 10] = [
                 &self.lanes.at(),
@@ -319,7 +319,7 @@ impl Cohort {
     }
 
     fn pool_backward(&self, i: usize, kernel: &str, x: Rows, dy: Rows, dx: Sum) -> Result<()> {
-        let (Some(pool), Some((places, stride))) = (self.pool_of(i), &self.saved_bytes[i]) else { return Ok(()) };
+        let (Some(pool), Some((places, stride))) = (self.pool_of(i), &self.kept[i].bytes) else { return Ok(()) };
         let (vec, suffix) = vec_of(pool.c);
         let packs = self.batch * pool.h * pool.w * pool.c / vec;
         let p: [&dyn Parameter; 11] = [

@@ -48,7 +48,7 @@ pub const NOBODY: u32 = u32::MAX;
 
 /// An input image, see `layers.cu`.
 #[repr(C)]
-struct Image {
+pub(super) struct Image {
     len: i32,
     channels: i32,
     pitch: i32,

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, NodeId, Op, Saved};
 use crate::kernels::NormMode;
 use crate::kernels::pool::MaxPool;
-use crate::plan::Plan;
+use crate::plan::{Plan, Step};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -91,10 +91,7 @@ pub struct Cohort {
     values: Vec<Vectors>,
     grads: Vec<Vectors>,
     pub(super) has_grad: Vec<bool>,
-    pub(super) saved: Vec<Option<Vectors>>,
-    pub(super) saved_bytes: Vec<Option<(Memory<u8>, usize)>>,
-    /// The values that won in a max-pool that a batch-norm took in, before that norm.
-    pub(super) winners: Vec<Option<Vectors>>,
+    pub(super) kept: Vec<Kept>,
     pub(super) partial: Vectors,
     pub(super) coefficients: Vectors,
     pub(super) parts: Memory<f32>,
@@ -118,6 +115,28 @@ pub struct Cohort {
     pub(super) tables: HashMap<Batches, (Memory<u32>, usize, usize)>,
     pub(super) slots: HashMap<Slot, Vectors>,
     pub(super) recorded: HashMap<(u64, usize), Option<Captured>>,
+}
+
+/// What a step keeps of every lane from its forward to its backward pass.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub floats: Option<Vectors>,
+    /// Places of maxima or dropout masks, and the bytes from lane to lane.
+    pub bytes: Option<(Memory<u8>, usize)>,
+    /// The values that won in a max-pool that a batch-norm fuses, before that norm.
+    pub winners: Option<Vectors>,
+}
+
+impl Kept {
+    fn new(gpu: &Gpu, graph: &Graph, step: &Step, options: &CohortOptions<'_>) -> Result<Self> {
+        let (lanes, n) = (options.lanes.max(1), options.batch.max(1));
+        let Saved { floats, bytes } = step.saved(graph, n);
+        let rows = |len: usize| if len == 0 { Ok(None) } else { vectors(gpu, lanes, len).map(Some) };
+        let won = if step.pool.is_some() && options.training { n * graph.nodes[step.out].shape.len() } else { 0 };
+        let stride = padded(bytes);
+        let bytes = if bytes == 0 { None } else { Some((gpu.zeros(lanes * stride)?, stride)) };
+        Ok(Self { floats: rows(floats)?, bytes, winners: rows(won)? })
+    }
 }
 
 impl Cohort {
@@ -144,19 +163,9 @@ impl Cohort {
         }
         let values = value_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
         let grads = plan.grad_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
-        let (mut saved, mut saved_bytes, mut winners) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut partial, mut channels_max) = (1, 1);
-        for step in &plan.steps {
-            let c = graph.nodes[step.node].shape.c;
-            channels_max = channels_max.max(c);
-            partial = partial.max(2 * c * n.max(CHUNKS_MAX));
-            let Saved { floats, bytes } = step.saved(graph, n);
-            saved.push((floats > 0).then(|| vectors(floats)).transpose()?);
-            let bytes_of = |len: usize| Ok((gpu.zeros(k * padded(len))?, padded(len)));
-            saved_bytes.push((bytes > 0).then(|| bytes_of(bytes)).transpose()?);
-            let out_len = n * graph.nodes[step.out].shape.len();
-            winners.push(if step.pool.is_some() && options.training { Some(vectors(out_len)?) } else { None });
-        }
+        let kept = plan.steps.iter().map(|step| Kept::new(gpu, graph, step, options));
+        let kept = kept.collect::<Result<_>>()?;
+        let channels_max = plan.steps.iter().map(|step| graph.nodes[step.node].shape.c).max().unwrap_or(1);
         let mut is_tap = vec![false; graph.nodes.len()];
         for node in &observed {
             is_tap[node.0] = true;
@@ -166,10 +175,8 @@ impl Cohort {
             values,
             grads,
             has_grad: vec![false; graph.nodes.len()],
-            saved,
-            saved_bytes,
-            winners,
-            partial: vectors(partial)?,
+            kept,
+            partial: vectors(2 * channels_max * n.max(CHUNKS_MAX))?,
             coefficients: vectors(3 * channels_max)?,
             parts: gpu.zeros(k * conv::PARTS_LEN)?,
             turned: if options.training && gpu.has_hopper() { Some(vectors(hopper::turned_len(graph))?) } else { None },
@@ -354,7 +361,7 @@ impl Cohort {
     /// # Errors
     /// If the driver refuses.
     pub fn replay(&mut self, key: u64) -> Result<bool> {
-        match self.recorded.get(&(key, self.active.len())) {
+        match self.recorded.get_mut(&(key, self.active.len())) {
             Some(Some(recording)) => recording.replay().map(|()| true),
             _ => Ok(false),
         }
@@ -384,7 +391,7 @@ impl Cohort {
     #[allow(clippy::needless_pass_by_value, reason = "a recording ends once")]
     pub fn end_recording(&mut self, recording: Recording) -> Result<()> {
         if recording.captures {
-            let captured = self.gpu.end_capture()?;
+            let mut captured = self.gpu.end_capture()?;
             captured.replay()?;
             self.recorded.insert(recording.key, Some(captured));
         }

@@ -8,12 +8,6 @@ use crate::kernels::pool::MaxPool;
 pub(super) const STAGES: usize = 4;
 const DEPTH: usize = 16;
 
-/// The kernels of each pass: floats that are copied at a time of either operand, warps and their width.
-pub(super) const KERNELS: &[&str] = &["conv_11_2x2x4", "conv_41_2x2x4", "conv_44_2x2x4", "conv_44_2x2x8", "sum_splits"];
-
-/// The kernels of `stem.cu`.
-pub(super) const STEM_KERNELS: &[&str] = &["stem", "stem_pool", "stem_weight"];
-
 /// n / d by multiplication.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +45,7 @@ pub(super) struct Geometry {
     by_kernel: Div,
     tokens: u64,
 }
-parameters!(Geometry);
+parameters!(Geometry = "Conv");
 
 impl Geometry {
     /// `pitch`: floats between the pixels of X; `tokens`: where the lanes' numbers of rows stand, where rows are tokens.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "calls of the CUDA driver and compiler; each block gives its reason")]
 
 use super::programs::programs;
+use super::signatures::Signature;
 use crate::error::{Error, Result};
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys,
@@ -154,10 +155,16 @@ pub(super) fn failed_lane(lane: usize, n_lanes: usize) -> Error {
 pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    kernels: HashMap<String, CudaFunction>,
+    kernels: HashMap<String, Kernel>,
     precision: Precision,
     name: String,
     processors: usize,
+}
+
+/// A kernel that is loaded, and the types of its parameters.
+struct Kernel {
+    function: CudaFunction,
+    parameters: Vec<String>,
 }
 
 impl std::fmt::Debug for Gpu {
@@ -207,15 +214,15 @@ impl Gpu {
         for (program, cubin) in compiled {
             let module = context.load_module(nvrtc::Ptx::from_binary(cubin)).map_err(failed("loading the kernels"))?;
             let prefix = if program.name == "REST" { String::new() } else { format!("{}.", program.name) };
-            for &name in program.kernels {
-                let function = module.load_function(name).map_err(failed(name))?;
-                let shared = match name {
+            for Signature { name, parameters } in program.kernels {
+                let function = module.load_function(&name).map_err(failed(&name))?;
+                let shared = match name.as_str() {
                     _ if name.starts_with("conv_") => Some(super::conv::SHARED_MAX),
                     "stem" => Some(super::conv::STEM_SHARED_MAX),
                     "stem_pool" => Some(super::conv::STEM_POOL_SHARED_MAX),
                     "stem_weight" => Some(super::conv::STEM_WEIGHT_SHARED_MAX),
                     _ if name.starts_with("attention") => Some(super::text::SHARED_MAX),
-                    _ => super::hopper::shared_bytes(name),
+                    _ => super::hopper::shared_bytes(&name),
                 };
                 // A GPU with less shared memory does without: what this kernel joins is computed step by step.
                 if name == "stem_weight" && shared > Some(shared_max) {
@@ -225,7 +232,7 @@ impl Gpu {
                     let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     function.set_attribute(most, bytes as i32).map_err(failed("asking for shared memory"))?;
                 }
-                kernels.insert(format!("{prefix}{name}"), function);
+                kernels.insert(format!("{prefix}{name}"), Kernel { function, parameters });
             }
         }
         let name = context.name().map_err(failed("asking the GPU's name"))?;
@@ -333,8 +340,9 @@ impl Gpu {
         self.stream.memcpy_dtod(&source, &mut target).map_err(failed("copying on the GPU"))
     }
 
-    /// Starts a kernel on `grid` blocks. The caller answers for the parameters: they are those of the kernel's source, and
-    /// all memory they name lives until the next synchronisation.
+    /// Starts a kernel on `grid` blocks. Its name and the types of its parameters are checked against its source. Whether
+    /// the addresses are right is up to the caller, as it is up to the kernel whether it stays within what they name: a wrong
+    /// one ends in an error of the driver, or in wrong numbers.
     pub(super) fn launch(
         &self,
         kernel: &str,
@@ -343,27 +351,24 @@ impl Gpu {
         shared: u32,
         parameters: &[&dyn Parameter],
     ) -> Result<()> {
-        let Some(function) = self.kernels.get(kernel) else {
-            return Err(Error::Gpu { what: kernel.into(), problem: "no such kernel".into() });
-        };
+        let wrong = |problem: String| Error::Gpu { what: format!("starting `{kernel}`"), problem };
+        let Some(declared) = self.kernels.get(kernel) else { return Err(wrong("no such kernel".into())) };
+        if !parameters.iter().map(|p| p.type_name()).eq(declared.parameters.iter().map(String::as_str)) {
+            let given: Vec<_> = parameters.iter().map(|p| p.type_name()).collect();
+            return Err(wrong(format!("it takes {:?}, but was given {given:?}", declared.parameters)));
+        }
         if grid.contains(&0) {
             return Ok(());
         }
         let mut pointers: Vec<*mut c_void> = parameters.iter().map(|p| p.pointer()).collect();
         let grid = (grid[0] as u32, grid[1] as u32, grid[2] as u32);
+        let (function, stream) = (declared.function.cu_function(), self.stream.cu_stream());
         self.context.bind_to_thread().map_err(failed(kernel))?;
-        // SAFETY: each pointer names a value of the kernel's parameter type, which the driver copies before it returns.
-        unsafe {
-            result::launch_kernel(
-                function.cu_function(),
-                grid,
-                (block[0], block[1], 1),
-                shared,
-                self.stream.cu_stream(),
-                &mut pointers,
-            )
-        }
-        .map_err(failed(kernel))
+        // SAFETY: the driver reads as many values as the kernel has parameters, each as long as its type, before it returns.
+        // There are as many, of the same types by name, as was checked above; equal names are equal lengths, since the
+        // programs assert those of the structures. What the kernel does with addresses stays on the device.
+        unsafe { result::launch_kernel(function, grid, (block[0], block[1], 1), shared, stream, &mut pointers) }
+            .map_err(failed(kernel))
     }
 
     /// Records what is launched from now on instead of running it.
@@ -382,9 +387,9 @@ impl Gpu {
 /// Recorded launches.
 pub(super) struct Captured(CudaGraph);
 
-// SAFETY: a recording is only replayed through `&mut` of the cohort that owns it, one thread at a time.
+// SAFETY: the driver's handles belong to no thread; replaying binds the context to the thread that asks.
 unsafe impl Send for Captured {}
-// SAFETY: as above; a shared reference gives access to nothing.
+// SAFETY: a shared reference does nothing but print; replaying takes `&mut`.
 unsafe impl Sync for Captured {}
 
 impl std::fmt::Debug for Captured {
@@ -394,7 +399,7 @@ impl std::fmt::Debug for Captured {
 }
 
 impl Captured {
-    pub fn replay(&self) -> Result<()> {
+    pub fn replay(&mut self) -> Result<()> {
         self.0.launch().map_err(failed("replaying a step"))
     }
 }
@@ -428,21 +433,30 @@ impl<T> Memory<T> {
 
 /// A value that a kernel takes.
 pub(super) trait Parameter {
+    /// Its type's name in the kernels' sources; `*` is any pointer.
+    fn type_name(&self) -> &'static str;
     fn pointer(&self) -> *mut c_void;
 }
 
-/// Plain values whose layout is that of the kernels' source.
+/// Plain values whose layout is that of the kernels' sources, by the same name or another.
 macro_rules! parameters {
-    ($($ty:ty),*) => {
+    ($ty:ty) => {
+        $crate::cuda::gpu::parameters!($ty = stringify!($ty));
+    };
+    ($($ty:ty = $name:expr),+) => {
         $(impl $crate::cuda::gpu::Parameter for $ty {
+            fn type_name(&self) -> &'static str {
+                $name
+            }
+
             fn pointer(&self) -> *mut std::ffi::c_void {
                 std::ptr::from_ref(self).cast_mut().cast()
             }
-        })*
+        })+
     };
 }
 pub(super) use parameters;
-parameters!(i32, u32, u64, i64, f32, f64);
+parameters!(i32 = "int", u64 = "*", i64 = "long long", f32 = "float", f64 = "double");
 
 #[cfg(test)]
 mod tests {

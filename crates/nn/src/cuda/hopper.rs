@@ -6,9 +6,6 @@ use super::gpu::parameters;
 use crate::graph::{Graph, Node, Op};
 use crate::kernels::conv::Conv;
 
-pub(super) const KERNELS: &[&str] =
-    &["shifted_1", "shifted_2", "shifted_weight", "turn_weights", "dense_1", "dense_2", "dense_weight"];
-
 /// A kernel of products: its name, positions and channels of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Product {

@@ -144,7 +144,7 @@ impl Cohort {
 
     /// What step `i` keeps for its backward pass.
     pub(super) fn saved_rows(&self, i: usize) -> Rows {
-        self.saved[i].as_ref().map_or(Rows::NONE, Vectors::rows)
+        self.kept[i].floats.as_ref().map_or(Rows::NONE, Vectors::rows)
     }
 
     fn run_step(&mut self, i: usize, params: Rows, buffers: Rows) -> Result<()> {
@@ -190,7 +190,7 @@ impl Cohort {
             }
             Op::Add => self.each_of("add", extent, &[&lanes, &extent, &x, &self.value(node.inputs[1].0), &y]),
             Op::Dropout { rate } if self.pass.dropout == Keys::OfStep && rate > 0.0 => {
-                let Some((kept, stride)) = &self.saved_bytes[i] else { return Ok(()) };
+                let Some((kept, stride)) = &self.kept[i].bytes else { return Ok(()) };
                 let drop = self.drop_of(step.node, rate)?;
                 let p: [&dyn Parameter; 8] = [&lanes, &drop, &extent, &x, &residual, &y, &kept.at(), &(*stride as i64)];
                 self.each_of("dropout", extent.calls(), &p)
@@ -257,10 +257,10 @@ impl Cohort {
     }
 
     fn pool_forward(&self, i: usize, kernel: &str, x: Rows, saved: Rows, y: Rows) -> Result<()> {
-        let (Some(pool), Some((places, stride))) = (self.pool_of(i), &self.saved_bytes[i]) else { return Ok(()) };
+        let (Some(pool), Some((places, stride))) = (self.pool_of(i), &self.kept[i].bytes) else { return Ok(()) };
         let (vec, suffix) = vec_of(pool.c);
         let packs = self.batch * pool.ho * pool.wo * pool.c / vec;
-        let winners = self.winners[i].as_ref().map_or(Rows::NONE, Vectors::rows);
+        let winners = self.kept[i].winners.as_ref().map_or(Rows::NONE, Vectors::rows);
         let p: [&dyn Parameter; 9] = [
             &self.lanes.at(),
             &Pool::new(pool, vec),

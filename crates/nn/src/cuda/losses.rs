@@ -11,7 +11,7 @@ use crate::loss::Direction;
 
 /// The arguments that all losses share, as `loss.cu` takes them.
 #[repr(C)]
-struct LossArgs {
+pub(super) struct LossArgs {
     lanes: u64,
     valid: u64,
     features: i32,

@@ -20,6 +20,7 @@ mod memory;
 mod optimizer;
 mod products;
 mod programs;
+mod signatures;
 mod text;
 mod vectors;
 

@@ -9,7 +9,7 @@ use crate::optim::Rule;
 
 /// A rule as `vector.cu` takes it.
 #[repr(C)]
-struct DeviceRule {
+pub(super) struct DeviceRule {
     adam: i32,
     nesterov: i32,
     decoupled: i32,
@@ -20,7 +20,7 @@ struct DeviceRule {
     beta2: f32,
     eps: f32,
 }
-parameters!(DeviceRule);
+parameters!(DeviceRule = "Rule");
 
 impl DeviceRule {
     fn new(rule: &Rule) -> Self {

@@ -2,7 +2,18 @@
 
 #![allow(unsafe_code, reason = "calls of CUDA's run-time compiler; the block gives its reason")]
 
+use super::batches::{Image, Table};
+use super::conv::Geometry;
 use super::gpu::{Pass, Precision};
+use super::hopper::{Dense, Strip};
+use super::layers::{Drop, Pool};
+use super::losses::LossArgs;
+use super::memory::{Extent, Rows};
+use super::optimizer::DeviceRule;
+use super::products::{After, Won};
+use super::signatures::{Signature, signatures};
+use super::text::DeviceTexts;
+use super::vectors::DeviceBounds;
 use crate::error::{Error, Result};
 use cudarc::nvrtc;
 use std::ffi::CString;
@@ -29,30 +40,57 @@ pub(super) struct Program {
     pub name: &'static str,
     source: String,
     options: Vec<String>,
-    pub kernels: &'static [&'static str],
+    /// The kernels that the host launches.
+    pub kernels: Vec<Signature>,
 }
+
+impl Program {
+    /// The program of `kernels`, which needs `before`. It does not compile unless the structures that the kernels take are as
+    /// long as the host's.
+    fn new(name: &'static str, before: &[&str], kernels: &str, options: Vec<String>) -> Self {
+        let kernels_of = signatures(kernels);
+        let takes = |ty: &str| kernels_of.iter().any(|kernel| kernel.parameters.iter().any(|p| p == ty));
+        let lengths = STRUCTURES.iter().filter(|(ty, _)| takes(ty));
+        let lengths = lengths.map(|(ty, len)| format!("static_assert(sizeof({ty}) == {len}, \"{ty}\");\n"));
+        let source = format!("{}\n{kernels}\n{}", before.join("\n"), lengths.collect::<String>());
+        Self { name, source, options, kernels: kernels_of }
+    }
+}
+
+/// The structures that kernels take, by their names there, and their lengths here.
+const STRUCTURES: [(&str, usize); 15] = [
+    ("After", size_of::<After>()),
+    ("Bounds", size_of::<DeviceBounds>()),
+    ("Conv", size_of::<Geometry>()),
+    ("Dense", size_of::<Dense>()),
+    ("Drop", size_of::<Drop>()),
+    ("Extent", size_of::<Extent>()),
+    ("Image", size_of::<Image>()),
+    ("LossArgs", size_of::<LossArgs>()),
+    ("Pool", size_of::<Pool>()),
+    ("Rows", size_of::<Rows>()),
+    ("Rule", size_of::<DeviceRule>()),
+    ("Strip", size_of::<Strip>()),
+    ("Table", size_of::<Table>()),
+    ("Texts", size_of::<DeviceTexts>()),
+    ("Won", size_of::<Won>()),
+];
 
 /// The kernels' programs for a compute capability, as far as the compiler knows it.
 pub(super) fn programs(precision: Precision, capability: (i32, i32), compiler: (i32, i32)) -> Vec<Program> {
     let architecture = |suffix: &str| format!("--gpu-architecture=sm_{}{}{suffix}", capability.0, capability.1);
     let numbers = precision.name().to_uppercase();
-    let conv = |(_, name): (Pass, &'static str)| Program {
-        name,
-        source: format!("{COMMON}\n{CONV}"),
-        options: vec![architecture(""), format!("-DPRECISION={numbers}"), format!("-DCONV_MODE={name}")],
-        kernels: super::conv::KERNELS,
+    let conv = |(_, name): (Pass, &'static str)| {
+        let options = vec![architecture(""), format!("-DPRECISION={numbers}"), format!("-DCONV_MODE={name}")];
+        Program::new(name, &[COMMON], CONV, options)
     };
     let mut all: Vec<_> = PASSES.into_iter().map(conv).collect();
-    let rest = format!("{COMMON}\n{}", REST.join("\n"));
-    all.push(Program { name: "REST", source: rest, options: vec![architecture("")], kernels: REST_KERNELS });
+    all.push(Program::new("REST", &[COMMON], &REST.join("\n"), vec![architecture("")]));
     if precision != Precision::Fp32 {
-        let source = format!("{COMMON}\n{CONV}\n{STEM}");
-        all.push(Program { name: "STEM", source, options: vec![architecture("")], kernels: super::conv::STEM_KERNELS });
+        all.push(Program::new("STEM", &[COMMON, CONV], STEM, vec![architecture("")]));
     }
     if capability == HOPPER_CAPABILITY && compiler >= HOPPER_COMPILER && precision == Precision::Tf32 {
-        let source = format!("{COMMON}\n{HOPPER}\n{DENSE}");
-        let kernels = super::hopper::KERNELS;
-        all.push(Program { name: "HOPPER", source, options: vec![architecture("a")], kernels });
+        all.push(Program::new("HOPPER", &[COMMON], &format!("{HOPPER}\n{DENSE}"), vec![architecture("a")]));
     }
     all
 }
@@ -60,86 +98,6 @@ pub(super) fn programs(precision: Precision, capability: (i32, i32), compiler: (
 /// The one whose products of warp groups `hopper.cu` uses, and the first compiler that knows them.
 const HOPPER_CAPABILITY: (i32, i32) = (9, 0);
 const HOPPER_COMPILER: (i32, i32) = (12, 0);
-
-/// The kernels of the program that is alike for all.
-const REST_KERNELS: &[&str] = &[
-    "reduce_MOMENTS_1",
-    "reduce_MOMENTS_4",
-    "reduce_GRADIENT_1",
-    "reduce_GRADIENT_4",
-    "reduce_COLUMNS_1",
-    "reduce_COLUMNS_4",
-    "batch_norm_statistics",
-    "normalise_1",
-    "normalise_4",
-    "batch_norm_gradients",
-    "normalise_backward_1",
-    "normalise_backward_4",
-    "column_sums",
-    "group_norm",
-    "group_norm_backward",
-    "group_norm_gradients",
-    "gather",
-    "gather_own",
-    "gather_labels",
-    "gather_range",
-    "advance",
-    "pool_1",
-    "pool_4",
-    "pool_backward_1",
-    "pool_backward_4",
-    "normalise_pool_1",
-    "normalise_pool_4",
-    "normalise_pool_backward_1",
-    "normalise_pool_backward_4",
-    "average_pool",
-    "average_pool_backward",
-    "activation",
-    "activation_backward",
-    "mask_negative",
-    "add",
-    "accumulate",
-    "fill_zero",
-    "dropout",
-    "dropout_backward",
-    "cross_entropy",
-    "kl_divergence",
-    "distance",
-    "model_contrast",
-    "pool_and_normalise",
-    "similarities",
-    "relaxed_contrast",
-    "relaxed_contrast_gradient",
-    "record_loss",
-    "axpy",
-    "axpy_difference",
-    "weighted_sum",
-    "dots",
-    "projection_factor",
-    "count_projected",
-    "project",
-    "clip_factor",
-    "scale",
-    "begin_update",
-    "update",
-    "count_tokens",
-    "place_texts",
-    "place_tokens",
-    "embed",
-    "embed_backward_words",
-    "embed_backward_positions",
-    "embed_backward_types",
-    "sum_columns",
-    "layer_norm",
-    "layer_norm_sums",
-    "layer_norm_backward",
-    "pool_tokens",
-    "pool_tokens_backward",
-    "attention_1",
-    "attention_4",
-    "attention_backward_1",
-    "attention_backward_4",
-];
 
 impl Program {
     /// The machine code, from the cache of earlier runs or from the compiler.
@@ -218,12 +176,52 @@ mod tests {
         for (_, precision) in Precision::NAMES {
             for program in programs(precision, HOPPER_CAPABILITY, HOPPER_COMPILER) {
                 let cubin = program.compile().unwrap_or_else(|e| panic!("{e}"));
-                // Every kernel that the host asks for is in the machine code, by its name.
-                for kernel in program.kernels {
-                    let found = cubin.windows(kernel.len()).any(|w| w == kernel.as_bytes());
-                    assert!(found, "{} has no kernel {kernel}", program.name);
+                // Every kernel that the sources declare is in the machine code, by its name.
+                for Signature { name, .. } in program.kernels {
+                    let found = cubin.windows(name.len()).any(|w| w == name.as_bytes());
+                    assert!(found, "{} has no kernel {name}", program.name);
                 }
             }
         }
+    }
+
+    fn all_kernels() -> Vec<Signature> {
+        programs(Precision::Tf32, HOPPER_CAPABILITY, HOPPER_COMPILER).into_iter().flat_map(|p| p.kernels).collect()
+    }
+
+    #[test]
+    fn the_length_of_every_structure_that_a_kernel_takes_is_checked() {
+        let scalars = ["*", "int", "u32", "long long", "float", "double"];
+        for Signature { name, parameters } in all_kernels() {
+            let is_known =
+                |ty: &String| scalars.contains(&ty.as_str()) || STRUCTURES.iter().any(|(known, _)| known == ty);
+            assert!(!parameters.is_empty() && parameters.iter().all(is_known), "{name}: {parameters:?}");
+        }
+    }
+
+    #[test]
+    fn every_kernel_that_the_host_names_is_declared() {
+        let kernels = all_kernels();
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda");
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let mut n_named = 0;
+        for file in files.filter(|path| path.extension().is_some_and(|e| e == "rs") && !path.ends_with("programs.rs")) {
+            let text: String = std::fs::read_to_string(&file).unwrap().split_whitespace().collect();
+            for call in ["launch(", "each(", "each_of(", "each_row(", "sum_rows("] {
+                for rest in text.split(call).skip(1) {
+                    let rest = rest.strip_prefix("&format!(").unwrap_or(rest);
+                    let Some((name, _)) = rest.strip_prefix('"').and_then(|rest| rest.split_once('"')) else {
+                        continue;
+                    };
+                    let (start, end) = name.split_once('{').unwrap_or((name, ""));
+                    let start = start.rsplit('.').next().unwrap_or(start);
+                    let is_whole = end.is_empty();
+                    let fits = |k: &Signature| if is_whole { k.name == start } else { k.name.starts_with(start) };
+                    assert!(kernels.iter().any(fits), "{}: no kernel {name}", file.display());
+                    n_named += usize::from(!start.is_empty());
+                }
+            }
+        }
+        assert!(n_named > 50, "{n_named}");
     }
 }

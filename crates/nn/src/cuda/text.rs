@@ -63,14 +63,14 @@ pub(super) struct Texts {
 /// As `text.cu` takes them.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct DeviceTexts {
+pub(super) struct DeviceTexts {
     tokens: u64,
     rows: i32,
     batch: i32,
     starts: u64,
     counts: u64,
 }
-parameters!(DeviceTexts);
+parameters!(DeviceTexts = "Texts");
 
 impl Texts {
     /// Memory for batches of up to `batch` texts, where the network reads texts.

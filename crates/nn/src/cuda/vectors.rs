@@ -8,7 +8,7 @@ use crate::vector::Bounds;
 
 /// The bounds of a projection as `vector.cu` takes them.
 #[repr(C)]
-struct DeviceBounds {
+pub(super) struct DeviceBounds {
     eps: f64,
     norm_guard: f64,
     coefficient_max: f64,
@@ -16,7 +16,7 @@ struct DeviceBounds {
     from_round_start: i32,
     count: i32,
 }
-parameters!(DeviceBounds);
+parameters!(DeviceBounds = "Bounds");
 
 impl Cohort {
     fn n_params(&self) -> usize {

@@ -301,7 +301,6 @@ impl GroupNorm<'_> {
         let (c, image, isa) = (self.weight.len(), self.image, cpu.isa);
         let rows = Rows::of(image, c);
         let (per_group, n_images) = (c / self.groups, x.len() / image);
-        let n = (image / self.groups) as f64;
         let private = Private::new(&cpu.team, private);
         let (dz, sums_out) = (Shards::new(dz), Shards::new(&mut dparams[..n_images * 2 * c]));
         let residual = fused.residual.map(Sum::shards);
@@ -336,28 +335,34 @@ impl GroupNorm<'_> {
                 let total = |s: &[f32]| s[ch..].iter().step_by(c).map(|&v| f64::from(v)).sum::<f64>() as f32;
                 (out[ch], out[c + ch]) = (total(s2), total(s1));
             }
-            for group in 0..self.groups {
-                let channels = group * per_group..(group + 1) * per_group;
-                let weighted = |s: &[f32]| -> f64 {
-                    channels.clone().map(|ch| f64::from(self.weight[ch]) * f64::from(s[ch])).sum()
-                };
-                let (g2, g1) = (weighted(&out[..c]), weighted(&out[c..]));
-                let (mean, inv) = (f64::from(saved[group]), f64::from(saved[self.groups + group]));
-                // dx = 1/σ (γ dz − Σ(γ dz)/n − x̂ Σ(γ dz x̂)/n)
-                let b = -inv * inv * g2 / n;
-                let constant = -inv * g1 / n - b * mean;
-                for ch in channels {
-                    for copy in (ch..rows.period).step_by(c) {
-                        ca[copy] = (f64::from(self.weight[ch]) * inv) as f32;
-                        (cb[copy], cc[copy]) = (b as f32, constant as f32);
-                    }
-                }
-            }
+            self.gradient_coefficients(saved, out, [ca, cb, cc]);
             gradient_chunk(isa, dz, z, x, ca, cb, cc, dr);
         });
         for (out, offset) in [(dweight, 0), (dbias, c)] {
             for (ch, out) in out.iter_mut().enumerate() {
                 *out = (0..n_images).map(|i| f64::from(dparams[i * 2 * c + offset + ch])).sum::<f64>() as f32;
+            }
+        }
+    }
+
+    /// a, b and c of dx = a·dz + b·x + c for one image, from its statistics and its sums (2, C) of dz·x̂ and dz.
+    fn gradient_coefficients(&self, saved: &[f32], sums: &[f32], [ca, cb, cc]: [&mut [f32]; 3]) {
+        let c = self.weight.len();
+        let (per_group, n) = (c / self.groups, (self.image / self.groups) as f64);
+        for group in 0..self.groups {
+            let channels = group * per_group..(group + 1) * per_group;
+            let weighted =
+                |s: &[f32]| -> f64 { channels.clone().map(|ch| f64::from(self.weight[ch]) * f64::from(s[ch])).sum() };
+            let (g2, g1) = (weighted(&sums[..c]), weighted(&sums[c..]));
+            let (mean, inv) = (f64::from(saved[group]), f64::from(saved[self.groups + group]));
+            // dx = 1/σ (γ dz − Σ(γ dz)/n − x̂ Σ(γ dz x̂)/n)
+            let b = -inv * inv * g2 / n;
+            let constant = -inv * g1 / n - b * mean;
+            for ch in channels {
+                for copy in (ch..ca.len()).step_by(c) {
+                    ca[copy] = (f64::from(self.weight[ch]) * inv) as f32;
+                    (cb[copy], cc[copy]) = (b as f32, constant as f32);
+                }
             }
         }
     }
