@@ -7,8 +7,8 @@
 //! Departures from the paper: no validation set and no early stop, as in FedProj's comparison; it is FedProj with its
 //! projection off, and shares its code.
 
-use crate::distill::{Distill, DistillTargets};
 use crate::config::Config;
+use crate::distill::{Distill, DistillTargets};
 use crate::error::Result;
 use crate::fusion::Fusion;
 use crate::method::Method;

@@ -98,7 +98,11 @@ impl Method for FedEt {
             has_diversity.push(exists);
         }
         let (diversity, has_diversity, weight) = (&diversity[..], &has_diversity[..], self.diversity_weight);
-        round.distill(&distill, &DistillTargets::Consensus { labels: &labels, diversity, has_diversity, weight }, &previous)
+        round.distill(
+            &distill,
+            &DistillTargets::Consensus { labels: &labels, diversity, has_diversity, weight },
+            &previous,
+        )
     }
 }
 

@@ -147,11 +147,7 @@ impl FedProj {
             norm_guard: p.norm_guard,
             coefficient_max: if p.coefficient_max > 0.0 { p.coefficient_max } else { f64::INFINITY },
         };
-        ProjectionRule {
-            bounds,
-            scope: p.scope,
-            from_round_start: p.reference == Reference::RoundStart,
-        }
+        ProjectionRule { bounds, scope: p.scope, from_round_start: p.reference == Reference::RoundStart }
     }
 }
 

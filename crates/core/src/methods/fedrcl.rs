@@ -50,7 +50,8 @@ impl Method for FedRcl {
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let Self { temperature, threshold, contrast_weight, penalty_weight } = *self;
-        let contrast = Term::RelaxedContrast(RelaxedContrast { temperature, threshold, contrast_weight, penalty_weight });
+        let contrast =
+            Term::RelaxedContrast(RelaxedContrast { temperature, threshold, contrast_weight, penalty_weight });
         let off = contrast_weight == 0.0 && penalty_weight == 0.0;
         let objective = [Term::CrossEntropy, contrast];
         let g = step.gradient(Batch::Private, if off { &objective[..1] } else { &objective })?;
