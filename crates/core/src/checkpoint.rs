@@ -1,24 +1,19 @@
-//! Checkpoints: a server's whole state, either complete or not there; in one file, or in [`shards`] where that would be large.
+//! Checkpoints: a server's whole state in one file, which is complete or not there.
 //!
 //! Layout, little-endian: magic `FEDPROJC`, version u32, header length u64, header (JSON: rounds done, hash of the
 //! configuration, sections with name and length), all sections as f32 one after the other, BLAKE3 of everything before.
 
 use crate::error::{Error, Result};
+use crate::files::write_atomically;
 use crate::fusion::ServerState;
 use crate::memory::Targets;
-use crate::shards;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"FEDPROJC";
 const VERSION: u32 = 1;
 const HASH_BYTES: usize = 32;
-
-/// No file of a checkpoint is larger, so that a run can be carried over where files have a limit.
-pub(crate) const SHARD_BYTES_MAX: usize = 15 << 20;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,32 +23,8 @@ struct Header {
     sections: Vec<(String, usize)>,
 }
 
-/// Writes a file so that it appears complete or not at all: a temporary one, synced, then renamed.
-///
-/// # Errors
-/// If the directory cannot be written.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let temporary = path.with_extension("tmp");
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)?;
-        // The rename itself is only durable once the directory is.
-        match path.parent() {
-            Some(parent) => File::open(parent)?.sync_all(),
-            None => Ok(()),
-        }
-    };
-    write().map_err(|source| {
-        // What is left of a failed write is no use to anyone; the error tells the cause.
-        let _ = std::fs::remove_file(&temporary);
-        Error::Io { action: "write", path: path.into(), source }
-    })
-}
-
-/// Writes the state, in files of at most `shard_bytes_max`.
-pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str, shard_bytes_max: usize) -> Result<()> {
+/// Writes the state.
+pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str) -> Result<()> {
     let mut sections: Vec<(String, &[f32])> =
         vec![("weights".into(), &state.weights), ("buffers".into(), &state.buffers)];
     sections.extend(state.vectors.iter().map(|(name, v)| (format!("vector:{name}"), &v[..])));
@@ -83,14 +54,14 @@ pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str, shard_by
     }
     let hash = blake3::hash(&bytes);
     bytes.extend_from_slice(hash.as_bytes());
-    shards::write(path, &bytes, shard_bytes_max)
+    write_atomically(path, &bytes)
 }
 
 /// Reads a state that was saved under the same configuration.
 pub(crate) fn load(path: &Path, config_hash: &str) -> Result<ServerState> {
     let name = path.file_name().unwrap_or_default().display();
-    let hint = format!("hint: remove `{name}` to go on from the checkpoint before it");
-    let bytes = shards::read(path, &hint)?;
+    let hint = format!("hint: remove `{name}` to resume from the checkpoint before it");
+    let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
     let corrupt = |problem: &str| Error::Corrupt { path: path.into(), problem: format!("{problem}\n{hint}") };
     if bytes.len() < 20 + HASH_BYTES || &bytes[..8] != MAGIC {
         return Err(corrupt("not a checkpoint"));
@@ -160,16 +131,13 @@ mod tests {
     fn a_state_comes_back_bit_for_bit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.ckpt");
-        save(&path, &state(), "h", 50).unwrap();
-        assert_eq!(load(&path, "h").unwrap(), state());
-        assert!(std::fs::read_dir(dir.path()).unwrap().count() > 5);
-        save(&path, &state(), "h", 1 << 20).unwrap();
+        save(&path, &state(), "h").unwrap();
         let back = load(&path, "h").unwrap();
         assert_eq!(back, state());
         assert!(back.weights[1].is_sign_negative());
         // Empty targets are not the same as none: with labels as the target there are no logits, but a memory.
         let empty = ServerState { targets: Some(Arc::default()), ..state() };
-        save(&path, &empty, "h", 1 << 20).unwrap();
+        save(&path, &empty, "h").unwrap();
         assert_eq!(load(&path, "h").unwrap(), empty);
         assert!(load(&path, "other").unwrap_err().to_string().contains("another configuration"));
     }
@@ -178,7 +146,7 @@ mod tests {
     fn every_damage_is_an_error_that_names_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.ckpt");
-        save(&path, &state(), "h", 1 << 20).unwrap();
+        save(&path, &state(), "h").unwrap();
         let whole = std::fs::read(&path).unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();

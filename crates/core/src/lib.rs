@@ -12,6 +12,7 @@ mod distill;
 mod error;
 mod evaluate;
 mod experiment;
+mod files;
 mod fusion;
 mod gpu;
 mod loading;
@@ -22,13 +23,11 @@ mod presets;
 mod record;
 mod robust;
 mod run;
-mod shards;
 mod simulate;
 mod step;
 pub mod terms;
 mod trainer;
 
-pub use checkpoint::write_atomically;
 pub use config::{
     Config, DataConfig, Draw, FederationConfig, InitConfig, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
     ScheduleConfig,
@@ -40,6 +39,7 @@ pub use distill::{Anchor, DirectionConfig, Distill, DistillTargets, EnsembleWeig
 pub use error::{Error, Result};
 pub use evaluate::{Evaluator, Model, Outputs, Score};
 pub use experiment::Experiment;
+pub use files::{write_atomically, write_private};
 pub use fusion::{Fusion, ServerState};
 pub use memory::{BatchNormUse, MemoryConfig, Resample, Round0, Target, Targets};
 pub use method::Method;

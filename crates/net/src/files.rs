@@ -6,32 +6,12 @@ use std::path::Path;
 
 /// Writes a file so that it appears complete or not at all, and stays.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
-    fedproj_core::write_atomically(path, bytes).map_err(|error| match error {
-        fedproj_core::Error::Io { action, path, source } => Error::Io { action, path, source },
-        other => other.into(),
-    })
+    Ok(fedproj_core::write_atomically(path, bytes)?)
 }
 
-/// Writes a secret that only the owner may read.
+/// As [`write_synced`], for a secret that only the owner may read.
 pub(crate) fn write_private(path: &Path, text: &str) -> Result<()> {
-    #[cfg(unix)]
-    {
-        use std::io::Write;
-        use std::os::unix::fs::OpenOptionsExt;
-        let temporary = path.with_extension("tmp");
-        let mut options = std::fs::OpenOptions::new();
-        let options = options.write(true).create(true).truncate(true).mode(0o600);
-        let write = || -> std::io::Result<()> {
-            let mut file = options.open(&temporary)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            std::fs::rename(&temporary, path)
-        };
-        write().map_err(Error::io("write", path))?;
-        sync_dir(parent_of(path))
-    }
-    #[cfg(not(unix))]
-    write_synced(path, text.as_bytes())
+    Ok(fedproj_core::write_private(path, text.as_bytes())?)
 }
 
 /// Makes a folder, and those it lies in, where they are missing. Each is for the owner only, and synced into its parent: a

@@ -2,14 +2,14 @@
 
 use super::manifest::{Manifest, check_device};
 use super::stored::{config_text, hash_of, read_config, read_metrics, read_summary};
-use crate::checkpoint::{self, write_atomically};
+use crate::checkpoint;
 use crate::config::{Config, FederationConfig};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
+use crate::files::write_atomically;
 use crate::fusion::ServerState;
 use crate::record::{RoundRecord, Summary};
-use crate::shards;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -114,11 +114,13 @@ impl RunDir {
 
     /// Writes a checkpoint and removes all but the newest two.
     pub(super) fn checkpoint(&self, state: &ServerState) -> Result<()> {
-        let folder = self.dir.join("checkpoints");
-        let path = folder.join(format!("round-{:06}.ckpt", state.n_rounds_done));
-        checkpoint::save(&path, state, &self.config_hash, checkpoint::SHARD_BYTES_MAX)?;
-        let all: Vec<PathBuf> = checkpoints(&self.dir)?.into_iter().map(|(_, path)| path).collect();
-        shards::retain(&folder, "round-", &all[all.len().saturating_sub(2)..])
+        let path = self.dir.join("checkpoints").join(format!("round-{:06}.ckpt", state.n_rounds_done));
+        checkpoint::save(&path, state, &self.config_hash)?;
+        let all = checkpoints(&self.dir)?;
+        for (_, path) in &all[..all.len().saturating_sub(2)] {
+            std::fs::remove_file(path).map_err(Error::io("remove", path))?;
+        }
+        Ok(())
     }
 
     /// Writes what a finished run leaves: `metrics.csv`, the final model and `summary.json`.
