@@ -135,29 +135,16 @@ fn message(error: &anyhow::Error) -> String {
     text
 }
 
-/// 2 for what the user asked, 1 for what went wrong on the way.
+/// 2 where what was asked for is wrong, 1 where the run failed.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    use fedproj_core::Error as Core;
-    use fedproj_data::Error as Data;
-    if let Some(error) = error.downcast_ref::<fedproj_net::Error>() {
-        use fedproj_net::Error as Net;
-        return if matches!(error, Net::Config(_) | Net::Core(Core::Config(_))) { 2 } else { 1 };
-    }
-    let asked = match error.downcast_ref() {
-        Some(Core::Config(_) | Core::Network(fedproj_nn::Error::UnknownModel { .. })) => true,
-        Some(Core::Data(error)) => {
-            matches!(
-                error,
-                Data::UnknownDataset { .. }
-                    | Data::BadOption { .. }
-                    | Data::ImpossiblePartition { .. }
-                    | Data::ImpossibleSplit { .. }
-            )
-        }
-        _ => {
-            matches!(error.downcast_ref(), Some(fedproj_nn::Error::UnknownModel { .. }))
-                || matches!(error.downcast_ref(), Some(Data::UnknownDataset { .. }))
-        }
+    let is_usage = if let Some(error) = error.downcast_ref::<fedproj_net::Error>() {
+        error.is_usage()
+    } else if let Some(error) = error.downcast_ref::<fedproj_core::Error>() {
+        error.is_usage()
+    } else if let Some(error) = error.downcast_ref::<fedproj_data::Error>() {
+        error.is_usage()
+    } else {
+        error.downcast_ref::<fedproj_nn::Error>().is_some_and(fedproj_nn::Error::is_usage)
     };
-    if asked { 2 } else { 1 }
+    if is_usage { 2 } else { 1 }
 }

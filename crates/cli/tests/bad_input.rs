@@ -125,6 +125,25 @@ fn a_server_that_leaves_the_numbers_names_its_round() {
     check(folder.path(), &settings, 1, &["round 0", "weight of the global model is not finite", "hint"]);
 }
 
+#[test]
+fn exit_codes_part_what_was_asked_from_what_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    check(folder.path(), &["sede=3"], 2, &["unknown key"]);
+    // A file stands where the run's directory should be.
+    std::fs::write(path("a"), "not a directory").unwrap();
+    check(folder.path(), &["method.name=fedavg"], 1, &["`a`", "cannot create"]);
+    std::fs::remove_file(path("a")).unwrap();
+    // A damaged checkpoint of an unfinished run.
+    run(folder.path(), "a", &["method.name=fedavg", "federation.rounds=2"]);
+    std::fs::remove_file(path("a/summary.json")).unwrap();
+    std::fs::write(path("a/checkpoints/round-000002.ckpt"), "FEDPROJC, but nothing that follows").unwrap();
+    let resume = ["--resume", "method.name=fedavg", "federation.rounds=2"];
+    check(folder.path(), &resume, 1, &["round-000002.ckpt", "not a checkpoint", "hint: remove"]);
+    // Another configuration in the same directory is the user's choice.
+    check(folder.path(), &["--resume", "method.name=fedprox"], 2, &["another configuration"]);
+}
+
 /// `fedproj` where no file may grow beyond `n_blocks` of 512 or 1024 bytes, as the shell counts: a full disk for each file.
 fn on_a_full_disk(folder: &Path, n_blocks: u32, args: &[&str]) -> Command {
     let mut command = Command::new("sh");

@@ -40,7 +40,7 @@ pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str) -> Resul
         config_hash: config_hash.to_owned(),
         sections: sections.iter().map(|(name, v)| (name.clone(), v.len())).collect(),
     };
-    let header = serde_json::to_vec(&header).map_err(|e| Error::config(format!("checkpoint header: {e}")))?;
+    let header = serde_json::to_vec(&header).map_err(Error::internal("writing a checkpoint"))?;
     let n_floats: usize = sections.iter().map(|(_, v)| v.len()).sum();
     let mut bytes = Vec::with_capacity(20 + header.len() + 4 * n_floats + HASH_BYTES);
     bytes.extend_from_slice(MAGIC);

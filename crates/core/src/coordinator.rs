@@ -61,7 +61,8 @@ impl Coordinator {
     ) -> Result<Self> {
         let (expected, found) = (experiment.weights.len(), state.weights.len());
         if expected != found || experiment.buffers.len() != state.buffers.len() {
-            return Err(Error::config(format!("a state of {found} weights does not fit a network of {expected}")));
+            let problem = format!("a state of {found} weights does not fit a network of {expected}");
+            return Err(Error::Internal { what: "resuming", problem });
         }
         let (device, experiment) = (device.into(), Arc::new(experiment));
         #[allow(unused_mut, reason = "a GPU may take its place")]

@@ -1,4 +1,6 @@
-//! What can go wrong in a run, with the place where it did.
+//! What can go wrong in a run, with its place: key, file, round, client.
+//!
+//! [`Error::is_usage`] parts errors in two: what was asked for is wrong, or the run failed.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +11,7 @@ pub enum Error {
     /// A setting that cannot be used.
     #[error("{0}")]
     Config(String),
-    /// Data could not be read or dealt out.
+    /// Data could not be read or partitioned.
     #[error(transparent)]
     Data(#[from] fedproj_data::Error),
     /// The network or a vector does not fit.
@@ -70,6 +72,14 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// This program contradicts itself: not the user's fault, nor the disk's.
+    #[error("internal error: {what}: {problem}")]
+    Internal {
+        /// What was being done.
+        what: &'static str,
+        /// What went wrong.
+        problem: String,
+    },
     /// Another process writes to the run directory.
     #[error("`{}` is in use by another process; wait for it, or choose another directory with --out", .0.display())]
     Locked(PathBuf),
@@ -92,7 +102,23 @@ impl Error {
         move |source| Self::Io { action, path, source }
     }
 
-    /// Refuses a setting unless `ok`: `key = value: must be …`.
+    /// For `map_err` on what cannot fail unless this program is wrong.
+    pub(crate) fn internal<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |problem| Self::Internal { what, problem: problem.to_string() }
+    }
+
+    /// Whether what was asked for is wrong (exit code 2). Otherwise the run failed (exit code 1).
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Config(_) => true,
+            Self::Data(error) => error.is_usage(),
+            Self::Network(error) => error.is_usage(),
+            Self::Client { source, .. } => source.is_usage(),
+            _ => false,
+        }
+    }
+
+    /// Rejects a setting unless `ok`: `key = value: must be …`.
     ///
     /// # Errors
     /// [`Error::Config`] unless `ok`.

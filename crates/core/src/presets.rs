@@ -60,7 +60,7 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
             private_name(given) == "cinic10"
         ),
     };
-    toml::from_str(&text).map_err(|e| Error::config(format!("preset: {e}")))
+    toml::from_str(&text).map_err(Error::internal("reading a preset"))
 }
 
 /// Whether a run is on texts, as far as can be told by the data set's name.

@@ -122,6 +122,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether what was asked for is wrong; otherwise the data are.
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::UnknownDataset { .. }
+                | Self::BadOption { .. }
+                | Self::ImpossiblePartition { .. }
+                | Self::ImpossibleSplit { .. }
+        )
+    }
+
     /// Turns an I/O error into one that names the path; for `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Io { action, path: path.to_owned(), source }

@@ -65,6 +65,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether what was asked for is wrong; otherwise something failed on the way.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Config(_) => true,
+            Self::Core(error) => error.is_usage(),
+            Self::Data(error) => error.is_usage(),
+            _ => false,
+        }
+    }
+
     /// For `map_err` on file operations.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();

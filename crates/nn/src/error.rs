@@ -126,5 +126,12 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether what was asked for is wrong; otherwise something failed on the way.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::UnknownModel { .. })
+    }
+}
+
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

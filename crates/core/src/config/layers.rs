@@ -20,8 +20,7 @@ pub(crate) fn table_of(config: &Config) -> Result<Table> {
             _ => (),
         }
     }
-    let mut table =
-        Table::try_from(config).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))?;
+    let mut table = Table::try_from(config).map_err(Error::internal("writing the configuration"))?;
     table.iter_mut().for_each(|(_, v)| shorten(v));
     Ok(table)
 }

@@ -248,8 +248,7 @@ impl Config {
     /// # Errors
     /// Never for a configuration made by [`Config::from_layers`].
     pub fn to_toml(&self) -> Result<String> {
-        let table = table_of(self)?;
-        toml::to_string(&table).map_err(|e| Error::config(format!("cannot write the configuration: {e}")))
+        toml::to_string(&table_of(self)?).map_err(Error::internal("writing the configuration"))
     }
 
     /// Every key that the chosen method looks at, with its value as text; the tables of the other methods are left out.

@@ -55,7 +55,7 @@ impl RunDir {
             check_device(dir, &device)?;
             if !resume {
                 return Err(Error::config(format!(
-                    "`{}` holds an unfinished run of this configuration; go on with --resume, or choose another --out",
+                    "`{}` holds an unfinished run of this configuration; resume it with --resume, or choose another --out",
                     dir.display()
                 )));
             }
@@ -76,7 +76,7 @@ impl RunDir {
             write_atomically(&dir.join("config.toml"), text.as_bytes())?;
         }
         // Lines after the checkpoint, or half a line that a crash left, are dropped here.
-        let lines: String = rounds.iter().map(|r| line_of(r) + "\n").collect();
+        let lines = rounds.iter().map(line_of).collect::<Result<String>>()?;
         let path = dir.join("metrics.jsonl");
         write_atomically(&path, lines.as_bytes())?;
         let metrics = OpenOptions::new().append(true).open(&path).map_err(Error::io("open", &path))?;
@@ -98,9 +98,9 @@ impl RunDir {
     /// # Errors
     /// If the disk is full; what was on disk before stays.
     pub fn record(&mut self, record: RoundRecord, state: &ServerState, federation: &FederationConfig) -> Result<()> {
-        let path = self.dir.join("metrics.jsonl");
+        let (path, line) = (self.dir.join("metrics.jsonl"), line_of(&record)?);
         let mut append = || -> std::io::Result<()> {
-            self.metrics.write_all((line_of(&record) + "\n").as_bytes())?;
+            self.metrics.write_all(line.as_bytes())?;
             self.metrics.sync_data()
         };
         append().map_err(Error::io("append to", &path))?;
@@ -135,7 +135,7 @@ impl RunDir {
         fedproj_nn::weights::save(&path, &experiment.graph, &state.weights, &state.buffers)?;
         let cohort = config.federation.cohort(experiment.partition.n_clients());
         let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &self.rounds);
-        let text = serde_json::to_string_pretty(&summary).unwrap_or_default();
+        let text = serde_json::to_string_pretty(&summary).map_err(Error::internal("writing the summary"))?;
         write_atomically(&self.dir.join("summary.json"), text.as_bytes())?;
         Ok(summary)
     }
@@ -151,8 +151,9 @@ fn check_config(dir: &Path, config: &Config) -> Result<()> {
     )))
 }
 
-fn line_of(record: &RoundRecord) -> String {
-    serde_json::to_string(record).unwrap_or_default()
+/// A line of `metrics.jsonl`.
+fn line_of(record: &RoundRecord) -> Result<String> {
+    Ok(serde_json::to_string(record).map_err(Error::internal("writing a round's record"))? + "\n")
 }
 
 /// Checkpoints of a run, oldest first, by the number of rounds done.
