@@ -116,7 +116,6 @@ const SECTIONS: &[(&str, &[(&str, &str)])] = &[
         &[
             ("projection.mode", "\"conditional\", \"always\", \"soft\" or \"off\""),
             ("projection.warmup", "rounds without it at the start; below 1 a share of all rounds"),
-            ("projection.stop_round", "first round without it again; 0 is never"),
             ("projection.dropout", "chance that a client leaves it out for a round"),
             ("memory.size", "public samples in the memory"),
             ("memory.batch", "samples of one memory gradient"),

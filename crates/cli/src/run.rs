@@ -83,7 +83,7 @@ impl RunArgs {
             Some(out) if in_plan => out.join(&planned.id),
             Some(out) => out.clone(),
             None => {
-                let hash = blake3::hash(config.to_toml()?.as_bytes()).to_hex();
+                let hash = blake3::hash(config.identity()?.as_bytes()).to_hex();
                 let name = format!(
                     "{}-{}-seed{}-{}",
                     config.method.name,

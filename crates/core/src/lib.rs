@@ -3,6 +3,7 @@
 //! Start with [`Method`], then [`methods::FedProj`]; [`Simulation`] is the round loop, [`Run`] a run directory. Methods
 //! know nothing of sockets, files or clocks, so that a simulator and a server run the same code.
 
+mod authors;
 mod checkpoint;
 mod config;
 mod contributions;
@@ -20,6 +21,7 @@ mod memory;
 mod method;
 pub mod methods;
 mod presets;
+mod projection;
 mod record;
 mod robust;
 mod run;
@@ -28,6 +30,7 @@ mod step;
 pub mod terms;
 mod trainer;
 
+pub use authors::Authors;
 pub use config::{
     Config, DataConfig, Draw, FederationConfig, InitConfig, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
     ScheduleConfig,
@@ -41,9 +44,10 @@ pub use evaluate::{Evaluator, Model, Outputs, Score};
 pub use experiment::Experiment;
 pub use files::{write_atomically, write_private};
 pub use fusion::{Fusion, ServerState};
-pub use memory::{BatchNormUse, MemoryConfig, Resample, Round0, Target, Targets};
+pub use memory::{BatchNormUse, MemoryConfig, MemoryTarget, Resample, Round0, Targets};
 pub use method::Method;
 pub use presets::Preset;
+pub use projection::{DropoutUnit, Projection, ProjectionMode, Reference, Space};
 pub use record::{RoundRecord, Seconds, Summary};
 pub use robust::{RobustConfig, RobustRule};
 pub use run::{Manifest, Run, RunDir, StoredRun, Verified, VerifyPart, verify};

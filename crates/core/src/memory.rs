@@ -1,12 +1,14 @@
 //! The memory of public samples against which FedProj projects.
 
+use crate::error::{Error, Result};
+use crate::step::Term;
 use fedproj_nn::NormMode;
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 
 /// What stands in the memory (algorithms of the paper: M ⊆ D_pub with the ensemble's logits).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
     /// Public samples in the memory; all if there are fewer. The paper's code has 10 000 to 15 000.
     pub size: usize,
@@ -15,7 +17,7 @@ pub struct MemoryConfig {
     /// Whether the memory is drawn anew every round or once.
     pub resample: Resample,
     /// Whose logits are the target.
-    pub target: Target,
+    pub target: MemoryTarget,
     /// What is done before the first ensemble exists.
     pub round0: Round0,
     /// Temperature of the memory loss.
@@ -24,8 +26,6 @@ pub struct MemoryConfig {
     pub feature_weight: f32,
     /// Batch-norm statistics of the memory's forward pass.
     pub bn: BatchNormUse,
-    /// Compatibility with the authors' code: inputs and targets are cut to whole numbers before the memory loss.
-    pub integer_cast: bool,
 }
 
 impl Default for MemoryConfig {
@@ -34,13 +34,35 @@ impl Default for MemoryConfig {
             size: 10_000,
             batch: 256,
             resample: Resample::Round,
-            target: Target::Ensemble,
+            target: MemoryTarget::Ensemble,
             round0: Round0::Skip,
             temperature: 3.0,
             feature_weight: 0.0,
             bn: BatchNormUse::Batch,
-            integer_cast: false,
         }
+    }
+}
+
+impl MemoryConfig {
+    /// Whether all settings are in their ranges; `key` is their table in the configuration.
+    pub(crate) fn check(&self, key: &str) -> Result<()> {
+        let require =
+            |ok, name: &str, value: f32, expected| Error::require(ok, &format!("{key}.{name}"), value, expected);
+        require(self.size > 0, "size", 0.0, "at least 1")?;
+        require(self.batch > 0, "batch", 0.0, "at least 1")?;
+        require(self.temperature > 0.0, "temperature", self.temperature, "positive")?;
+        require(self.feature_weight >= 0.0, "feature_weight", self.feature_weight, "0 or positive")?;
+        let features = self.target == MemoryTarget::Labels && self.feature_weight > 0.0;
+        require(!features, "feature_weight", self.feature_weight, "0 where labels are the target")
+    }
+
+    /// The memory loss, and how many of the terms belong to it.
+    pub(crate) fn loss(&self) -> ([Term; 2], usize) {
+        let target = match self.target {
+            MemoryTarget::Labels => Term::CrossEntropy,
+            MemoryTarget::Ensemble | MemoryTarget::GlobalModel => Term::MemoryKl { temperature: self.temperature },
+        };
+        ([target, Term::MemoryFeatures { weight: self.feature_weight }], 1 + usize::from(self.feature_weight > 0.0))
     }
 }
 
@@ -57,7 +79,7 @@ pub enum Resample {
 /// The target of the memory loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Target {
+pub enum MemoryTarget {
     /// Mean logits of the previous round's clients.
     Ensemble,
     /// Logits of the global model after fusion.

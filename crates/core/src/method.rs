@@ -62,6 +62,11 @@ pub trait Method: Send + Sync + Debug {
         None
     }
 
+    /// Whether batches of the memory are cut to whole numbers, as FedProj's published code does.
+    fn truncates_memory(&self) -> bool {
+        false
+    }
+
     /// Targets of the memory before the first round, if the method has any then.
     ///
     /// # Errors

@@ -43,8 +43,9 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
             [model]
             init = 'authors'
             [method.fedproj]
-            projection = {{ warmup = 10, stop_round = 90, norm_guard = 1e-6, coefficient_max = 10.0 }}
-            memory = {{ size = 12500, bn = 'update', integer_cast = true }}
+            projection = {{ warmup = 10 }}
+            memory = {{ size = 12500, bn = 'update' }}
+            authors = {{ stop_round = 90, norm_guard = 1e-6, coefficient_max = 10.0, integer_cast = true }}
             distill = {{ batch = 128, alpha = 0.0 }}
             [method.feddf]
             distill = {{ batch = 128 }}

@@ -196,7 +196,7 @@ fn settings_of_the_memory_are_live() {
         "memory.target=global_model",
         "memory.temperature=1.0",
         "memory.feature_weight=0.1",
-        "memory.integer_cast=true",
+        "authors.integer_cast=true",
     ];
     check_live("fedproj", &[], &settings);
     check_live("fedproj", &["method.fedproj.projection.warmup=0"], &["memory.round0=global_model"]);
@@ -212,11 +212,11 @@ fn settings_of_the_projection_are_live() {
         "projection.scope=layer",
         "projection.warmup=2",
         "projection.warmup=0.9",
-        "projection.stop_round=2",
+        "authors.stop_round=2",
         "projection.dropout=0.5",
         "projection.eps=0.1",
-        "projection.norm_guard=1.0",
-        "projection.coefficient_max=0.1",
+        "authors.norm_guard=1.0",
+        "authors.coefficient_max=0.1",
     ];
     check_live("fedproj", &[], &settings);
     let long = ["local.epochs=6", "method.fedproj.distill.epochs=0"];

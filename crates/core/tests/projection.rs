@@ -138,8 +138,8 @@ fn a_clients_memory_loss_rises_without_projection_only() {
         let rise = record.memory_loss_after.unwrap() - record.memory_loss_before.unwrap();
         (rise, record.projection_rate.unwrap())
     };
-    let (plain, never) = rise("method.fedproj.projection.norm_guard=1e9");
-    let (projected, rate) = rise("method.fedproj.projection.norm_guard=0.0");
+    let (plain, never) = rise("method.fedproj.authors.norm_guard=1e9");
+    let (projected, rate) = rise("method.fedproj.authors.norm_guard=0.0");
     assert!(never == 0.0 && rate > 0.5, "projected {never} and {rate} of the steps");
     assert!(plain > 0.0, "without projection the memory loss falls by {plain:e}");
     assert!(projected < 0.2 * plain, "the memory loss rises by {projected:e}, without projection by {plain:e}");
@@ -165,7 +165,7 @@ fn nothing_is_projected_at_the_model_whose_own_logits_are_the_target() {
     assert!(record.memory_loss_before.is_some_and(|loss| loss.abs() < 1e-7), "{record:?}");
     assert!(apart(&moved, &fedavg) <= 1e-6 * norm(&fedavg), "projection moves the first step");
     // With a guard above rounding nothing is projected, and the round is FedAvg's bit for bit.
-    let guard = "method.fedproj.projection.norm_guard=1e-10";
+    let guard = "method.fedproj.authors.norm_guard=1e-10";
     let (record, moved) = run("fedproj", &[guard]);
     assert_eq!((record.projection_rate, moved), (Some(0.0), fedavg));
     // From the second step on the model has moved away from its target, and there is a gradient to compare with.
@@ -184,7 +184,7 @@ fn projection_is_off_during_warm_up_after_the_stop_and_for_dropped_clients() {
     assert_eq!(rates(&[]), [false, true, true, true, true]);
     assert_eq!(rates(&["method.fedproj.projection.warmup=3"]), [false, false, false, true, true]);
     assert_eq!(rates(&["method.fedproj.projection.warmup=0.5"]), [false, false, false, true, true]);
-    assert_eq!(rates(&["method.fedproj.projection.stop_round=3"]), [false, true, true, false, false]);
+    assert_eq!(rates(&["method.fedproj.authors.stop_round=3"]), [false, true, true, false, false]);
     assert_eq!(rates(&["method.fedproj.projection.dropout=1.0"]), [false; 5]);
     assert_eq!(rates(&["method.fedproj.projection.mode=off"]), [false; 5]);
 }

@@ -4,6 +4,7 @@
 //! keys are refused with the nearest known one.
 
 mod layers;
+mod legacy;
 mod local;
 
 pub(crate) use layers::{merge, table_of};
@@ -224,8 +225,10 @@ impl Config {
     /// Names the key that is unknown or the value that is out of range.
     pub fn from_layers(file: Option<&Table>, overrides: &[String]) -> Result<Self> {
         let mut given = file.cloned().unwrap_or_default();
+        legacy::translate(&mut given);
         for pair in overrides {
             set_path(&mut given, pair)?;
+            legacy::translate(&mut given);
         }
         let defaults = table_of(&Self::default())?;
         check_keys(&given, &defaults, "")?;
@@ -241,6 +244,28 @@ impl Config {
             .map_err(|e: toml::de::Error| Error::config(format!("configuration: {}", e.to_string().trim_end())))?;
         config.check()?;
         Ok(config)
+    }
+
+    /// A configuration that was written by [`Config::to_toml`], by this version or an earlier one. Keys that are missing
+    /// have their defaults.
+    ///
+    /// # Errors
+    /// Names the key that is unknown or the value of another type.
+    pub fn from_toml(text: &str) -> std::result::Result<Self, toml::de::Error> {
+        let mut table: Table = toml::from_str(text)?;
+        legacy::translate(&mut table);
+        table.try_into()
+    }
+
+    /// The configuration as TOML under the names that its keys had first. Its hash names a run, so that a run is found
+    /// again after a key has moved.
+    ///
+    /// # Errors
+    /// As [`Config::to_toml`].
+    pub fn identity(&self) -> Result<String> {
+        let mut table = table_of(self)?;
+        legacy::restore(&mut table);
+        toml::to_string(&table).map_err(Error::internal("writing the configuration"))
     }
 
     /// The whole configuration as TOML.

@@ -3,7 +3,7 @@
 use super::record::Op;
 use super::trainer::GpuTrainer;
 use crate::error::Result;
-use crate::memory::{MemoryConfig, Target};
+use crate::memory::{MemoryConfig, MemoryTarget};
 use crate::step::{Batch, Scope, Term};
 use crate::trainer::{VectorId, buffers_name};
 use fedproj_nn::cuda::{At, Batches, Cohort, Keys, LossTerm, Pass, RelaxedContrast, Rows, Target as LossTarget};
@@ -131,7 +131,7 @@ impl GpuTrainer {
 
     pub(super) fn gather_memory(&mut self, offset: usize) -> Result<()> {
         let Some(public) = &self.on.public else { return Ok(()) };
-        let cast = self.memory_config.as_ref().is_some_and(|m| m.integer_cast);
+        let cast = self.truncates_memory;
         self.cohort.gather(public, Batches::Memory, offset, cast)?;
         if let Some(logits) = &self.logits {
             self.cohort.gather_target(logits, Batches::Memory, offset, LossTarget::Logits, cast)?;
@@ -187,8 +187,8 @@ impl GpuTrainer {
         };
         self.cohort.forward(params, buffers, Pass { norm, dropout: Keys::None })?;
         let target = match config.target {
-            Target::Labels => Term::CrossEntropy,
-            Target::Ensemble | Target::GlobalModel => Term::MemoryKl { temperature: config.temperature },
+            MemoryTarget::Labels => Term::CrossEntropy,
+            MemoryTarget::Ensemble | MemoryTarget::GlobalModel => Term::MemoryKl { temperature: config.temperature },
         };
         let mut first = true;
         self.add_term(&target, &mut first)?;

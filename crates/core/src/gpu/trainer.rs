@@ -20,6 +20,7 @@ use std::time::Instant;
 pub(crate) struct GpuTrainer {
     pub(super) on: Arc<OnGpu>,
     pub(super) memory_config: Option<MemoryConfig>,
+    pub(super) truncates_memory: bool,
     pub(super) rule: Rule,
     pub(super) cohort: Cohort,
     pub(super) moments: Moments,
@@ -56,8 +57,7 @@ impl GpuTrainer {
     pub fn new(on: &Arc<OnGpu>, method: &dyn Method, lanes_max: usize) -> Result<Self> {
         let experiment = &on.experiment;
         let (graph, config) = (&experiment.graph, &experiment.config);
-        let memory_config = method.memory().cloned();
-        let batch = memory_config.as_ref().map_or(config.local.batch, |m| m.batch.min(m.size).max(config.local.batch));
+        let batch = method.memory().map_or(config.local.batch, |m| m.batch.min(m.size).max(config.local.batch));
         let taps = method.taps(graph);
         let options = |lanes| CohortOptions { lanes, batch, taps: &taps, training: true };
         // θ, two moments, two or three gradients, and what a method keeps.
@@ -65,14 +65,14 @@ impl GpuTrainer {
         let fitting = (on.gpu.free_bytes()? / 10 * 8 / per_lane).max(1);
         let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting.min(lanes_max));
         loop {
-            match Self::with_cohort(on, memory_config.clone(), &options(lanes)) {
+            match Self::with_cohort(on, method, &options(lanes)) {
                 Err(Error::Network(fedproj_nn::Error::GpuMemory { .. })) if lanes > 1 => lanes /= 2,
                 made => return made,
             }
         }
     }
 
-    fn with_cohort(on: &Arc<OnGpu>, memory_config: Option<MemoryConfig>, options: &CohortOptions<'_>) -> Result<Self> {
+    fn with_cohort(on: &Arc<OnGpu>, method: &dyn Method, options: &CohortOptions<'_>) -> Result<Self> {
         let experiment = &on.experiment;
         let cohort = Cohort::new(&on.gpu, &experiment.graph, options)?;
         let rule = experiment.config.local.optimizer.rule();
@@ -94,7 +94,8 @@ impl GpuTrainer {
             programs: Vec::new(),
             cohort,
             rule,
-            memory_config,
+            memory_config: method.memory().cloned(),
+            truncates_memory: method.truncates_memory(),
             on: Arc::clone(on),
         })
     }

@@ -75,7 +75,7 @@ pub(super) fn read_summary(dir: &Path) -> Result<Summary> {
 }
 
 pub(super) fn read_config(dir: &Path) -> Result<Config> {
-    toml::from_str(&config_text(dir)?)
+    Config::from_toml(&config_text(dir)?)
         .map_err(|e| Error::Corrupt { path: dir.join("config.toml"), problem: e.to_string() })
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Trainer, VectorId, buffers_name};
 use crate::error::Result;
-use crate::memory::{Cursor, MemoryConfig, Target};
+use crate::memory::{Cursor, MemoryConfig, MemoryTarget};
 use crate::step::{Place, Term};
 use crate::terms;
 use fedproj_nn::{Cpu, Loss, Mode, NodeId, NormMode, Options, Workspace};
@@ -40,7 +40,7 @@ impl Trainer {
         }
         gather_rows(&targets.logits, public.n_samples(), &self.indices, &mut self.target_logits);
         gather_rows(&targets.features, public.n_samples(), &self.indices, &mut self.target_features);
-        if self.memory_config.as_ref().is_some_and(|m| m.integer_cast) {
+        if self.truncates_memory {
             self.x.iter_mut().chain(&mut self.target_logits).for_each(|v| *v = v.trunc());
         }
     }
@@ -105,8 +105,8 @@ impl Trainer {
         let mut buffers = buffers.clone();
         self.ws.forward(params, &mut buffers, &self.x, Mode { norm, dropout: None })?;
         let target = match config.target {
-            Target::Labels => Loss::CrossEntropy { labels: &self.labels },
-            Target::Ensemble | Target::GlobalModel => Loss::kl(&self.target_logits, config.temperature),
+            MemoryTarget::Labels => Loss::CrossEntropy { labels: &self.labels },
+            MemoryTarget::Ensemble | MemoryTarget::GlobalModel => Loss::kl(&self.target_logits, config.temperature),
         };
         let mut loss = target.value(self.indices.len(), self.ws.output())?;
         if let Some(node) = self.ws.graph().features().filter(|_| config.feature_weight > 0.0) {

@@ -118,6 +118,7 @@ impl LocalTraining {
 pub(crate) struct Trainer {
     experiment: Arc<Experiment>,
     memory_config: Option<MemoryConfig>,
+    truncates_memory: bool,
     ws: Workspace,
     /// Made when a method first asks for an embedding.
     embed_ws: Option<Workspace>,
@@ -188,6 +189,7 @@ impl Trainer {
             cosine_total: 0.0,
             loss_total: 0.0,
             memory_config,
+            truncates_memory: method.truncates_memory(),
             experiment: Arc::clone(experiment),
         })
     }

@@ -144,7 +144,7 @@ async fn farewell(desk: &Desk) {
 fn run_name(authority: &Authority, config: &Config) -> Result<String> {
     let mut hasher = blake3::Hasher::new_derive_key("fedproj run 1");
     hasher.update(&authority.fingerprint()?);
-    hasher.update(config.to_toml()?.as_bytes());
+    hasher.update(config.identity()?.as_bytes());
     Ok(hasher.finalize().to_hex()[..16].to_owned())
 }
 

@@ -117,10 +117,8 @@ impl Contributions for Spooled {
 
     fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> fedproj_core::Result<()> {
         let Some(blob) = self.blob(at, part).filter(|_| !out.is_empty()) else { return Ok(()) };
-        read_values(&self.all[at].2, blob, from, out).map_err(|e| fedproj_core::Error::Internal {
-            what: "reading a contribution",
-            problem: e.to_string(),
-        })
+        read_values(&self.all[at].2, blob, from, out)
+            .map_err(|e| fedproj_core::Error::Internal { what: "reading a contribution", problem: e.to_string() })
     }
 }
 

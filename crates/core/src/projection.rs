@@ -1,0 +1,149 @@
+//! When and how FedProj projects a gradient: the choices that its paper leaves open.
+
+use crate::authors::Authors;
+use crate::error::{Error, Result};
+use crate::step::{ProjectionRule, Scope, Step, Vector};
+use fedproj_nn::vector::Bounds;
+use serde::{Deserialize, Serialize};
+
+/// When and how gradients are projected.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Projection {
+    /// Which gradients g are projected against the memory gradient r.
+    pub mode: ProjectionMode,
+    /// Weights at which the constraint must hold.
+    pub reference: Reference,
+    /// What is projected: the gradient or the optimiser's step.
+    pub space: Space,
+    /// What an inner product covers.
+    pub scope: Scope,
+    /// Rounds without projection at the start. Below 1: this share of all rounds, rounded up.
+    pub warmup: f64,
+    /// Probability that projection is left out, in [0, 1].
+    pub dropout: f64,
+    /// What one draw of `dropout` leaves out.
+    pub dropout_unit: DropoutUnit,
+    /// ε ≥ 0 in the denominator ‖r‖² + ε.
+    pub eps: f64,
+    /// Weight γ ≥ 0 of mode `soft`: the client descends CE + γ T² KL.
+    pub soft_weight: f32,
+}
+
+impl Default for Projection {
+    fn default() -> Self {
+        Self {
+            mode: ProjectionMode::Conditional,
+            reference: Reference::Step,
+            space: Space::Gradient,
+            scope: Scope::Global,
+            warmup: 0.1,
+            dropout: 0.0,
+            dropout_unit: DropoutUnit::ClientRound,
+            eps: 1e-8,
+            soft_weight: 1.0,
+        }
+    }
+}
+
+/// See [`Projection::mode`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProjectionMode {
+    /// Those with ⟨g, r⟩ < 0, as the paper's equation.
+    Conditional,
+    /// All, as the paper's Algorithm 1.
+    Always,
+    /// None: g + γ T² r takes the place of a projection.
+    Soft,
+    /// None: FedDF.
+    Off,
+}
+
+/// See [`Projection::reference`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reference {
+    /// The current weights, at every step.
+    Step,
+    /// The round's first weights: no projection while the memory loss is below theirs.
+    RoundStart,
+}
+
+/// See [`Projection::space`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Space {
+    /// The gradient, before the optimiser sees it.
+    Gradient,
+    /// The optimiser's step: the first-order guarantee then holds for any optimiser.
+    Update,
+}
+
+/// See [`Projection::dropout_unit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DropoutUnit {
+    /// A client's whole round.
+    ClientRound,
+    /// A single step.
+    Step,
+}
+
+impl Projection {
+    /// Whether all settings are in their ranges; `key` is their table in the configuration.
+    pub(crate) fn check(&self, key: &str) -> Result<()> {
+        let require =
+            |ok, name: &str, value: f64, expected| Error::require(ok, &format!("{key}.{name}"), value, expected);
+        require(self.warmup >= 0.0, "warmup", self.warmup, "rounds, or below 1 a share of them")?;
+        require((0.0..=1.0).contains(&self.dropout), "dropout", self.dropout, "in [0, 1]")?;
+        require(self.eps >= 0.0, "eps", self.eps, "0 or positive")?;
+        require(self.soft_weight >= 0.0, "soft_weight", self.soft_weight.into(), "0 or positive")
+    }
+
+    /// Whether a run projects at all.
+    pub(crate) fn is_on(&self) -> bool {
+        self.mode != ProjectionMode::Off
+    }
+
+    /// Whether this step takes a memory gradient.
+    pub(crate) fn applies(&self, step: &Step<'_>, authors: &Authors) -> bool {
+        let at = step.place();
+        let warmup = if self.warmup < 1.0 { (self.warmup * f64::from(at.n_rounds)).ceil() } else { self.warmup };
+        let in_time = f64::from(at.round) >= warmup && (authors.stop_round == 0 || at.round < authors.stop_round);
+        let kept = || match self.dropout_unit {
+            DropoutUnit::ClientRound => step.chance_of_round() >= self.dropout,
+            DropoutUnit::Step => step.chance_of_step() >= self.dropout,
+        };
+        self.is_on() && step.has_memory() && in_time && (self.dropout == 0.0 || kept())
+    }
+
+    /// One update along g, made compatible with the memory gradient r at temperature T.
+    pub(crate) fn update(
+        &self,
+        step: &mut Step<'_>,
+        g: Vector,
+        r: Vector,
+        temperature: f32,
+        authors: &Authors,
+    ) -> Result<()> {
+        let rule = self.rule(authors);
+        match (self.mode, self.space) {
+            (ProjectionMode::Soft, _) => step.add_scaled(g, self.soft_weight * temperature * temperature, r),
+            (_, Space::Update) => return step.update_projected(g, r, &rule),
+            (_, Space::Gradient) => step.project(g, r, &rule)?,
+        }
+        step.update(g);
+        Ok(())
+    }
+
+    fn rule(&self, authors: &Authors) -> ProjectionRule {
+        let bounds = Bounds {
+            always: self.mode == ProjectionMode::Always,
+            eps: self.eps,
+            norm_guard: authors.norm_guard,
+            coefficient_max: if authors.coefficient_max > 0.0 { authors.coefficient_max } else { f64::INFINITY },
+        };
+        ProjectionRule { bounds, scope: self.scope, from_round_start: self.reference == Reference::RoundStart }
+    }
+}
