@@ -2,8 +2,8 @@
 
 use crate::nets::Net;
 use anyhow::Result;
-use fedproj_nn::cuda::{At, Batches, Cohort, CohortOptions, Data, Gpu, Keys, LossTerm, NOBODY, Pass, Target, Vectors};
-use fedproj_nn::{Cpu, Graph, Init, Loss, Mode, NormMode, Options, Workspace};
+use fedproj_nn::cuda::{At, Batches, Cohort, Data, Gpu, LossTerm, NOBODY, Target, Vectors};
+use fedproj_nn::{Cpu, Dropout, Graph, Init, Loss, Mode, NormMode, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use std::sync::Arc;
 
@@ -114,7 +114,7 @@ pub fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: Nor
     let mut buffers = start.buffers.clone();
     let x = Samples::rows(&samples.x, n, &start.samples);
     let labels: Vec<u32> = start.samples.iter().map(|&i| samples.labels[i as usize]).collect();
-    ws.forward(&start.params, &mut buffers, &x, Mode { norm, dropout: Some(start.key) })?;
+    ws.forward(&start.params, &mut buffers, &x, Mode { norm, dropout: Dropout::Key(start.key) })?;
     let mut loss = ws.add_loss(g.output(), &Loss::CrossEntropy { labels: &labels }, 1.0)?;
     for (tap, target) in net.taps.iter().zip(&samples.targets).filter(|(tap, _)| !g.has_tokens(**tap)) {
         let target = Samples::rows(target, n, &start.samples);
@@ -140,14 +140,14 @@ fn networks(cohort: &Cohort, starts: &[Start]) -> Result<(Vectors, Vectors)> {
 /// On the GPU, by a cohort that does not train: the logits.
 pub fn gpu_evaluation(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start]) -> Result<Vec<Vec<f32>>> {
     let g = &net.graph;
-    let options = CohortOptions { lanes: starts.len(), batch: net.batch, taps: &[], training: false };
-    let mut cohort = Cohort::new(gpu, g, &options)?;
+    let options = Options { batch: net.batch, taps: &[], training: false };
+    let mut cohort = Cohort::new(gpu, g, starts.len(), &options)?;
     let data = Data::matrix(gpu, &samples.x, g.shape(g.input()).len())?;
     let (theta, buffers) = networks(&cohort, starts)?;
     let batches: Vec<_> = starts.iter().map(|start| start.padded(net.batch)).collect();
     cohort.set_table(Batches::Private, &batches, net.batch)?;
     cohort.gather(&data, Batches::Private, 0, false)?;
-    cohort.forward(theta.rows(), buffers.rows(), Pass::EVAL)?;
+    cohort.forward(theta.rows(), buffers.rows(), Mode::EVAL)?;
     let logits = |(lane, start): (usize, &Start)| Ok(cohort.read_value(g.output(), lane, start.samples.len())?);
     starts.iter().enumerate().map(logits).collect()
 }
@@ -155,8 +155,8 @@ pub fn gpu_evaluation(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[St
 /// On the GPU: all networks at once, short batches padded.
 pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], norm: NormMode) -> Result<Vec<Passed>> {
     let (g, n) = (&net.graph, samples.labels.len());
-    let options = CohortOptions { lanes: starts.len(), batch: net.batch, taps: &net.taps, training: true };
-    let mut cohort = Cohort::new(gpu, g, &options)?;
+    let options = Options { batch: net.batch, taps: &net.taps, training: true };
+    let mut cohort = Cohort::new(gpu, g, starts.len(), &options)?;
     let mut data = Data::matrix(gpu, &samples.x, g.shape(g.input()).len())?;
     data.set_labels(gpu, &samples.labels)?;
     let (theta, buffers) = networks(&cohort, starts)?;
@@ -175,11 +175,11 @@ pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], 
     cohort.set_table(Batches::DropoutKeys, &keys.collect::<Vec<_>>(), 2)?;
     // What that batch leaves behind must not show in the next.
     cohort.gather(&data, Batches::Private, 1, false)?;
-    cohort.forward(theta.rows(), buffers.rows(), Pass { norm: NormMode::Frozen, dropout: Keys::None })?;
+    cohort.forward(theta.rows(), buffers.rows(), Mode { norm: NormMode::Frozen, dropout: Dropout::Off })?;
     cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
     cohort.backward(theta.rows(), gradient.rows())?;
     cohort.gather(&data, Batches::Private, 0, false)?;
-    cohort.forward(theta.rows(), buffers.rows(), Pass { norm, dropout: Keys::OfStep })?;
+    cohort.forward(theta.rows(), buffers.rows(), Mode { norm, dropout: Dropout::OfStep })?;
     cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
     for (tap, target) in net.taps.iter().zip(&samples.targets).filter(|(tap, _)| !g.has_tokens(**tap)) {
         let target = Data::matrix(gpu, target, target.len() / n)?;

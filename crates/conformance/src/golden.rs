@@ -5,9 +5,8 @@ use crate::compare::{Group, difference};
 use crate::fixtures::Fixture;
 use crate::networks::Training;
 use anyhow::Result;
-use fedproj_nn::cuda::Pass;
 use fedproj_nn::models::{self, Norm, ResNet, Variant};
-use fedproj_nn::{Graph, Rule, Shape};
+use fedproj_nn::{Graph, Mode, Rule, Shape};
 
 const TOLERANCE: f64 = 1e-4;
 /// What is left of a difference of two nearly equal weights is less exact: PyTorch itself repeats updates to 1e-4.
@@ -64,7 +63,7 @@ pub fn check_model(suite: &Suite, group: &mut Group, name: &str, graph: &Graph, 
             }
         }
     }
-    training.forward(Pass::EVAL)?;
+    training.forward(Mode::EVAL)?;
     for lane in 0..start.len() {
         let what = format!("{name}, lane {lane}: logits in evaluation");
         group.compare(&what, &training.logits(lane)?, &fixture.floats("eval_logits")?, TOLERANCE);

@@ -5,9 +5,7 @@ use crate::backends::{random, random_labels};
 use crate::compare::Group;
 use anyhow::Result;
 use fedproj_core::terms;
-use fedproj_nn::cuda::{
-    At, Batches, Cohort, CohortOptions, Data, Gpu, LossTerm, NOBODY, Pass, RelaxedContrast, Target,
-};
+use fedproj_nn::cuda::{At, Batches, Cohort, Data, Gpu, LossTerm, NOBODY, RelaxedContrast, Target};
 use fedproj_nn::{Cpu, Direction, Graph, Loss, Mode, Options, Shape, Workspace};
 use std::sync::Arc;
 
@@ -103,8 +101,8 @@ fn graph(shape: Shape) -> Result<Graph> {
 fn on_gpu(gpu: &Arc<Gpu>, case: &Case, term: &LossTerm, after_another: bool) -> Result<Vec<(f64, Vec<f32>)>> {
     let (g, len, lanes) = (graph(case.shape)?, case.shape.len(), VALID.len());
     let node = g.input();
-    let options = CohortOptions { lanes, batch: BATCH, taps: &[node], training: true };
-    let mut cohort = Cohort::new(gpu, &g, &options)?;
+    let options = Options { batch: BATCH, taps: &[node], training: true };
+    let mut cohort = Cohort::new(gpu, &g, lanes, &options)?;
     let mut data = Data::matrix(gpu, &case.z, len)?;
     data.set_labels(gpu, &case.labels)?;
     let target = Data::matrix(gpu, &case.target, len)?;
@@ -135,7 +133,7 @@ fn on_gpu(gpu: &Arc<Gpu>, case: &Case, term: &LossTerm, after_another: bool) -> 
         gpu.synchronize()?;
     }
     let (theta, buffers) = (cohort.vectors(g.params().len())?, cohort.vectors(0)?);
-    cohort.forward(theta.rows(), buffers.rows(), Pass::EVAL)?;
+    cohort.forward(theta.rows(), buffers.rows(), Mode::EVAL)?;
     if after_another {
         cohort.add_loss(node, &LossTerm::AbsoluteError, Target::Logits, 1.0, true)?;
     }

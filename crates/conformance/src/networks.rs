@@ -4,9 +4,9 @@ use crate::Suite;
 use crate::backends::{random, random_labels, random_weights};
 use crate::compare::{Group, difference};
 use anyhow::Result;
-use fedproj_nn::cuda::{At, Batches, Cohort, CohortOptions, Data, Gpu, Keys, LossTerm, Moments, Pass, Target, Vectors};
+use fedproj_nn::cuda::{At, Batches, Cohort, Data, Gpu, LossTerm, Moments, Target, Vectors};
 use fedproj_nn::models::{self, Variant};
-use fedproj_nn::{Cpu, Graph, Loss, Mode, NormMode, Optimizer, Options, Rule, Shape, Workspace};
+use fedproj_nn::{Cpu, Dropout, Graph, Loss, Mode, NormMode, Optimizer, Options, Rule, Shape, Workspace};
 use std::sync::Arc;
 
 const TOLERANCE_ONE_STEP: f64 = 1e-4;
@@ -94,7 +94,7 @@ impl Reference {
 
     fn step(&mut self, x: &[f32], labels: &[u32]) -> Result<()> {
         let mut grad = vec![0.0; self.params.len()];
-        let (loss, mode) = (Loss::CrossEntropy { labels }, Mode { norm: NormMode::Update, dropout: None });
+        let (loss, mode) = (Loss::CrossEntropy { labels }, Mode { norm: NormMode::Update, dropout: Dropout::Off });
         self.ws.loss_gradient(&self.params, &mut self.buffers, x, &loss, mode, &mut grad)?;
         self.optimizer.step(self.ws.cpu(), &mut self.params, &grad, 1.0);
         Ok(())
@@ -123,8 +123,8 @@ impl Training {
         start: &[(Vec<f32>, Vec<f32>)],
     ) -> Result<Self> {
         let batch = labels.len();
-        let options = CohortOptions { lanes: start.len(), batch, taps: &[], training: true };
-        let mut cohort = Cohort::new(gpu, graph, &options)?;
+        let options = Options { batch, taps: &[], training: true };
+        let mut cohort = Cohort::new(gpu, graph, start.len(), &options)?;
         let mut data = Data::matrix(gpu, x, graph.shape(graph.input()).len())?;
         data.set_labels(gpu, labels)?;
         let mut theta = cohort.vectors(graph.params().len())?;
@@ -148,9 +148,9 @@ impl Training {
     }
 
     /// A forward pass alone.
-    pub fn forward(&mut self, pass: Pass) -> Result<()> {
+    pub fn forward(&mut self, mode: Mode) -> Result<()> {
         self.cohort.gather(&self.data, Batches::Private, 0, false)?;
-        Ok(self.cohort.forward(self.theta.rows(), self.buffers.rows(), pass)?)
+        Ok(self.cohort.forward(self.theta.rows(), self.buffers.rows(), mode)?)
     }
 
     pub fn step(&mut self) -> Result<()> {
@@ -164,7 +164,7 @@ impl Training {
     }
 
     fn launch_step(&mut self) -> Result<()> {
-        self.forward(Pass { norm: NormMode::Update, dropout: Keys::None })?;
+        self.forward(Mode { norm: NormMode::Update, dropout: Dropout::Off })?;
         let (output, theta) = (self.cohort.graph().output(), self.theta.rows());
         self.cohort.add_loss(output, &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
         self.cohort.record_loss(At::Private)?;

@@ -4,9 +4,9 @@ use crate::Suite;
 use crate::backends::random;
 use crate::compare::{Group, difference};
 use anyhow::Result;
-use fedproj_nn::cuda::{Batches, Cohort, CohortOptions, Gpu, Vectors};
+use fedproj_nn::cuda::{Batches, Cohort, Gpu, Vectors};
 use fedproj_nn::vector::{self, Bounds, Conflict};
-use fedproj_nn::{Cpu, Graph, Optimizer, Rule, Shape, clip_norm};
+use fedproj_nn::{Cpu, Graph, Optimizer, Options, Rule, Shape, clip_norm};
 use std::sync::Arc;
 
 const TOLERANCE: f64 = 1e-5;
@@ -30,8 +30,8 @@ struct Bench {
 
 impl Bench {
     fn new(gpu: &Arc<Gpu>, graph: &Graph) -> Result<Self> {
-        let options = CohortOptions { lanes: LANES, batch: 1, taps: &[], training: false };
-        Ok(Self { cohort: Cohort::new(gpu, graph, &options)?, n: graph.params().len() })
+        let options = Options { batch: 1, taps: &[], training: false };
+        Ok(Self { cohort: Cohort::new(gpu, graph, LANES, &options)?, n: graph.params().len() })
     }
 
     /// A vector a lane, made by `of`.

@@ -6,7 +6,7 @@ use crate::experiment::Experiment;
 use crate::fusion::ServerState;
 use crate::memory::{BatchNormUse, Targets};
 use crate::terms;
-use fedproj_nn::{Cpu, Direction, Loss, Mode, NodeId, Optimizer, Options, Workspace, vector};
+use fedproj_nn::{Cpu, Direction, Dropout, Loss, Mode, NodeId, Optimizer, Options, Workspace, vector};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 
@@ -156,7 +156,7 @@ impl Distill {
             StudentNorm::Frozen => BatchNormUse::Frozen,
             StudentNorm::Recalibrate => BatchNormUse::Batch,
         };
-        let mode = Mode { norm: norm.mode(), dropout: None };
+        let mode = Mode { norm: norm.mode(), dropout: Dropout::Off };
         let mut x = Vec::new();
         let mut loss_mean = 0.0;
         for epoch in 0..self.epochs {
@@ -182,7 +182,7 @@ impl Distill {
         }
         if self.bn == StudentNorm::Recalibrate {
             let all: Vec<u32> = (0..public.n_samples() as u32).collect();
-            let mode = Mode { norm: BatchNormUse::Update.mode(), dropout: None };
+            let mode = Mode { norm: BatchNormUse::Update.mode(), dropout: Dropout::Off };
             for indices in all.chunks(options.batch) {
                 x.resize(indices.len() * public.sample_len(), 0.0);
                 public.gather(indices, &mut x);

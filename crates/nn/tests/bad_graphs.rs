@@ -173,7 +173,8 @@ fn nodes_that_are_no_taps_are_named() {
     check(ws.inject(relu, |_, _| ()), &["`relu`", "tap"]);
     check(ws.add_loss(relu, &Loss::SquaredError { target: &[0.0; 12] }, 1.0), &["`relu`", "tap"]);
     // Without training there are values but no gradients.
-    let mut inference = Workspace::new(ws.graph(), &Options::inference(3), Cpu::new(1)).unwrap();
+    let mut inference =
+        Workspace::new(ws.graph(), &Options { training: false, ..Options::training(3) }, Cpu::new(1)).unwrap();
     inference.forward(&params, &mut [], &[0.5; 8], Mode::EVAL).unwrap();
     check(inference.add_loss(inference.graph().output(), &Loss::CrossEntropy { labels: &[0, 0] }, 1.0), &["`out`"]);
 }

@@ -156,7 +156,8 @@ fn inference_gives_the_bytes_of_a_training_workspace() {
             ws.forward(&params, &mut buffers, &x, Mode::EVAL).unwrap();
             (bits(ws.output()), ws.memory_bytes())
         };
-        let (training, inference) = (evaluate(Options::training(7)), evaluate(Options::inference(7)));
+        let (training, inference) =
+            (evaluate(Options::training(7)), evaluate(Options { training: false, ..Options::training(7) }));
         assert_eq!(training.0, inference.0, "{name}");
         assert!(inference.1 < training.1, "{name}: memory is used again without training");
     }

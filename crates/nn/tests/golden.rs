@@ -5,7 +5,7 @@
 
 use fedproj_nn::models::{self, BertConfig, Norm, Pooling, ResNet, Variant};
 use fedproj_nn::{
-    Cpu, Direction, Graph, Isa, Layout, Loss, Mode, Optimizer, Options, Rule, Schedule, Shape, Workspace,
+    Cpu, Direction, Dropout, Graph, Isa, Layout, Loss, Mode, Optimizer, Options, Rule, Schedule, Shape, Workspace,
 };
 use safetensors::SafeTensors;
 
@@ -106,7 +106,7 @@ fn check_model(name: &str, graph: &Graph) {
         let rule = Rule::Adam { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-3, weight_decay: 5e-5, decoupled: false };
         let mut adam = Optimizer::new(rule, params.len()).unwrap();
         // The fixtures have no dropout.
-        let mode = Mode { dropout: None, ..Mode::train(0) };
+        let mode = Mode { dropout: Dropout::Off, ..Mode::train(0) };
         for step in 1..=5 {
             let loss = Loss::CrossEntropy { labels: &labels };
             let value = ws.loss_gradient(&params, &mut buffers, &x, &loss, mode, &mut grad).unwrap();

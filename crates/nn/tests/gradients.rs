@@ -6,7 +6,7 @@
 
 mod reference;
 
-use fedproj_nn::{Activation, Cpu, Direction, Mode, NormMode, Options, Shape, Window, Workspace};
+use fedproj_nn::{Activation, Cpu, Direction, Dropout, Mode, NormMode, Options, Shape, Window, Workspace};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use reference::{
@@ -173,7 +173,7 @@ fn dropout_passes_the_gradient_of_what_it_kept() {
     for rate in [0.0, 0.25, 0.5, 0.9] {
         let net = Net::chain(Shape::image(5, 7, 9), &[TANH, Layer::Dropout(rate), Layer::Flatten, linear(5)]);
         let mut problem = Problem::at_output(net, 3, NormMode::Frozen, Kind::Squared, 5);
-        problem.mode = Mode { norm: NormMode::Frozen, dropout: Some(11) };
+        problem.mode = Mode { norm: NormMode::Frozen, dropout: Dropout::Key(11) };
         // What was kept can be read off the values, none of which is 0 before.
         let run = problem.run(Cpu::new(1), &[1, 2]);
         let mask = run.values[1].iter().zip(&run.values[0]).map(|(y, x)| f64::from(y / x)).collect();

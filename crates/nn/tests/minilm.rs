@@ -44,7 +44,7 @@ fn minilm_gives_the_published_vectors() {
     }
     let (mean, last) = (graph.features().unwrap(), graph.find("encoder.layer.2.output.LayerNorm").unwrap());
     for isa in Isa::available() {
-        let options = Options { taps: &[mean, last], ..Options::inference(cases.len()) };
+        let options = Options { taps: &[mean, last], training: false, ..Options::training(cases.len()) };
         let mut ws = Workspace::new(&graph, &options, Cpu::with_isa(1, isa)).unwrap();
         ws.forward(&params, &mut [], &x, Mode::EVAL).unwrap();
         let (means, tokens) = (ws.value(mean).unwrap(), ws.value(last).unwrap());

@@ -133,7 +133,7 @@ fn a_text_among_others_is_what_it_is_alone() {
     let params = graph.init_params(2, Init::Torch);
     let x = texts(&mut stream(4), 9, 70, Tables { vocabulary: 50, ..tables(36) });
     let features = graph.features().unwrap();
-    let options = Options { taps: &[features], ..Options::inference(9) };
+    let options = Options { taps: &[features], training: false, ..Options::training(9) };
     let mut ws = Workspace::new(&graph, &options, Cpu::new(1)).unwrap();
     ws.forward(&params, &mut [], &x, Mode::EVAL).unwrap();
     let together = bits(ws.value(features).unwrap());
@@ -165,7 +165,7 @@ fn an_empty_text_gives_numbers() {
 fn slots_that_hold_no_token_are_named() {
     let graph = encoder(Pooling::Mean);
     let params = graph.init_params(0, Init::Torch);
-    let mut ws = Workspace::new(&graph, &Options::inference(2), Cpu::new(1)).unwrap();
+    let mut ws = Workspace::new(&graph, &Options { training: false, ..Options::training(2) }, Cpu::new(1)).unwrap();
     for (value, said) in [
         (101.0, "token 50 is outside the vocabulary of 50"),
         (2.5, "2.5 is not"),

@@ -1,8 +1,8 @@
 //! The training step of a cohort on a GPU.
 
 use anyhow::{Context, Result};
-use fedproj_nn::cuda::{At, Batches, Cohort, CohortOptions, Data, Gpu, Keys, LossTerm, Pass, Precision, Target};
-use fedproj_nn::{Graph, Init, NormMode, Rule};
+use fedproj_nn::cuda::{At, Batches, Cohort, Data, Gpu, LossTerm, Precision, Target};
+use fedproj_nn::{Dropout, Graph, Init, Mode, NormMode, Options, Rule};
 use fedproj_rng::{Purpose, Stream};
 use std::time::Instant;
 
@@ -22,8 +22,8 @@ pub fn step(graph: &Graph, device: &str, precision: &str, clients: usize, x: &[f
     let sample = graph.shape(graph.input()).len();
     let n = x.len() / sample;
     let batch = n / clients;
-    let options = CohortOptions { lanes: clients, batch, taps: &[], training: true };
-    let mut cohort = Cohort::new(&gpu, graph, &options)?;
+    let options = Options { batch, taps: &[], training: true };
+    let mut cohort = Cohort::new(&gpu, graph, clients, &options)?;
     let mut stream = Stream::new(0, Purpose::Synthetic, [0, 1, 0]);
     let labels: Vec<u32> = (0..n).map(|_| stream.below(10)).collect();
     let mut data = Data::matrix(&gpu, x, sample)?;
@@ -42,7 +42,7 @@ pub fn step(graph: &Graph, device: &str, precision: &str, clients: usize, x: &[f
     cohort.set_table(Batches::Private, &(0..clients).map(own).collect::<Vec<_>>(), batch)?;
     cohort.set_table(Batches::LrFactors, &vec![vec![1.0f32.to_bits()]; clients], 1)?;
     cohort.set_table(Batches::DropoutKeys, &vec![vec![1, 2]; clients], 2)?;
-    let pass = Pass { norm: NormMode::Update, dropout: Keys::OfStep };
+    let pass = Mode { norm: NormMode::Update, dropout: Dropout::OfStep };
     let output = graph.output();
     let mut times = Vec::with_capacity(steps);
     for _ in 0..steps {

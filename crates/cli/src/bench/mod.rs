@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use fedproj_core::{Config, Experiment, Seconds, ServerState, Simulation, Targets};
 use fedproj_data::{Dataset, Normalisation, Partition, Samples};
 use fedproj_nn::models::{self, Variant};
-use fedproj_nn::{Cpu, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
+use fedproj_nn::{Cpu, Dropout, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use serde::Serialize;
 use std::sync::{Arc, Barrier};
@@ -223,7 +223,7 @@ impl Step {
             barrier.wait();
             let start = Instant::now();
             let loss = Loss::CrossEntropy { labels: &labels };
-            let dropout = (!self.no_dropout).then_some(u64::from(step));
+            let dropout = if self.no_dropout { Dropout::Off } else { Dropout::Key(u64::from(step)) };
             let mode = Mode { dropout, ..Mode::train(0) };
             ws.loss_gradient(&params, &mut buffers, &x, &loss, mode, &mut grad)?;
             adam.step(ws.cpu(), &mut params, &grad, 1.0);

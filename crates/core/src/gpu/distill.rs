@@ -4,10 +4,8 @@ use super::OnGpu;
 use crate::distill::{Anchor, DirectionConfig, Distill, DistillTargets, StudentNorm};
 use crate::error::{Error, Result};
 use crate::fusion::ServerState;
-use fedproj_nn::cuda::{
-    At, Batches, Cohort, CohortOptions, Data, Keys, LossTerm, Moments, NOBODY, Pass, Target, Vectors,
-};
-use fedproj_nn::{Direction, NodeId, NormMode, Rule};
+use fedproj_nn::cuda::{At, Batches, Cohort, Data, LossTerm, Moments, NOBODY, Target, Vectors};
+use fedproj_nn::{Direction, Dropout, Mode, NodeId, NormMode, Options, Rule};
 use fedproj_rng::{Purpose, Stream};
 
 /// What the student is trained towards, on the device.
@@ -78,7 +76,7 @@ impl OnGpu {
         if how.bn == StudentNorm::Recalibrate {
             for first in (0..n).step_by(batch) {
                 student.cohort.gather_range(public, first, batch.min(n - first), batch)?;
-                let pass = Pass { norm: NormMode::Update, dropout: Keys::None };
+                let pass = Mode { norm: NormMode::Update, dropout: Dropout::Off };
                 student.cohort.forward(student.theta.rows(), student.buffers.rows(), pass)?;
             }
         }
@@ -97,7 +95,7 @@ impl OnGpu {
     ) -> Result<Student> {
         let (graph, gpu) = (&self.experiment.graph, &self.gpu);
         let taps: Vec<NodeId> = graph.features().filter(|_| how.feature_weight > 0.0).into_iter().collect();
-        let cohort = Cohort::new(gpu, graph, &CohortOptions { lanes: 1, batch, taps: &taps, training: true })?;
+        let cohort = Cohort::new(gpu, graph, 1, &Options { batch, taps: &taps, training: true })?;
         let classes = graph.shape(graph.output()).len();
         let goal = match *targets {
             DistillTargets::Teacher(targets) => Goal {
@@ -148,7 +146,7 @@ impl Student {
         let output = cohort.graph().output();
         cohort.gather(public, Batches::Private, 0, false)?;
         cohort.gather_target(&goal.logits, Batches::Private, 0, Target::Logits, false)?;
-        cohort.forward(theta, buffers.rows(), Pass { norm, dropout: Keys::None })?;
+        cohort.forward(theta, buffers.rows(), Mode { norm, dropout: Dropout::Off })?;
         if let Some((labels, marks, weight)) = &goal.consensus {
             cohort.gather_labels(labels, Batches::Private)?;
             cohort.gather_marks(marks, Batches::Private)?;

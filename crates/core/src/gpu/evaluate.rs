@@ -4,8 +4,8 @@ use super::OnGpu;
 use crate::error::Result;
 use crate::evaluate::{Model, Outputs};
 use fedproj_data::Dataset;
-use fedproj_nn::NodeId;
-use fedproj_nn::cuda::{Cohort, CohortOptions, Pass, Vectors};
+use fedproj_nn::cuda::{Cohort, Vectors};
+use fedproj_nn::{Mode, NodeId, Options};
 use std::sync::Arc;
 
 /// Samples of a model in a pass, and most models side by side.
@@ -25,11 +25,11 @@ impl GpuEvaluator {
     pub fn new(on: &Arc<OnGpu>) -> Result<Self> {
         let experiment = &on.experiment;
         let taps: Vec<NodeId> = experiment.graph.features().into_iter().collect();
-        let options = |lanes| CohortOptions { lanes, batch: BATCH, taps: &taps, training: false };
-        let per_lane = Cohort::lane_bytes(&experiment.graph, &options(1)) + 4 * experiment.weights.len();
+        let options = Options { batch: BATCH, taps: &taps, training: false };
+        let per_lane = Cohort::lane_bytes(&experiment.graph, &options) + 4 * experiment.weights.len();
         let fitting = (on.gpu.free_bytes()? / 4 / per_lane).max(1);
         let wanted = experiment.config.federation.cohort(experiment.partition.n_clients());
-        let cohort = Cohort::new(&on.gpu, &experiment.graph, &options(wanted.min(LANES_MAX).min(fitting)))?;
+        let cohort = Cohort::new(&on.gpu, &experiment.graph, wanted.min(LANES_MAX).min(fitting), &options)?;
         Ok(Self {
             weights: cohort.vectors(experiment.weights.len())?,
             buffers: cohort.vectors(experiment.buffers.len())?,
@@ -67,7 +67,7 @@ impl GpuEvaluator {
             let mut found = self.cohort.vectors(features.map_or(0, |node| n * graph.shape(node).len()))?;
             for first in (0..n).step_by(BATCH) {
                 self.cohort.gather_range(samples, first, BATCH.min(n - first), BATCH)?;
-                self.cohort.forward(self.weights.rows(), self.buffers.rows(), Pass::EVAL)?;
+                self.cohort.forward(self.weights.rows(), self.buffers.rows(), Mode::EVAL)?;
                 self.cohort.keep_value(output, first, &mut logits)?;
                 if let Some(node) = features {
                     self.cohort.keep_value(node, first, &mut found)?;

@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::memory::{MemoryConfig, MemoryTarget};
 use crate::step::{Batch, Scope, Term};
 use crate::trainer::{VectorId, buffers_name};
-use fedproj_nn::cuda::{At, Batches, Cohort, Keys, LossTerm, Pass, RelaxedContrast, Rows, Target as LossTarget};
-use fedproj_nn::{Direction, NodeId, NormMode};
+use fedproj_nn::cuda::{At, Batches, Cohort, LossTerm, RelaxedContrast, Rows, Target as LossTarget};
+use fedproj_nn::{Direction, Dropout, Mode, NodeId, NormMode};
 
 impl GpuTrainer {
     /// Runs a program on the active lanes, recorded from its second use on.
@@ -110,13 +110,13 @@ impl GpuTrainer {
         let (pass, at) = match batch {
             Batch::Private => {
                 self.cohort.gather(&self.on.private, Batches::Private, 0, false)?;
-                (Pass { norm: NormMode::Update, dropout: Keys::OfStep }, At::Private)
+                (Mode { norm: NormMode::Update, dropout: Dropout::OfStep }, At::Private)
             }
             Batch::Memory => {
                 self.gather_memory(*offset)?;
                 *offset += 1;
                 let norm = self.memory_config.as_ref().map_or(NormMode::Frozen, |m| m.bn.mode());
-                (Pass { norm, dropout: Keys::None }, At::Memory)
+                (Mode { norm, dropout: Dropout::Off }, At::Memory)
             }
         };
         let theta = self.theta.rows();
@@ -185,7 +185,7 @@ impl GpuTrainer {
             NormMode::Update => NormMode::Batch,
             other => other,
         };
-        self.cohort.forward(params, buffers, Pass { norm, dropout: Keys::None })?;
+        self.cohort.forward(params, buffers, Mode { norm, dropout: Dropout::Off })?;
         let target = match config.target {
             MemoryTarget::Labels => Term::CrossEntropy,
             MemoryTarget::Ensemble | MemoryTarget::GlobalModel => Term::MemoryKl { temperature: config.temperature },

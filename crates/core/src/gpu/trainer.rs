@@ -8,8 +8,8 @@ use crate::method::Method;
 use crate::simulate::Progress;
 use crate::step::{Finish, Place, Step};
 use crate::trainer::{ClientResult, ClientState, Download, LocalStats, VectorId, buffers_name};
-use fedproj_nn::Rule;
-use fedproj_nn::cuda::{Batches, Cohort, CohortOptions, Data, Moments, NOBODY, Pass, Stats, Vectors};
+use fedproj_nn::cuda::{Batches, Cohort, Data, Moments, NOBODY, Stats, Vectors};
+use fedproj_nn::{Mode, Options, Rule};
 use fedproj_rng::{Purpose, Stream};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,22 +59,22 @@ impl GpuTrainer {
         let (graph, config) = (&experiment.graph, &experiment.config);
         let batch = method.memory().map_or(config.local.batch, |m| m.batch.min(m.size).max(config.local.batch));
         let taps = method.taps(graph);
-        let options = |lanes| CohortOptions { lanes, batch, taps: &taps, training: true };
+        let options = Options { batch, taps: &taps, training: true };
         // θ, two moments, two or three gradients, and what a method keeps.
-        let per_lane = Cohort::lane_bytes(graph, &options(1)) + 8 * 4 * graph.params().len();
+        let per_lane = Cohort::lane_bytes(graph, &options) + 8 * 4 * graph.params().len();
         let fitting = (on.gpu.free_bytes()? / 10 * 8 / per_lane).max(1);
         let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting.min(lanes_max));
         loop {
-            match Self::with_cohort(on, method, &options(lanes)) {
+            match Self::with_cohort(on, method, lanes, &options) {
                 Err(Error::Network(fedproj_nn::Error::GpuMemory { .. })) if lanes > 1 => lanes /= 2,
                 made => return made,
             }
         }
     }
 
-    fn with_cohort(on: &Arc<OnGpu>, method: &dyn Method, options: &CohortOptions<'_>) -> Result<Self> {
+    fn with_cohort(on: &Arc<OnGpu>, method: &dyn Method, lanes: usize, options: &Options<'_>) -> Result<Self> {
         let experiment = &on.experiment;
-        let cohort = Cohort::new(&on.gpu, &experiment.graph, options)?;
+        let cohort = Cohort::new(&on.gpu, &experiment.graph, lanes, options)?;
         let rule = experiment.config.local.optimizer.rule();
         Ok(Self {
             moments: cohort.moments(&rule)?,
@@ -456,7 +456,7 @@ impl GpuTrainer {
             for step in 0..n_batches {
                 // A lane with fewer batches gets padding; what it computes from that is never looked at.
                 self.cohort.gather(&self.on.private, Batches::Private, 0, false)?;
-                self.cohort.forward(params, buffers, Pass::EVAL)?;
+                self.cohort.forward(params, buffers, Mode::EVAL)?;
                 self.cohort.keep_value(node, step * batch, &mut self.embeddings[index])?;
                 self.cohort.advance(1, 0)?;
             }

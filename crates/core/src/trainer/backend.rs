@@ -5,7 +5,7 @@ use super::vectors::find_or_zeros;
 use super::{Trainer, VectorId, buffers_name};
 use crate::error::{Error, Result};
 use crate::step::{Backend, Batch, Place, ProjectionRule, Term};
-use fedproj_nn::{Buffer, Cpu, Graph, Mode, NodeId, clip_norm, vector};
+use fedproj_nn::{Buffer, Cpu, Dropout, Graph, Mode, NodeId, clip_norm, vector};
 
 impl Backend for Trainer {
     fn graph(&self) -> &Graph {
@@ -43,7 +43,7 @@ impl Backend for Trainer {
             Batch::Memory => {
                 self.gather_memory();
                 let bn = self.memory_config.as_ref().map_or(Mode::EVAL.norm, |m| m.bn.mode());
-                Mode { norm: bn, dropout: None }
+                Mode { norm: bn, dropout: Dropout::Off }
             }
         };
         self.ws.forward(&self.theta, &mut self.buffers, &self.x, mode)?;

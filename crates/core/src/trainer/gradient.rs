@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::memory::{Cursor, MemoryConfig, MemoryTarget};
 use crate::step::{Place, Term};
 use crate::terms;
-use fedproj_nn::{Cpu, Loss, Mode, NodeId, NormMode, Options, Workspace};
+use fedproj_nn::{Cpu, Dropout, Loss, Mode, NodeId, NormMode, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
 
 impl Trainer {
@@ -103,7 +103,7 @@ impl Trainer {
             _ => (&self.theta[..], &self.buffers),
         };
         let mut buffers = buffers.clone();
-        self.ws.forward(params, &mut buffers, &self.x, Mode { norm, dropout: None })?;
+        self.ws.forward(params, &mut buffers, &self.x, Mode { norm, dropout: Dropout::Off })?;
         let target = match config.target {
             MemoryTarget::Labels => Loss::CrossEntropy { labels: &self.labels },
             MemoryTarget::Ensemble | MemoryTarget::GlobalModel => Loss::kl(&self.target_logits, config.temperature),

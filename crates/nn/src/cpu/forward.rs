@@ -1,6 +1,6 @@
 //! The forward pass: each step reads values of earlier nodes and writes its own.
 
-use super::{Mode, Workspace, check_len, len_of, spans_mut};
+use super::{Workspace, check_len, len_of, spans_mut};
 use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
 use crate::kernels::attention::Attention;
@@ -10,13 +10,18 @@ use crate::kernels::layer_norm::LayerNorm;
 use crate::kernels::linear::Linear;
 use crate::kernels::norm::{BatchNorm, Fused, GroupNorm};
 use crate::kernels::{Sum, dropout, elementwise, embedding, pool};
+use crate::mode::{Dropout, Mode};
 
 impl Workspace {
-    /// Computes every node for the samples `x` (batch, H, W, C). Buffers move only in [`super::NormMode::Update`].
+    /// Computes every node for the samples `x` (batch, H, W, C). Buffers move only in [`crate::NormMode::Update`].
     ///
     /// # Errors
     /// If a vector does not fit the graph, or a text has a token that the network does not know.
+    ///
+    /// # Panics
+    /// If the mode is [`Dropout::OfStep`], which needs a cohort's lanes.
     pub fn forward(&mut self, params: &[f32], buffers: &mut [f32], x: &[f32], mode: Mode) -> Result<()> {
+        assert_ne!(mode.dropout, Dropout::OfStep, "a workspace has no table of dropout keys");
         check_len("the parameter vector", self.graph.params().len(), params.len())?;
         check_len("the buffer vector", self.graph.buffers().len(), buffers.len())?;
         let sample = self.graph.shape(self.graph.input()).len();

@@ -5,62 +5,12 @@ mod forward;
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, NodeId, Saved};
-use crate::kernels::{Buffer, Cpu, Isa, NormMode};
+use crate::kernels::{Buffer, Cpu, Isa};
 use crate::loss::Loss;
+use crate::mode::{Mode, Options};
 use crate::plan::Plan;
 use crate::tokens::Tokens;
-use fedproj_rng::{Purpose, philox4x32_10};
 use std::ops::Range;
-
-/// What a workspace is made for.
-#[derive(Clone, Debug)]
-pub struct Options<'a> {
-    /// The largest batch.
-    pub batch: usize,
-    /// Nodes whose values are read or whose gradients are added to, besides the output.
-    pub taps: &'a [NodeId],
-    /// Whether there will be backward passes; without them memory is used again layer by layer.
-    pub training: bool,
-}
-
-impl Options<'_> {
-    /// Training on batches of up to `batch` samples.
-    pub fn training(batch: usize) -> Self {
-        Self { batch, taps: &[], training: true }
-    }
-
-    /// Forward passes only.
-    pub fn inference(batch: usize) -> Self {
-        Self { batch, taps: &[], training: false }
-    }
-}
-
-/// How a forward pass treats batch-norm and dropout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mode {
-    /// The statistics of batch-norm.
-    pub norm: NormMode,
-    /// The key of the dropout masks; `None`: nothing is dropped.
-    pub dropout: Option<u64>,
-}
-
-impl Mode {
-    /// Evaluation: running statistics, no dropout.
-    pub const EVAL: Self = Self { norm: NormMode::Frozen, dropout: None };
-
-    /// Training; every step takes another dropout key.
-    pub fn train(dropout_key: u64) -> Self {
-        Self { norm: NormMode::Update, dropout: Some(dropout_key) }
-    }
-
-    /// The key of a node's mask, where the pass drops elements there.
-    fn drop_key(self, node: usize, rate: f32) -> Option<[u32; 2]> {
-        let key = self.dropout.filter(|_| rate > 0.0)?;
-        let words = [Purpose::Dropout as u32, node as u32, 0, 0];
-        let [k0, k1, ..] = philox4x32_10(words, [key as u32, (key >> 32) as u32]);
-        Some([k0, k1])
-    }
-}
 
 /// The memory and threads that execute a graph. After construction no pass allocates.
 #[derive(Debug)]

@@ -1,12 +1,13 @@
 //! The backward pass of a cohort: the steps of the plan from the last one back, launched for all lanes.
 
-use super::cohort::{Cohort, Keys};
+use super::cohort::Cohort;
 use super::gpu::{self, Parameter};
 use super::layers::{Pool, activation, chunks, norm_mode, vec_of};
 use super::memory::{Extent, Rows, Vectors};
 use super::products::{After, Operands, Won};
 use crate::error::{Error, Result};
 use crate::graph::{NodeId, Op};
+use crate::mode::Dropout;
 
 /// A gradient that a step adds to.
 #[derive(Clone, Copy)]
@@ -139,7 +140,7 @@ impl Cohort {
         let (vec, suffix) = vec_of(node.shape.c);
         let p: [&dyn Parameter; 10] = [&lanes, &valid, &pixels, &c, &rows, &summed, &dz, &z, &saved, &partial];
         self.launch(&format!("reduce_GRADIENT_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
-        let (mode, [w, ..]) = (norm_mode(self.pass.norm), self.params_of(step.node, params));
+        let (mode, [w, ..]) = (norm_mode(self.mode.norm), self.params_of(step.node, params));
         let ([dw, db, _], pixels) = (self.params_of(step.node, grad), node.shape.pixels() as i32);
         let p: [&dyn Parameter; 12] =
             [&lanes, &valid, &pixels, &c, &n_parts, &mode, &w, &saved, &partial, &factors, &dw, &db];
@@ -283,7 +284,7 @@ impl Cohort {
     /// The gradients of what was dropped in part, and of what was added to the rest.
     fn dropout_backward(&self, i: usize, rate: f32, dy: Rows, dx: Option<Sum>, residual: Option<Sum>) -> Result<()> {
         let extent = self.extent(self.plan.steps[i].out);
-        let is_on = self.pass.dropout == Keys::OfStep && rate > 0.0;
+        let is_on = self.mode.dropout == Dropout::OfStep && rate > 0.0;
         if is_on && let (Some(dx), Some((kept, stride))) = (dx, &self.kept[i].bytes) {
             let residual = residual.unwrap_or(Sum { rows: Rows::NONE, fresh: true });
             let p: [&dyn Parameter; 10] = [

@@ -8,47 +8,11 @@ use super::{conv, hopper, text};
 use crate::cpu::check_len;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, NodeId, Op, Saved};
-use crate::kernels::NormMode;
 use crate::kernels::pool::MaxPool;
+use crate::mode::{Mode, Options};
 use crate::plan::{Plan, Step};
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// Dropout masks are drawn with the lane's key of the current step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keys {
-    /// Nothing is dropped.
-    None,
-    /// The key of the lane's private step.
-    OfStep,
-}
-
-/// How a forward pass treats batch-norm and dropout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pass {
-    /// The statistics of batch-norm.
-    pub norm: NormMode,
-    /// Dropout.
-    pub dropout: Keys,
-}
-
-impl Pass {
-    /// Evaluation: running statistics, no dropout.
-    pub const EVAL: Self = Self { norm: NormMode::Frozen, dropout: Keys::None };
-}
-
-/// What a cohort is made for.
-#[derive(Clone, Debug)]
-pub struct CohortOptions<'a> {
-    /// Networks that are trained side by side.
-    pub lanes: usize,
-    /// The largest batch.
-    pub batch: usize,
-    /// Nodes whose values are read or whose gradients are added to, besides the output.
-    pub taps: &'a [NodeId],
-    /// Whether there will be backward passes.
-    pub training: bool,
-}
 
 /// What a lane has measured since [`Cohort::reset_lanes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -84,7 +48,7 @@ pub struct Cohort {
     pub(super) n_lanes: usize,
     pub(super) batch_max: usize,
     pub(super) batch: usize,
-    pub(super) pass: Pass,
+    pub(super) mode: Mode,
     /// Floats between the pixels of the input.
     pub(super) input_pitch: usize,
     pub(super) is_tap: Vec<bool>,
@@ -128,8 +92,8 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    fn new(gpu: &Gpu, graph: &Graph, step: &Step, options: &CohortOptions<'_>) -> Result<Self> {
-        let (lanes, n) = (options.lanes.max(1), options.batch.max(1));
+    fn new(gpu: &Gpu, graph: &Graph, step: &Step, lanes: usize, options: &Options<'_>) -> Result<Self> {
+        let n = options.batch.max(1);
         let Saved { floats, bytes } = step.saved(graph, n);
         let rows = |len: usize| if len == 0 { Ok(None) } else { vectors(gpu, lanes, len).map(Some) };
         let won = if step.pool.is_some() && options.training { n * graph.nodes[step.out].shape.len() } else { 0 };
@@ -140,13 +104,13 @@ impl Kept {
 }
 
 impl Cohort {
-    /// Memory for a cohort.
+    /// Memory for `lanes` networks that are trained side by side.
     ///
     /// # Errors
     /// If the GPU's memory is too small, or texts are too long for its attention.
-    pub fn new(gpu: &Arc<Gpu>, graph: &Graph, options: &CohortOptions<'_>) -> Result<Self> {
+    pub fn new(gpu: &Arc<Gpu>, graph: &Graph, lanes: usize, options: &Options<'_>) -> Result<Self> {
         graph.nodes.iter().try_for_each(text::check_attention)?;
-        let (k, n) = (options.lanes.max(1), options.batch.max(1));
+        let (k, n) = (lanes.max(1), options.batch.max(1));
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
         let input_pitch = input_pitch(graph, &observed);
         let takes_pool = |node: &Node, pool: &MaxPool| match &node.op {
@@ -163,7 +127,7 @@ impl Cohort {
         }
         let values = value_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
         let grads = plan.grad_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
-        let kept = plan.steps.iter().map(|step| Kept::new(gpu, graph, step, options));
+        let kept = plan.steps.iter().map(|step| Kept::new(gpu, graph, step, k, options));
         let kept = kept.collect::<Result<_>>()?;
         let channels_max = plan.steps.iter().map(|step| graph.nodes[step.node].shape.c).max().unwrap_or(1);
         let mut is_tap = vec![false; graph.nodes.len()];
@@ -202,7 +166,7 @@ impl Cohort {
             n_lanes: k,
             batch_max: n,
             batch: 0,
-            pass: Pass::EVAL,
+            mode: Mode::EVAL,
             graph: graph.clone(),
             gpu: Arc::clone(gpu),
         };
@@ -213,7 +177,7 @@ impl Cohort {
     }
 
     /// About the bytes that one lane takes: how many lanes fit is decided by this.
-    pub fn lane_bytes(graph: &Graph, options: &CohortOptions<'_>) -> usize {
+    pub fn lane_bytes(graph: &Graph, options: &Options<'_>) -> usize {
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
         let plan = Plan::new(graph, &observed, options.training, Some(&|_, _| false));
         let floats: usize = plan.value_len.iter().chain(&plan.grad_len).sum();

@@ -2,7 +2,7 @@
 
 use super::backward::Sum;
 use super::batches::Table;
-use super::cohort::{CHUNKS_MAX, Cohort, Keys, Pass};
+use super::cohort::{CHUNKS_MAX, Cohort};
 use super::conv::Div;
 use super::gpu::{self, Parameter, parameters};
 use super::memory::{Extent, Rows, Vectors};
@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
 use crate::kernels::pool::MaxPool;
 use crate::kernels::{Activation, NormMode};
+use crate::mode::{Dropout, Mode};
 use fedproj_rng::Purpose;
 use std::ops::Range;
 
@@ -98,9 +99,13 @@ impl Cohort {
     /// Computes every node for the gathered batch.
     ///
     /// # Errors
-    /// If the driver refuses.
-    pub fn forward(&mut self, params: Rows, buffers: Rows, pass: Pass) -> Result<()> {
-        self.pass = pass;
+    /// If the mode names a dropout key, which would be that of all lanes, or the driver refuses.
+    pub fn forward(&mut self, params: Rows, buffers: Rows, mode: Mode) -> Result<()> {
+        if let Dropout::Key(_) = mode.dropout {
+            let problem = "a cohort draws masks with the keys of its lanes' steps".into();
+            return Err(Error::Gpu { what: "dropout".into(), problem });
+        }
+        self.mode = mode;
         self.has_grad.fill(false);
         for i in 0..self.plan.steps.len() {
             self.run_step(i, params, buffers)?;
@@ -125,7 +130,7 @@ impl Cohort {
 
     /// What this pass drops at a node; nothing if the rate is 0.
     pub(super) fn drop_of(&self, node: usize, rate: f32) -> Result<Drop> {
-        let is_on = self.pass.dropout == Keys::OfStep && rate > 0.0;
+        let is_on = self.mode.dropout == Dropout::OfStep && rate > 0.0;
         let keys = if is_on { self.table(super::Batches::DropoutKeys)? } else { Table { at: 0, stride: 0, width: 0 } };
         Ok(Drop {
             keys,
@@ -189,7 +194,7 @@ impl Cohort {
                 self.each("average_pool", len, &[&lanes, &(len as i32), &pixels, &c, &x, &y])
             }
             Op::Add => self.each_of("add", extent, &[&lanes, &extent, &x, &self.value(node.inputs[1].0), &y]),
-            Op::Dropout { rate } if self.pass.dropout == Keys::OfStep && rate > 0.0 => {
+            Op::Dropout { rate } if self.mode.dropout == Dropout::OfStep && rate > 0.0 => {
                 let Some((kept, stride)) = &self.kept[i].bytes else { return Ok(()) };
                 let drop = self.drop_of(step.node, rate)?;
                 let p: [&dyn Parameter; 8] = [&lanes, &drop, &extent, &x, &residual, &y, &kept.at(), &(*stride as i64)];
@@ -215,7 +220,7 @@ impl Cohort {
         let (c, partial, lanes) = (node.shape.c, self.partial.rows(), self.lanes.at());
         let (chunk_rows, n_chunks) = chunks(self.batch * node.shape.pixels());
         let (c_i, pixels) = (c as i32, node.shape.pixels() as i32);
-        if self.pass.norm != NormMode::Frozen {
+        if self.mode.norm != NormMode::Frozen {
             if x == Rows::NONE {
                 let problem = "a cohort without training has frozen batch-norms only".into();
                 return Err(Error::Gpu { what: node.name.clone(), problem });
@@ -232,7 +237,7 @@ impl Cohort {
             &pixels,
             &c_i,
             &(n_chunks as i32),
-            &norm_mode(self.pass.norm),
+            &norm_mode(self.mode.norm),
             &x,
             &weight,
             &bias,

@@ -25,7 +25,7 @@ mod text;
 mod vectors;
 
 pub use batches::{Batches, NOBODY};
-pub use cohort::{Cohort, CohortOptions, Keys, Pass, Recording, Stats};
+pub use cohort::{Cohort, Recording, Stats};
 pub use gpu::{Gpu, Precision, Probe};
 pub use losses::{At, LossTerm, RelaxedContrast, Target};
 pub use memory::{Data, Rows, Vectors};

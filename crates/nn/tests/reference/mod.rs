@@ -7,8 +7,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use fedproj_nn::{
-    Activation, Cpu, Direction, Graph, Isa, Loss, Mode, NodeId, NormMode, Options, Role, Shape, Tables, Window,
-    Workspace,
+    Activation, Cpu, Direction, Dropout, Graph, Isa, Loss, Mode, NodeId, NormMode, Options, Role, Shape, Tables,
+    Window, Workspace,
 };
 use fedproj_rng::{Purpose, Stream};
 use std::collections::BTreeMap;
@@ -270,7 +270,7 @@ pub fn texts(s: &mut Stream, batch: usize, slots: usize, tables: Tables) -> Vec<
 }
 
 pub fn mode(norm: NormMode) -> Mode {
-    Mode { norm, dropout: None }
+    Mode { norm, dropout: Dropout::Off }
 }
 
 impl Problem {
