@@ -117,7 +117,7 @@ fn fuse(graph: &Graph, is_observed: &[bool], training: bool, more: Option<TakesP
             step.residual = graph.nodes[add].inputs.iter().map(|id| id.0).find(|&other| other != step.out);
             (step.out, position) = (add, add);
         }
-        if (is_norm || matches!(node.op, Op::Conv(_) | Op::Linear))
+        if (is_norm || node.convolution().is_some())
             && let Some(relu) = relu_after(step.out)
         {
             absorbed[relu] = true;

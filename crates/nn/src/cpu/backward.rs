@@ -143,7 +143,7 @@ impl Workspace {
         if step.relu {
             elementwise::mask_negative(cpu, y, dy);
         }
-        if matches!(node.op, Op::Conv(_) | Op::Linear) && node.has_bias() {
+        if node.has_bias() {
             norm::column_sums(cpu, dy, second, &mut scratch.shared);
         }
         match (node.op, dx) {

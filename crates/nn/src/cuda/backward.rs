@@ -227,7 +227,7 @@ impl Cohort {
             self.each_of("mask_negative", extent, &[&lanes, &extent, &y, &dy])?;
         }
         let [dw, bias, _] = self.params_of(step.node, grad);
-        if matches!(node.op, Op::Conv(_) | Op::Linear) && node.has_bias() {
+        if node.has_bias() {
             if self.tokens_of(step.node) == 0 {
                 let (chunk_rows, n_chunks) = chunks(len / c);
                 let (pixels, none) = (node.shape.pixels() as i32, Rows::NONE);

@@ -486,8 +486,8 @@ pub(super) const DOT_CHUNK: usize = 8192;
 fn input_pitch(graph: &Graph, observed: &[NodeId]) -> usize {
     let input = graph.input();
     let shape = graph.shape(input);
-    let readers = |op: fn(&Op) -> bool| graph.nodes.iter().filter(|n| n.inputs.contains(&input)).all(|n| op(&n.op));
-    let only_convolutions = readers(|op| matches!(op, Op::Conv(_)));
+    let mut readers = graph.nodes.iter().filter(|n| n.inputs.contains(&input));
+    let only_convolutions = readers.all(|n| n.convolution().is_some());
     if shape.pixels() > 1 && only_convolutions && !observed.contains(&input) {
         shape.c.next_multiple_of(4)
     } else {

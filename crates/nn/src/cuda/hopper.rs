@@ -3,7 +3,7 @@
 
 use super::conv::{Div, PARTS_LEN};
 use super::gpu::parameters;
-use crate::graph::{Graph, Node, Op};
+use crate::graph::{Graph, Node};
 use crate::kernels::conv::Conv;
 
 /// A kernel of products: its name, positions and channels of a tile.
@@ -167,9 +167,8 @@ impl Dense {
 
 /// Floats of the largest weights whose gradient of the input these kernels compute.
 pub(super) fn turned_len(graph: &Graph) -> usize {
-    let len = |node: &Node| match &node.op {
-        Op::Conv(c) if Strip::new(c, 1, true).is_some() => 9 * c.ci * c.co,
-        Op::Linear if node.packed => node.params[0].len(),
+    let len = |node: &Node| match node.convolution() {
+        Some(c) if node.packed || Strip::new(&c, 1, true).is_some() => node.params[0].len(),
         _ => 0,
     };
     graph.nodes.iter().map(len).max().unwrap_or(0)

@@ -6,7 +6,6 @@ use super::gpu::{Parameter, Pass, Precision, parameters};
 use super::hopper::{AT_ONCE, Dense, Strip, shared_bytes};
 use super::memory::Rows;
 use crate::error::{Error, Result};
-use crate::graph::Op;
 use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
 
@@ -73,16 +72,8 @@ impl Cohort {
     /// The convolution of a node, a linear layer being one of 1×1; its input's pitch, and whether its weights are aligned.
     fn convolution(&self, node: usize) -> Option<(Conv, usize, bool)> {
         let n = &self.graph.nodes[node];
-        let input = n.inputs.first()?.0;
-        let conv = match n.op {
-            Op::Conv(geometry) => geometry,
-            Op::Linear => {
-                let (ci, co) = (n.linear_inputs(), n.shape.c);
-                Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 }
-            }
-            _ => return None,
-        };
-        let pitch = if input == 0 && matches!(n.op, Op::Conv(_)) { self.input_pitch } else { conv.ci };
+        let conv = n.convolution()?;
+        let pitch = if n.inputs[0] == self.graph.input() { self.input_pitch } else { conv.ci };
         Some((conv, pitch, n.params[0].start.is_multiple_of(4)))
     }
 

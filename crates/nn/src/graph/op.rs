@@ -124,22 +124,14 @@ impl Node {
         self.params.iter().any(|span| !span.is_empty())
     }
 
-    /// Whether a convolution or linear layer has a bias.
-    pub fn has_bias(&self) -> bool {
-        !self.params[1].is_empty()
-    }
-
-    /// The inputs that meet in one output of a linear layer.
-    pub fn linear_inputs(&self) -> usize {
-        self.params[0].len() / self.shape.c
-    }
-
-    /// Floating-point operations of one sample's forward pass. Only products count.
-    pub fn flops(&self) -> usize {
-        match &self.op {
-            Op::Conv(g) => 2 * g.ho * g.wo * self.params[0].len(),
-            Op::Linear => 2 * self.shape.pixels() * self.params[0].len(),
-            Op::Attention { .. } => 4 * self.shape.w * self.shape.len(),
+    /// The convolution that its products compute; a linear layer is one of a single pixel.
+    pub fn convolution(&self) -> Option<Conv> {
+        match self.op {
+            Op::Conv(geometry) => Some(geometry),
+            Op::Linear => {
+                let (ci, co) = (self.linear_inputs(), self.shape.c);
+                Some(Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 })
+            }
             Op::Input
             | Op::BatchNorm
             | Op::GroupNorm { .. }
@@ -151,9 +143,26 @@ impl Node {
             | Op::Dropout { .. }
             | Op::Embedding
             | Op::LayerNorm { .. }
+            | Op::Attention { .. }
             | Op::FirstToken
-            | Op::MeanOfTokens => 0,
+            | Op::MeanOfTokens => None,
         }
+    }
+
+    /// Whether it adds a bias to its products.
+    pub fn has_bias(&self) -> bool {
+        self.convolution().is_some() && !self.params[1].is_empty()
+    }
+
+    /// The inputs that meet in one output of a linear layer.
+    pub fn linear_inputs(&self) -> usize {
+        self.params[0].len() / self.shape.c
+    }
+
+    /// Floating-point operations of one sample's forward pass. Only products count.
+    pub fn flops(&self) -> usize {
+        let products = self.convolution().map_or(0, |_| 2 * self.shape.pixels() * self.params[0].len());
+        if let Op::Attention { .. } = self.op { 4 * self.shape.w * self.shape.len() } else { products }
     }
 
     /// What it keeps of a batch of `n` samples.
