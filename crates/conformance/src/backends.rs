@@ -1,9 +1,10 @@
-//! One forward and backward pass of several networks, on the CPU one after another and on a GPU side by side.
+//! One forward and backward pass of several networks: on the CPU in turn, on a GPU side by side.
 
+use crate::compare::Group;
 use crate::nets::Net;
 use anyhow::Result;
 use fedproj_nn::cuda::{At, Batches, Cohort, Data, Gpu, LossTerm, NOBODY, Target, Vectors};
-use fedproj_nn::{Cpu, Dropout, Graph, Init, Loss, Mode, NormMode, Options, Workspace};
+use fedproj_nn::{Cpu, Dropout, Graph, Init, Isa, Loss, Mode, NormMode, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use std::sync::Arc;
 
@@ -82,7 +83,21 @@ pub struct Passed {
     pub loss: f64,
     pub gradient: Vec<f32>,
     pub buffers: Vec<f32>,
+    /// Gradients at the taps.
     pub taps: Vec<Vec<f32>>,
+}
+
+impl Passed {
+    /// Logits, and gradients of parameters and at taps.
+    pub fn compare(&self, group: &mut Group, what: &str, net: &Net, expected: &Self, tolerance: f64) {
+        group.compare(&format!("{what} logits"), &self.logits, &expected.logits, tolerance);
+        let (place, params) = (format!("{what} gradient of"), net.graph.params());
+        group.compare_tensors(&place, params, &self.gradient, &expected.gradient, tolerance);
+        for ((tap, found), expected) in net.taps.iter().zip(&self.taps).zip(&expected.taps) {
+            let place = format!("{what} gradient at {}", net.graph.name(*tap));
+            group.compare(&place, found, expected, tolerance);
+        }
+    }
 }
 
 impl Samples {
@@ -103,11 +118,41 @@ impl Samples {
     }
 }
 
-/// Passes of several networks with dropout, on whatever device.
-pub type PassOf<'a> = &'a dyn Fn(&Net, &Samples, &[Start], NormMode) -> Result<Vec<Passed>>;
+/// Where networks are computed.
+pub enum Backend {
+    /// The instruction set and the number of threads.
+    Cpu(Isa, usize),
+    Gpu(Arc<Gpu>),
+}
+
+impl Backend {
+    /// The fastest instruction set of this CPU.
+    pub fn cpu(n_threads: usize) -> Self {
+        Self::Cpu(Isa::detect(), n_threads)
+    }
+
+    /// What names of comparisons begin with; empty for a GPU, the only one of its suite.
+    pub fn prefix(&self) -> String {
+        match self {
+            Self::Cpu(isa, _) => format!("{isa:?}: "),
+            Self::Gpu(_) => String::new(),
+        }
+    }
+
+    /// A pass of each network, with dropout.
+    pub fn pass(&self, net: &Net, samples: &Samples, starts: &[Start], norm: NormMode) -> Result<Vec<Passed>> {
+        match self {
+            Self::Cpu(isa, n_threads) => {
+                let pass = |start| cpu_pass(Cpu::with_isa(*n_threads, *isa), net, samples, start, norm);
+                starts.iter().map(pass).collect()
+            }
+            Self::Gpu(gpu) => gpu_pass(gpu, net, samples, starts, norm),
+        }
+    }
+}
 
 /// On the CPU: batches are as short as they are.
-pub fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: NormMode) -> Result<Passed> {
+fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: NormMode) -> Result<Passed> {
     let (g, n) = (&net.graph, samples.labels.len());
     let options = Options { batch: net.batch, taps: &net.taps, training: true };
     let mut ws = Workspace::new(g, &options, cpu)?;

@@ -1,4 +1,4 @@
-//! Every method and switch for two rounds on the embedded digits: the device against the CPU.
+//! Every method and switch for two rounds on the embedded digits: a GPU against the CPU, or two threads against one.
 
 use crate::Suite;
 use crate::compare::{Group, difference};
@@ -101,26 +101,37 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
         for (method, overrides) in cases {
             let what = [&[*method], &base[..base.len().min(1)], *overrides].concat().join(" ");
             let all = [base, *overrides].concat();
-            group.attempt(&what.clone(), |group| {
-                let found = simulation(method, &all, suite.device.clone())?;
-                let expected = simulation(method, &all, Device::from(2))?;
-                Case { what, tolerance, group }.compare(found, expected)
-            });
+            compare(suite, group, what, tolerance, &|device| simulation(method, &all, device));
         }
     }
     Ok(())
 }
 
+/// A simulation on the device beside the same on the device's reference.
+pub fn compare(
+    suite: &Suite,
+    group: &mut Group,
+    what: String,
+    tolerance: f64,
+    simulation: &dyn Fn(Device) -> Result<Simulation>,
+) {
+    group.attempt(&what.clone(), |group| {
+        let (reference, share) = suite.reference();
+        let (found, expected) = (simulation(suite.device.clone())?, simulation(reference)?);
+        Case { what, tolerance: share * tolerance, group }.compare(found, expected)
+    });
+}
+
 /// A case and where its findings go.
-pub struct Case<'a> {
-    pub what: String,
-    pub tolerance: f64,
-    pub group: &'a mut Group,
+struct Case<'a> {
+    what: String,
+    tolerance: f64,
+    group: &'a mut Group,
 }
 
 impl Case<'_> {
     /// Two rounds of either.
-    pub fn compare(&mut self, mut found: Simulation, mut expected: Simulation) -> Result<()> {
+    fn compare(&mut self, mut found: Simulation, mut expected: Simulation) -> Result<()> {
         let (init, init_buffers) = (expected.state().weights.clone(), expected.state().buffers.clone());
         for round in 1..=2 {
             let records = (found.round(&|_| ())?, expected.round(&|_| ())?);

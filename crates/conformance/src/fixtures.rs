@@ -11,8 +11,10 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    pub fn open(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    /// The file `name` of a folder, without its ending.
+    pub fn open(folder: &Path, name: &str) -> Result<Self> {
+        let path = folder.join(name).with_extension("safetensors");
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
         Ok(Self { bytes })
     }
 

@@ -17,16 +17,20 @@ mod reruns;
 mod slopes;
 mod texts;
 mod traces;
+mod training;
 mod vectors;
 
 pub use compare::Worst;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use backends::Backend;
 use compare::Group;
 use fedproj_core::Device;
+use fedproj_nn::Isa;
 use fedproj_nn::cuda::{Gpu, Precision};
+use fixtures::Fixture;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What is tested, and with what.
@@ -41,26 +45,26 @@ pub struct Suite {
 }
 
 /// What a group cannot run without.
+#[derive(PartialEq)]
 enum Needs {
     Nothing,
     Gpu,
     Fixtures,
-    Both,
 }
 
 type Check = fn(&Suite, &mut Group) -> Result<()>;
 
 /// All groups, from the smallest part to the whole.
 const GROUPS: [(&str, Needs, Check); 12] = [
-    ("layers", Needs::Gpu, layers::check),
+    ("layers", Needs::Nothing, layers::check),
     ("precisions", Needs::Gpu, precisions::check),
     ("losses", Needs::Gpu, losses::check),
-    ("slopes", Needs::Gpu, slopes::check),
+    ("slopes", Needs::Nothing, slopes::check),
     ("optimisers", Needs::Gpu, vectors::check_optimisers),
     ("vectors", Needs::Gpu, vectors::check_vectors),
-    ("golden", Needs::Both, golden::check),
+    ("golden", Needs::Fixtures, golden::check),
     ("networks", Needs::Gpu, networks::check),
-    ("text", Needs::Gpu, texts::check),
+    ("text", Needs::Nothing, texts::check),
     ("traces", Needs::Fixtures, traces::check),
     ("methods", Needs::Nothing, digits::check),
     ("reruns", Needs::Nothing, reruns::check),
@@ -109,30 +113,46 @@ impl Suite {
     }
 
     fn verdict(&self, group: &'static str, needs: &Needs, check: Check) -> Verdict {
-        let needs_gpu = matches!(needs, Needs::Gpu | Needs::Both);
-        let needs_fixtures = matches!(needs, Needs::Fixtures | Needs::Both);
-        let missing = match (needs_gpu && self.gpu.is_none(), needs_fixtures && self.fixtures.is_none()) {
-            (true, _) => Some("GPU only"),
-            (_, true) => Some("no fixtures here; name their folder with --fixtures"),
-            _ => None,
+        let skipped = |why: &str| {
+            let messages = vec![why.to_owned()];
+            Verdict { group, status: "skipped", comparisons: 0, worst: None, messages }
         };
-        if let Some(why) = missing {
-            return Verdict { group, status: "skipped", comparisons: 0, worst: None, messages: vec![why.into()] };
+        if *needs == Needs::Gpu && self.gpu.is_none() {
+            return skipped("GPU only");
+        }
+        if *needs == Needs::Fixtures && self.fixtures.is_none() {
+            return skipped("no fixtures here; name their folder with --fixtures");
         }
         let mut found = Group::default();
         if let Err(error) = check(self, &mut found) {
             found.fail(format!("{error:#}"));
+        }
+        if found.n_compared == 0 && found.failures.is_empty() {
+            return skipped("nothing to compare with: this CPU has one instruction set");
         }
         let status = if found.failures.is_empty() { "ok" } else { "failed" };
         Verdict { group, status, comparisons: found.n_compared, worst: found.worst, messages: found.failures }
     }
 
     fn gpu(&self) -> Result<&Arc<Gpu>> {
-        self.gpu.as_ref().ok_or_else(|| anyhow::anyhow!("there is no GPU to test"))
+        self.gpu.as_ref().context("there is no GPU to test")
     }
 
-    fn fixture(&self, path: &str) -> Result<PathBuf> {
-        let folder: &Path = self.fixtures.as_deref().ok_or_else(|| anyhow::anyhow!("there are no fixtures"))?;
-        Ok(folder.join(path))
+    /// All ways to compute on the device: a GPU has one, the CPU one per instruction set.
+    fn backends(&self) -> Vec<Backend> {
+        match &self.gpu {
+            Some(gpu) => vec![Backend::Gpu(gpu.clone())],
+            None => Isa::available().into_iter().map(|isa| Backend::Cpu(isa, 1)).collect(),
+        }
+    }
+
+    /// What methods on the device are compared with, and within which share of a tolerance: a GPU with the CPU; the CPU with one
+    /// thread of it, from which not a bit may differ.
+    fn reference(&self) -> (Device, f64) {
+        if self.gpu.is_some() { (Device::from(2), 1.0) } else { (Device::from(1), 0.0) }
+    }
+
+    fn fixture(&self, name: &str) -> Result<Fixture> {
+        Fixture::open(self.fixtures.as_deref().context("there are no fixtures")?, name)
     }
 }

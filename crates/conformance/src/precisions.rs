@@ -1,12 +1,12 @@
-//! The faster products (tf32, bf16) against the CPU, on convolutions of the shapes that they have kernels of their own for.
+//! The faster products (tf32, bf16) against the CPU, on convolutions of shapes that have kernels of their own.
 
 use crate::Suite;
-use crate::backends::{Samples, Start, cpu_pass, gpu_evaluation, gpu_pass, random_weights};
+use crate::backends::{Backend, Samples, Start, gpu_evaluation, gpu_pass, random_weights};
 use crate::compare::Group;
 use crate::nets::{self, Net};
 use anyhow::Result;
+use fedproj_nn::NormMode;
 use fedproj_nn::cuda::{Gpu, Precision};
-use fedproj_nn::{Cpu, NormMode};
 use std::sync::Arc;
 
 /// What rounding of the factors leaves over two layers: 10 and 7 bits. A wrong place or a missing margin shows as 1e-1.
@@ -29,12 +29,11 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     Ok(())
 }
 
-/// A pass of a cohort that does not train, whose first layer takes in its max-pool, against one that does.
+/// A pass of a cohort that does not train, whose first layer fuses its max-pool, against one that does.
 fn check_evaluation(group: &mut Group, gpu: &Arc<Gpu>, net: &Net) {
     let what = format!("{} in {}", net.name, gpu.precision().name());
     group.attempt(&what, |group| {
-        let samples = Samples::new(net, LANES * net.batch);
-        let mut starts: Vec<Start> = (0..LANES).map(|lane| start(net, lane)).collect();
+        let (samples, mut starts) = draw(net);
         let trained = gpu_pass(gpu, net, &samples, &starts, NormMode::Update)?;
         for (start, passed) in starts.iter_mut().zip(trained) {
             start.buffers = passed.buffers;
@@ -47,14 +46,13 @@ fn check_evaluation(group: &mut Group, gpu: &Arc<Gpu>, net: &Net) {
     });
 }
 
-/// Gradients of a first layer, computed together with what comes back through its max-pool, against those of one whose result is observed,
-/// which is computed step by step: bit for bit.
+/// Gradients of a first layer, fused with the backward pass of its max-pool, bit for bit against those of an observed
+/// layer, which are computed step by step.
 fn check_first_layer(group: &mut Group, gpu: &Arc<Gpu>, net: Net) {
     let what = format!("{} in {}", net.name, gpu.precision().name());
     group.attempt(&what, |group| {
         // Drawn before anything is tapped: nothing but the loss of the logits is to reach the layer.
-        let samples = Samples::new(&net, LANES * net.batch);
-        let starts: Vec<Start> = (0..LANES).map(|lane| start(&net, lane)).collect();
+        let (samples, starts) = draw(&net);
         let modes = [NormMode::Update, NormMode::Frozen];
         let pass = |net: &Net| modes.map(|mode| gpu_pass(gpu, net, &samples, &starts, mode));
         let joined = pass(&net);
@@ -75,19 +73,11 @@ fn check_first_layer(group: &mut Group, gpu: &Arc<Gpu>, net: Net) {
 pub fn check_net(group: &mut Group, gpu: &Arc<Gpu>, net: &Net, tolerance: f64) {
     let what = format!("{} in {}", net.name, gpu.precision().name());
     group.attempt(&what, |group| {
-        let samples = Samples::new(net, LANES * net.batch);
-        let starts: Vec<Start> = (0..LANES).map(|lane| start(net, lane)).collect();
+        let (samples, starts) = draw(net);
         let together = gpu_pass(gpu, net, &samples, &starts, NormMode::Update)?;
-        for (lane, (found, start)) in together.iter().zip(&starts).enumerate() {
-            let expected = cpu_pass(Cpu::new(2), net, &samples, start, NormMode::Update)?;
-            let what = format!("{what}, lane {lane}:");
-            group.compare(&format!("{what} logits"), &found.logits, &expected.logits, tolerance);
-            let (place, params) = (format!("{what} gradient of"), net.graph.params());
-            group.compare_tensors(&place, params, &found.gradient, &expected.gradient, tolerance);
-            for ((tap, found), expected) in net.taps.iter().zip(&found.taps).zip(&expected.taps) {
-                let place = format!("{what} gradient at {}", net.graph.name(*tap));
-                group.compare(&place, found, expected, tolerance);
-            }
+        let expected = Backend::cpu(2).pass(net, &samples, &starts, NormMode::Update)?;
+        for (lane, (found, expected)) in together.iter().zip(&expected).enumerate() {
+            found.compare(group, &format!("{what}, lane {lane}:"), net, expected, tolerance);
         }
         // Which tiles compute a product depends on how many lanes there are; its bytes must not.
         let alone = gpu_pass(gpu, net, &samples, &starts[1..2], NormMode::Update)?;
@@ -97,12 +87,13 @@ pub fn check_net(group: &mut Group, gpu: &Arc<Gpu>, net: &Net, tolerance: f64) {
     });
 }
 
-/// Lane l lacks l samples of its batch.
-fn start(net: &Net, lane: usize) -> Start {
-    Start {
+/// Samples and where each lane starts; lane l lacks l samples of its batch.
+fn draw(net: &Net) -> (Samples, Vec<Start>) {
+    let start = |lane: usize| Start {
         params: random_weights(&net.graph, lane as u32),
         buffers: net.graph.init_buffers(),
         samples: (0..net.batch - lane).map(|i| (i * LANES + lane) as u32).collect(),
         key: 77 + lane as u64,
-    }
+    };
+    (Samples::new(net, LANES * net.batch), (0..LANES).map(start).collect())
 }

@@ -1,7 +1,7 @@
-//! Gradients against the slopes of the GPU's own losses.
+//! Gradients against the slopes of a device's own losses.
 
 use crate::Suite;
-use crate::backends::{PassOf, Samples, Start, gpu_pass, random, random_buffers, random_weights};
+use crate::backends::{Passed, Samples, Start, random, random_buffers, random_weights};
 use crate::compare::Group;
 use crate::nets::Net;
 use anyhow::Result;
@@ -14,12 +14,18 @@ const STEP: f32 = 5e-3;
 const TOLERANCE: f64 = 1e-2;
 const DIRECTIONS: u32 = 4;
 
+/// Passes of several networks.
+type PassOf<'a> = &'a dyn Fn(&Net, &Samples, &[Start], NormMode) -> Result<Vec<Passed>>;
+
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
-    let gpu = suite.gpu()?;
-    check_with(group, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm))
+    for backend in suite.backends() {
+        let pass: PassOf<'_> = &|net, samples, starts, norm| backend.pass(net, samples, starts, norm);
+        check_with(group, &backend.prefix(), pass)?;
+    }
+    Ok(())
 }
 
-fn check_with(group: &mut Group, pass: PassOf<'_>) -> Result<()> {
+fn check_with(group: &mut Group, prefix: &str, pass: PassOf<'_>) -> Result<()> {
     for net in nets()? {
         let samples = Samples::new(&net, net.batch);
         let (params, buffers) = (random_weights(&net.graph, 3), random_buffers(&net.graph, 3));
@@ -36,7 +42,7 @@ fn check_with(group: &mut Group, pass: PassOf<'_>) -> Result<()> {
             let ends = pass(&[moved(STEP), moved(-STEP)])?;
             let slope = (ends[0].loss - ends[1].loss) / f64::from(2.0 * STEP);
             let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-            group.compare_numbers(&format!("{}, direction {id}", net.name), slope, expected, TOLERANCE);
+            group.compare_numbers(&format!("{prefix}{}, direction {id}", net.name), slope, expected, TOLERANCE);
         }
     }
     Ok(())
@@ -85,35 +91,22 @@ fn nets() -> Result<Vec<Net>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::backends::cpu_pass;
     use super::*;
-    use fedproj_nn::Cpu;
+    use crate::backends::Backend;
 
     #[test]
-    fn the_step_and_the_tolerance_suit_the_networks() {
+    fn a_wrong_gradient_is_noticed() -> Result<()> {
         let mut group = Group::default();
-        let pass = |net: &Net, samples: &Samples, starts: &[Start], norm| {
-            starts.iter().map(|start| cpu_pass(Cpu::new(1), net, samples, start, norm)).collect()
-        };
-        check_with(&mut group, &pass).unwrap();
-        assert!(group.failures.is_empty(), "{:#?}", group.failures);
-        assert!(group.worst.as_ref().is_some_and(|w| w.error < 0.5 * w.tolerance), "{:?}", group.worst);
-        assert_eq!(group.n_compared, 12);
-    }
-
-    #[test]
-    fn a_wrong_gradient_is_noticed() {
-        let mut group = Group::default();
-        let pass = |net: &Net, samples: &Samples, starts: &[Start], norm| {
-            let pass = |start: &Start| {
-                let mut passed = cpu_pass(Cpu::new(1), net, samples, start, norm)?;
-                // The first tensor's gradient is forgotten.
+        let pass: PassOf<'_> = &|net, samples, starts, norm| {
+            let mut passed = Backend::cpu(1).pass(net, samples, starts, norm)?;
+            // The first tensor's gradient is forgotten.
+            for passed in &mut passed {
                 passed.gradient[net.graph.params().spans()[0].range()].fill(0.0);
-                Ok(passed)
-            };
-            starts.iter().map(pass).collect()
+            }
+            Ok(passed)
         };
-        check_with(&mut group, &pass).unwrap();
+        check_with(&mut group, "", pass)?;
         assert!(group.failures.len() > 6, "{:#?}", group.failures);
+        Ok(())
     }
 }

@@ -1,10 +1,9 @@
 //! Text encoders: layers of odd shapes, whole networks, PyTorch's numbers, the faster products, and methods on texts.
 
 use crate::Suite;
-use crate::backends::{gpu_pass, random_labels, random_texts};
+use crate::backends::{random_labels, random_texts};
 use crate::compare::Group;
-use crate::digits::{self, Case, TOLERANCE_DEEP};
-use crate::fixtures::Fixture;
+use crate::digits::{self, TOLERANCE_DEEP};
 use crate::nets::Net;
 use crate::{golden, layers, networks, precisions, reruns};
 use anyhow::Result;
@@ -13,6 +12,7 @@ use fedproj_data::{Dataset, Samples, Tokens};
 use fedproj_nn::cuda::Gpu;
 use fedproj_nn::models::{self, BertConfig, Pooling, Variant};
 use fedproj_nn::{Activation, Graph, NodeId, Shape, Tables};
+use std::sync::Arc;
 
 /// Words that texts are made of: few, so that most come several times in a batch.
 const WORDS: u32 = 23;
@@ -20,9 +20,26 @@ const WORDS: u32 = 23;
 const TOLERANCE_FP32: f64 = 1e-4;
 
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
-    let gpu = suite.gpu()?;
-    layers::check_nets(group, nets()?, &|net, samples, starts, norm| gpu_pass(gpu, net, samples, starts, norm));
-    // The bytes of a lane alone, and products in every precision.
+    layers::check_nets(suite, group, &nets()?);
+    if let Some(gpu) = &suite.gpu {
+        check_precisions(suite, group, gpu)?;
+    }
+    for (name, pooling) in [("bert", Pooling::Pooler), ("bert-mean", Pooling::Mean)] {
+        let config = BertConfig { vocabulary: 60, positions: 20, pooling, ..BertConfig::sized(2, 24, 3, 40) };
+        let graph = models::bert(&config, 16, 3, Variant::default())?;
+        let (x, labels) = (random_texts(7, 12, 16, (60, 2)), random_labels(8, 12, 3));
+        if suite.gpu.is_some() {
+            group.attempt(name, |group| networks::ten_steps(suite, group, name, &graph, (&x, &labels)));
+        }
+        if suite.fixtures.is_some() {
+            group.attempt(name, |group| golden::check_model(suite, group, name, &graph));
+        }
+    }
+    check_methods(suite, group)
+}
+
+/// The bytes of a lane alone, and products in every precision.
+fn check_precisions(suite: &Suite, group: &mut Group, gpu: &Arc<Gpu>) -> Result<()> {
     for net in encoders(Some(5))? {
         precisions::check_net(group, gpu, &net, TOLERANCE_FP32);
     }
@@ -35,17 +52,7 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
             precisions::check_net(group, &gpu, &net, tolerance);
         }
     }
-    for (name, pooling) in [("bert", Pooling::Pooler), ("bert-mean", Pooling::Mean)] {
-        let config = BertConfig { vocabulary: 60, positions: 20, pooling, ..BertConfig::sized(2, 24, 3, 40) };
-        let graph = models::bert(&config, 16, 3, Variant::default())?;
-        let (x, labels) = (random_texts(7, 12, 16, (60, 2)), random_labels(8, 12, 3));
-        group.attempt(name, |group| networks::ten_steps(suite, group, name, &graph, (&x, &labels)));
-        if suite.fixtures.is_some() {
-            let path = suite.fixture(&format!("torch/{name}.safetensors"))?;
-            group.attempt(name, |group| golden::check_model(suite, group, name, &graph, &Fixture::open(&path)?));
-        }
-    }
-    check_methods(suite, group)
+    Ok(())
 }
 
 /// An embedding and what follows it.
@@ -69,16 +76,38 @@ fn end(g: &mut Graph, x: NodeId, mean: bool) -> fedproj_nn::Result<()> {
     g.linear("classes", x, 3, true).map(|_| ())
 }
 
-/// Every layer of texts by itself.
-pub fn nets() -> fedproj_nn::Result<Vec<Net>> {
+/// Every layer of texts by itself, and whole encoders.
+fn nets() -> fedproj_nn::Result<Vec<Net>> {
+    let mut nets = embeddings()?;
+    nets.extend(layer_norms()?);
+    nets.extend(linears()?);
+    nets.push(net("ReLU and dropout of tokens".into(), (11, 10, 5), 2, |g, x| {
+        let x = g.dropout("drop1", x, 0.2)?;
+        let y = g.linear("linear", x, 10, true)?;
+        let y = g.activation("relu", y, Activation::Relu)?;
+        let y = g.dropout("drop2", y, 0.5)?;
+        let x = g.add("add", y, x)?;
+        end(g, x, true)
+    })?);
+    nets.extend(attentions()?);
+    nets.extend(encoders(Some(5))?);
+    Ok(nets)
+}
+
+fn embeddings() -> fedproj_nn::Result<Vec<Net>> {
     let mut nets = Vec::new();
     for (slots, width, batch) in [(1, 1, 1), (5, 7, 3), (9, 32, 5), (40, 36, 9), (140, 20, 7)] {
         for (mean, types) in [(false, 2), (true, 2), (true, 1)] {
-            let name =
-                format!("embedding {width} of {types} types on {slots} slots, {}", if mean { "mean" } else { "first" });
+            let pooling = if mean { "mean" } else { "first" };
+            let name = format!("embedding {width} of {types} types on {slots} slots, {pooling}");
             nets.push(net(name, (slots, width, batch), types, |g, x| end(g, x, mean))?.tapped(&["embedding"]));
         }
     }
+    Ok(nets)
+}
+
+fn layer_norms() -> fedproj_nn::Result<Vec<Net>> {
+    let mut nets = Vec::new();
     for (slots, width, batch) in [(3, 5, 2), (7, 31, 4), (9, 33, 5), (70, 64, 4), (12, 300, 6)] {
         let layer_norm = |g: &mut Graph, x| {
             let x = g.layer_norm("norm", x, 1e-5)?;
@@ -89,7 +118,18 @@ pub fn nets() -> fedproj_nn::Result<Vec<Net>> {
         nets.push(net(name.clone(), (slots, width, batch), 2, layer_norm)?);
         nets.push(net(format!("tapped {name}"), (slots, width, batch), 2, layer_norm)?.tapped(&["norm", "embedding"]));
     }
-    for (slots, width, outputs, batch) in [
+    let mut g = Graph::new(Shape::image(3, 2, 9));
+    let x = g.layer_norm("norm", g.input(), 1e-12)?;
+    let x = g.activation("tanh", x, Activation::Tanh)?;
+    let x = g.global_average_pool("mean", x)?;
+    let x = g.layer_norm("norm2", x, 1e-5)?;
+    g.linear("classes", x, 4, true)?;
+    nets.push(Net::new("layer-norm of pixels and vectors", g, 5).tapped(&["norm"]));
+    Ok(nets)
+}
+
+fn linears() -> fedproj_nn::Result<Vec<Net>> {
+    let cases = [
         (1, 1, 1, 1),
         (5, 9, 17, 4),
         (12, 65, 70, 5),
@@ -97,23 +137,21 @@ pub fn nets() -> fedproj_nn::Result<Vec<Net>> {
         (7, 600, 24, 3),
         (140, 8, 12, 9),
         (9, 16, 512, 5),
-    ] {
-        let linear = |g: &mut Graph, x| {
+    ];
+    let linear = |(slots, width, outputs, batch)| {
+        let name = format!("linear {width} → {outputs} on {slots} slots");
+        let net = net(name, (slots, width, batch), 2, |g, x| {
             let x = g.linear("linear", x, outputs, outputs != 70)?;
             let x = g.activation("gelu", x, Activation::Gelu)?;
             end(g, x, true)
-        };
-        let name = format!("linear {width} → {outputs} on {slots} slots");
-        nets.push(net(name, (slots, width, batch), 2, linear)?.tapped(&["linear"]));
-    }
-    nets.push(net("ReLU and dropout of tokens".into(), (11, 10, 5), 2, |g, x| {
-        let x = g.dropout("drop1", x, 0.2)?;
-        let y = g.linear("linear", x, 10, true)?;
-        let y = g.activation("relu", y, Activation::Relu)?;
-        let y = g.dropout("drop2", y, 0.5)?;
-        let x = g.add("add", y, x)?;
-        end(g, x, true)
-    })?);
+        })?;
+        Ok(net.tapped(&["linear"]))
+    };
+    cases.into_iter().map(linear).collect()
+}
+
+fn attentions() -> fedproj_nn::Result<Vec<Net>> {
+    let mut nets = Vec::new();
     for (slots, heads, width, batch) in [
         (1, 1, 1, 1),
         (6, 1, 5, 4),
@@ -133,14 +171,6 @@ pub fn nets() -> fedproj_nn::Result<Vec<Net>> {
             nets.push(net(name, (slots, width, batch), 2, attention)?.tapped(&["attention", "embedding"]));
         }
     }
-    let mut g = Graph::new(Shape::image(3, 2, 9));
-    let x = g.layer_norm("norm", g.input(), 1e-12)?;
-    let x = g.activation("tanh", x, Activation::Tanh)?;
-    let x = g.global_average_pool("mean", x)?;
-    let x = g.layer_norm("norm2", x, 1e-5)?;
-    g.linear("classes", x, 4, true)?;
-    nets.push(Net::new("layer-norm of pixels and vectors", g, 5).tapped(&["norm"]));
-    nets.extend(encoders(Some(5))?);
     Ok(nets)
 }
 
@@ -200,11 +230,7 @@ const METHODS: &[(&str, &[&str])] = &[
 fn check_methods(suite: &Suite, group: &mut Group) -> Result<()> {
     for (method, overrides) in METHODS {
         let what = [&[*method, "on texts"], *overrides].concat().join(" ");
-        group.attempt(&what.clone(), |group| {
-            let found = simulation(method, overrides, suite.device.clone())?;
-            let expected = simulation(method, overrides, Device::from(2))?;
-            Case { what, tolerance: TOLERANCE_DEEP, group }.compare(found, expected)
-        });
+        digits::compare(suite, group, what, TOLERANCE_DEEP, &|device| simulation(method, overrides, device));
     }
     reruns::check_simulation(suite, group, "fedproj on texts", &|device| simulation("fedproj", &[], device))
 }
@@ -231,18 +257,4 @@ fn simulation(method: &str, overrides: &[&str], device: Device) -> Result<Simula
     let method = config.method.build()?;
     let experiment = Experiment::new(config, method.as_ref(), private, test, Some(public))?;
     Ok(Simulation::new(experiment, method, device)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What the GPU is compared with runs, and trains.
-    #[test]
-    fn methods_train_encoders_on_the_cpu() {
-        let mut fedproj = simulation("fedproj", &[], Device::from(2)).unwrap();
-        let before = fedproj.state().weights.clone();
-        let record = fedproj.round(&|_| ()).unwrap();
-        assert!(record.train_loss.is_finite() && fedproj.state().weights != before);
-    }
 }

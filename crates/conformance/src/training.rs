@@ -1,0 +1,198 @@
+//! Several steps of a network on one batch, on any device.
+
+use crate::backends::Backend;
+use anyhow::Result;
+use fedproj_nn::cuda::{At, Batches, Cohort, Data, Gpu, LossTerm, Moments, Target, Vectors};
+use fedproj_nn::{Cpu, Dropout, Graph, Loss, Mode, NormMode, Optimizer, Options, Rule, Workspace};
+use std::sync::Arc;
+
+/// Networks that take the same batch again and again, without dropout.
+pub enum Training {
+    Cpu(Vec<OnCpu>),
+    Gpu(Box<OnGpu>),
+}
+
+/// One of the networks after a step.
+pub struct State {
+    pub logits: Vec<f32>,
+    /// The sum over all steps.
+    pub loss_total: f64,
+    pub gradient: Vec<f32>,
+    pub params: Vec<f32>,
+    pub buffers: Vec<f32>,
+}
+
+impl Training {
+    /// `starts`: weights and running statistics of each network.
+    pub fn new(
+        backend: &Backend,
+        graph: &Graph,
+        rule: Rule,
+        (x, labels): (&[f32], &[u32]),
+        starts: &[(Vec<f32>, Vec<f32>)],
+    ) -> Result<Self> {
+        Ok(match backend {
+            Backend::Cpu(isa, n_threads) => {
+                let network = |start| OnCpu::new(Cpu::with_isa(*n_threads, *isa), graph, rule, (x, labels), start);
+                Self::Cpu(starts.iter().map(network).collect::<Result<_>>()?)
+            }
+            Backend::Gpu(gpu) => Self::Gpu(Box::new(OnGpu::new(gpu, graph, rule, (x, labels), starts)?)),
+        })
+    }
+
+    pub fn step(&mut self) -> Result<()> {
+        match self {
+            Self::Cpu(all) => all.iter_mut().try_for_each(OnCpu::step),
+            Self::Gpu(all) => all.step(),
+        }
+    }
+
+    /// A forward pass alone, with the running statistics.
+    pub fn evaluate(&mut self) -> Result<()> {
+        match self {
+            Self::Cpu(all) => all.iter_mut().try_for_each(OnCpu::evaluate),
+            Self::Gpu(all) => all.forward(Mode::EVAL),
+        }
+    }
+
+    pub fn state(&self, lane: usize) -> Result<State> {
+        match self {
+            Self::Cpu(all) => Ok(all[lane].state()),
+            Self::Gpu(all) => all.state(lane),
+        }
+    }
+}
+
+pub struct OnCpu {
+    ws: Workspace,
+    optimizer: Optimizer,
+    x: Vec<f32>,
+    labels: Vec<u32>,
+    params: Vec<f32>,
+    buffers: Vec<f32>,
+    gradient: Vec<f32>,
+    loss_total: f64,
+}
+
+impl OnCpu {
+    fn new(
+        cpu: Cpu,
+        graph: &Graph,
+        rule: Rule,
+        (x, labels): (&[f32], &[u32]),
+        (params, buffers): &(Vec<f32>, Vec<f32>),
+    ) -> Result<Self> {
+        Ok(Self {
+            ws: Workspace::new(graph, &Options::training(labels.len()), cpu)?,
+            optimizer: Optimizer::new(rule, params.len())?,
+            x: x.to_vec(),
+            labels: labels.to_vec(),
+            gradient: vec![f32::NAN; params.len()],
+            params: params.clone(),
+            buffers: buffers.clone(),
+            loss_total: 0.0,
+        })
+    }
+
+    fn step(&mut self) -> Result<()> {
+        let Self { ws, x, labels, params, buffers, gradient, .. } = self;
+        let mode = Mode { norm: NormMode::Update, dropout: Dropout::Off };
+        self.loss_total += ws.loss_gradient(params, buffers, x, &Loss::CrossEntropy { labels }, mode, gradient)?;
+        self.optimizer.step(ws.cpu(), params, gradient, 1.0);
+        Ok(())
+    }
+
+    fn evaluate(&mut self) -> Result<()> {
+        Ok(self.ws.forward(&self.params, &mut self.buffers, &self.x, Mode::EVAL)?)
+    }
+
+    fn state(&self) -> State {
+        State {
+            logits: self.ws.output().to_vec(),
+            loss_total: self.loss_total,
+            gradient: self.gradient.clone(),
+            params: self.params.clone(),
+            buffers: self.buffers.clone(),
+        }
+    }
+}
+
+/// The networks are lanes; steps are recorded and replayed.
+pub struct OnGpu {
+    cohort: Cohort,
+    data: Data,
+    rule: Rule,
+    moments: Moments,
+    theta: Vectors,
+    buffers: Vectors,
+    gradient: Vectors,
+    batch: usize,
+}
+
+impl OnGpu {
+    fn new(
+        gpu: &Arc<Gpu>,
+        graph: &Graph,
+        rule: Rule,
+        (x, labels): (&[f32], &[u32]),
+        starts: &[(Vec<f32>, Vec<f32>)],
+    ) -> Result<Self> {
+        let batch = labels.len();
+        let mut cohort = Cohort::new(gpu, graph, starts.len(), &Options::training(batch))?;
+        let mut data = Data::matrix(gpu, x, graph.shape(graph.input()).len())?;
+        data.set_labels(gpu, labels)?;
+        let mut theta = cohort.vectors(graph.params().len())?;
+        let mut buffers = cohort.vectors(graph.buffers().len())?;
+        for (lane, (params, statistics)) in starts.iter().enumerate() {
+            cohort.write(&mut theta, lane, params)?;
+            cohort.write(&mut buffers, lane, statistics)?;
+        }
+        cohort.set_table(Batches::Private, &vec![(0..batch as u32).collect(); starts.len()], batch)?;
+        cohort.set_table(Batches::LrFactors, &vec![vec![1.0f32.to_bits()]; starts.len()], 1)?;
+        Ok(Self {
+            moments: cohort.moments(&rule)?,
+            gradient: cohort.vectors(graph.params().len())?,
+            cohort,
+            data,
+            rule,
+            theta,
+            buffers,
+            batch,
+        })
+    }
+
+    fn forward(&mut self, mode: Mode) -> Result<()> {
+        self.cohort.gather(&self.data, Batches::Private, 0, false)?;
+        Ok(self.cohort.forward(self.theta.rows(), self.buffers.rows(), mode)?)
+    }
+
+    fn step(&mut self) -> Result<()> {
+        if self.cohort.replay(0)? {
+            return Ok(());
+        }
+        let recording = self.cohort.begin_recording(0)?;
+        let done = self.launch_step();
+        self.cohort.end_recording(recording)?;
+        done
+    }
+
+    fn launch_step(&mut self) -> Result<()> {
+        self.forward(Mode { norm: NormMode::Update, dropout: Dropout::Off })?;
+        let (output, theta) = (self.cohort.graph().output(), self.theta.rows());
+        self.cohort.add_loss(output, &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
+        self.cohort.record_loss(At::Private)?;
+        self.cohort.backward(theta, self.gradient.rows())?;
+        Ok(self.cohort.update(&self.rule, &self.moments, theta, self.gradient.rows())?)
+    }
+
+    fn state(&self, lane: usize) -> Result<State> {
+        let cohort = &self.cohort;
+        Ok(State {
+            logits: cohort.read_value(cohort.graph().output(), lane, self.batch)?,
+            loss_total: cohort.stats()?[lane].loss_total,
+            gradient: cohort.read(&self.gradient, lane)?,
+            params: cohort.read(&self.theta, lane)?,
+            buffers: cohort.read(&self.buffers, lane)?,
+        })
+    }
+}
