@@ -1,4 +1,7 @@
 //! What is read back from disk, tokens and certificate requests: `cargo +nightly fuzz run disk`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fedproj_net::decoders::disk(bytes));
+#[path = "../../crates/net/tests/decode/mod.rs"]
+mod decode;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| decode::disk(bytes));

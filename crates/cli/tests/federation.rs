@@ -1,6 +1,6 @@
-//! A federation of real processes on this machine: it makes the simulator's bytes, whatever is killed, cut or late.
+//! A federation of real processes on this machine produces the simulator's bytes, whatever is killed, cut or late.
 //!
-//! `FEDPROJ_KILLS=100` makes the test of killed processes as long as one likes.
+//! `FEDPROJ_KILLS=100` sets the number of kills.
 
 mod command;
 mod federate;
@@ -49,7 +49,7 @@ fn killed_servers_and_nodes_lose_nothing_and_count_nothing_twice() {
     let n_kills: u64 = std::env::var("FEDPROJ_KILLS").map_or(12, |n| n.parse().unwrap());
     // Twice as many rounds as kills, so that there is always something to kill.
     let rounds = format!("federation.rounds={}", 2 * n_kills);
-    // FedDyn keeps state on its nodes: it must stay in step with the model.
+    // FedDyn keeps state on its nodes: it must match the model.
     let partition = "data.partition={kind='iid', clients=3}";
     let mut federation = Federation::new(&[&rounds, "method.name=feddyn", "local.epochs=2", partition]);
     federation.start_server();
@@ -61,7 +61,7 @@ fn killed_servers_and_nodes_lose_nothing_and_count_nothing_twice() {
             println!("the run was over after {kill} of {n_kills} kills");
             break;
         }
-        // A server and a node at the same time now and then.
+        // Sometimes a server and a node at the same time.
         let victim = chance.below(4);
         if victim >= 2 || kill % 5 == 0 {
             let node = chance.below(3) as u32;
@@ -86,7 +86,7 @@ fn connections_that_are_cut_and_slow_change_nothing() {
     let settings = ["federation.rounds=3", "method.fedproj.projection.warmup=0", "model.hidden=[64]", partition];
     let mut federation = Federation::new(&settings);
     federation.start_server();
-    // Each connection dies after some tens of kilobytes, and gets its bytes in drops: transfers must be taken up again.
+    // Each connection breaks after some tens of kilobytes and is slow: transfers must resume.
     let proxy = Proxy::start(federation.address("listen"), Chance(7));
     federation.via = Some(proxy.address);
     federation.enrol_and_start(0..2);
@@ -120,12 +120,12 @@ fn a_round_closes_without_those_who_are_late_and_can_be_repeated() {
     let opened: Vec<_> = federation.journal().into_iter().filter(|e| e["event"] == "round_opened").collect();
     assert!(closed.iter().any(|e| e["late"].as_array().unwrap().contains(&3.into())), "{closed:?}");
     assert_eq!(opened[0]["asked"], serde_json::json!([0, 1, 2, 3]));
-    // Who was in is recorded, so the simulator makes the same bytes.
+    // The journal records who contributed, so the simulator produces the same bytes.
     stdout(federation.path(), &["verify", run]);
 }
 
 #[test]
-fn a_nodes_policy_declines_and_the_others_go_on() {
+fn a_nodes_policy_declines_and_the_others_continue() {
     let partition = "data.partition={kind='iid', clients=3}";
     let mut federation = Federation::new(&[
         "federation.rounds=2",
@@ -161,21 +161,21 @@ fn nodes_bring_data_of_their_own_and_those_that_do_not_fit_say_so() {
     assert_eq!(declined.len(), 2);
     let reason = declined[0]["reason"].as_str().unwrap();
     assert!(declined[0]["client"] == 1 && reason.contains("data of the same shape and classes"), "{reason}");
-    // Client 0 has all digits, client 2 its third of what the run deals out.
+    // Client 0 has all digits, client 2 a third of them.
     let sizes: Vec<_> =
         federation.journal().iter().filter(|e| e["event"] == "accepted").map(|e| e["n_samples"].as_u64()).collect();
     assert!(sizes.iter().flatten().any(|n| *n > 1000) && sizes.iter().flatten().any(|n| *n < 500), "{sizes:?}");
 }
 
 #[test]
-fn a_full_disk_acknowledges_nothing_and_the_run_goes_on_when_there_is_room() {
+fn a_full_disk_acknowledges_nothing_and_the_run_continues_when_there_is_room() {
     let partition = "data.partition={kind='iid', clients=2}";
     let mut federation =
         Federation::new(&["federation.rounds=3", "method.name=fedavg", "model.hidden=[200]", partition]);
     federation.start_server();
     (0..2).for_each(|client| federation.enrol(client));
     federation.kill_server();
-    // No file may grow beyond 48 kB: weights of 62 kB do not fit, as on a disk that is full.
+    // No file may exceed 48 kB: weights of 62 kB do not fit, as on a full disk.
     let serve = federation.serve_command();
     let mut limited = Command::new("bash");
     limited.args(["-c", "trap '' XFSZ; ulimit -f 48; exec \"$@\"", "limited"]);
@@ -210,7 +210,7 @@ fn a_node_whose_disk_is_full_declines_and_is_asked_again_until_there_is_room() {
     assert_eq!(federation.accepted().len(), 4);
 }
 
-/// The clock's library is C; where there is no compiler the test says that it does nothing.
+/// The clock's library is C; without a compiler the test prints that it does nothing.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_wall_clock_that_jumps_by_hours_changes_nothing() {
@@ -248,6 +248,6 @@ fn more_nodes_are_asked_than_needed_and_the_first_count() {
     }
     let opened = federation.journal().into_iter().find(|e| e["event"] == "round_opened").unwrap();
     assert_eq!(opened["asked"], serde_json::json!([0, 1, 2, 3]));
-    // What a late client keeps did not move on, or the simulator would say so.
+    // The state of a late client has not changed, or the simulator would differ.
     stdout(federation.path(), &["verify", outcome["run"].as_str().unwrap()]);
 }

@@ -1,5 +1,5 @@
-//! `kill −9` at any moment costs time and nothing else: twenty lives of a run, each ended by SIGKILL at a moment drawn by a
-//! seed, then one to the end. Every record must be that of a run nobody disturbed.
+//! `kill −9` at any moment costs only time: SIGKILL ends a run twenty times, at moments drawn from a seed; then it runs to its
+//! end. Every record must equal that of an undisturbed run.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 #![cfg(unix)]
@@ -26,7 +26,7 @@ fn check(settings: &[&str]) {
 
     let (mut n_killed, mut n_directories, mut n_rounds_seen) = (0, 0, std::collections::BTreeSet::new());
     while n_killed < N_KILLS {
-        // A run that got to its end before its killer is finished business; the next one starts from nothing.
+        // A run that finished before its kill is done; the next one starts from the beginning.
         n_directories += 1;
         assert!(n_directories <= N_KILLS, "runs end before anyone can kill them");
         let out = format!("killed{n_directories}");
@@ -45,11 +45,11 @@ fn check(settings: &[&str]) {
     assert!(n_rounds_seen.len() >= 5, "the kills fell into few rounds: {n_rounds_seen:?}");
 }
 
-/// Starts or goes on with a run and kills it; whether it was still alive then.
+/// Starts or resumes a run and kills it; returns whether it was still alive.
 fn kill_once(folder: &Path, out: &str, settings: &[&str], id: u32, whole: Duration) -> bool {
     let args = [&["run", "--out", out, "--resume", "--quiet"], command::SMALL, settings].concat();
     let mut child = fedproj(folder, &args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    // Up to a third of a run: a few directories see all twenty kills, from their first moments to their last.
+    // Up to a third of a run: a few directories see all twenty kills, from start to end.
     let share = Stream::new(1, Purpose::Synthetic, [id, 0, 0]).uniform() / 3.0;
     std::thread::sleep(whole.mul_f64(share));
     child.kill().unwrap();

@@ -1,4 +1,4 @@
-//! Who belongs to a federation, and its journal: real processes.
+//! The members of a federation and its journal, with real processes.
 
 mod command;
 mod federate;
@@ -6,7 +6,9 @@ mod federate;
 use command::{failure, fedproj, json, stdout};
 use federate::Federation;
 use fedproj_net::Link;
-use fedproj_net::identity::{Authority, node_request, node_tls};
+use fedproj_net::node::{node_request, node_tls};
+use fedproj_net::server::Authority;
+use fedproj_net::wire::WorkRequest;
 use std::process::Stdio;
 
 #[test]
@@ -21,13 +23,13 @@ fn a_revoked_node_is_out_and_a_token_works_once() {
     stdout(federation.path(), &["enrol", &server, &token, "--node", "node-0"]);
     let (code, stolen) = failure(fedproj(federation.path(), &["enrol", &server, &token, "--node", "thief"]));
     assert!(code == 1 && stolen.contains("has been used"), "{stolen}");
-    // A token of another federation does not lead anyone to this server.
+    // A token of another federation does not work here.
     let foreign = tempfile::tempdir().unwrap();
     let other = json(foreign.path(), &["nodes", "invite", "x"]);
     let (_, error) =
         failure(fedproj(federation.path(), &["enrol", &server, other["token"].as_str().unwrap(), "--node", "lost"]));
     assert!(error.contains("UnknownIssuer"), "{error}");
-    // The answer was lost, and the server has been started anew: the same request is answered again, and entered once.
+    // The answer was lost and the server restarted: the same request is answered again and journaled once.
     std::fs::remove_file(federation.path().join("node-0/node.toml")).unwrap();
     federation.kill_server();
     federation.start_server();
@@ -60,7 +62,7 @@ fn audit_finds_a_changed_journal() {
 }
 
 #[test]
-fn strangers_are_kept_out_and_the_log_says_why() {
+fn strangers_are_kept_out_and_the_log_has_the_reason() {
     let mut federation = Federation::new(&["federation.rounds=1"]);
     federation.start_server();
     let ours = Authority::open(&federation.server_dir()).unwrap();
@@ -69,12 +71,12 @@ fn strangers_are_kept_out_and_the_log_says_why() {
     let server = format!("https://{}", federation.address("listen"));
     let knock = |certificate: String| {
         let link = Link::new(&server, node_tls(ours.certificate(), &certificate, &key).unwrap()).unwrap();
-        tokio::runtime::Runtime::new().unwrap().block_on(link.work()).unwrap_err();
+        tokio::runtime::Runtime::new().unwrap().block_on(link.send(&WorkRequest::current())).unwrap_err();
     };
     knock(ours.sign(&request, "n", -1).unwrap());
     federation.wait_for_log("certificate expired");
     knock(theirs.sign(&request, "n", 10).unwrap());
-    // Authorities have the same name everywhere; it is the signature that differs.
+    // All authorities have the same name; only the signature differs.
     federation.wait_for_log("BadSignature");
     knock(ours.sign(&request, "n", 10).unwrap());
     federation.wait_for_log("this certificate is not known here");
@@ -82,7 +84,7 @@ fn strangers_are_kept_out_and_the_log_says_why() {
 }
 
 #[test]
-fn the_client_of_a_revoked_node_is_given_to_another_and_the_run_goes_on() {
+fn another_node_gets_the_client_of_a_revoked_one_and_the_run_continues() {
     // Every client is needed: without the second node of client 1 the run could not end.
     let partition = "data.partition={kind='iid', clients=2}";
     let mut federation = Federation::new(&["federation.rounds=3", "method.name=fedavg", partition]);
@@ -99,18 +101,18 @@ fn the_client_of_a_revoked_node_is_given_to_another_and_the_run_goes_on() {
 }
 
 #[test]
-fn a_reader_of_the_audit_that_stops_keeps_nobody_from_the_journal() {
+fn a_stopped_reader_of_the_audit_does_not_block_the_journal() {
     let folder = tempfile::tempdir().unwrap();
     let name = "n".repeat(60);
     stdout(folder.path(), &["nodes", "invite", &name]);
-    // More than a pipe holds: the same few nodes come and go.
+    // More entries than a pipe holds.
     let path = folder.path().join("federation");
     let mut journal = fedproj_net::server::journal::Journal::open(&path, &mut |_| ()).unwrap();
     for _ in 0..1500 {
         journal.append(fedproj_net::server::journal::Event::Revoked { node: name.clone() }).unwrap();
     }
     let mut audit = fedproj(folder.path(), &["audit"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    // It has begun to print, and nobody reads on.
+    // It has begun to print, and the reader has stopped.
     let mut first = [0; 1];
     std::io::Read::read_exact(audit.stdout.as_mut().unwrap(), &mut first).unwrap();
     let mut invite =

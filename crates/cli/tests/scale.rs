@@ -1,4 +1,4 @@
-//! Memory grows with the clients of a round, not with those that are registered.
+//! Memory grows with the clients per round, not with the registered clients.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 #![cfg(target_os = "linux")]
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// The most memory that a run of virtual clients with a cohort of ten takes, in MiB.
+/// Peak memory in MiB of a run of virtual clients with a cohort of ten.
 fn peak_mib(folder: &Path, n_clients: u32, method: &[&str]) -> f64 {
     let partition = format!("data.partition={{kind='virtual', clients={n_clients}, samples=5}}");
     let fraction = format!("federation.fraction={}", 10.0 / f64::from(n_clients));
@@ -23,7 +23,7 @@ fn peak_mib(folder: &Path, n_clients: u32, method: &[&str]) -> f64 {
     let mut child = fedproj(folder, &args).stdout(Stdio::null()).spawn().unwrap();
     let status = format!("/proc/{}/status", child.id());
     let mut peak_kib = 0.0f64;
-    // The high-water mark never falls, so the last look before the end is the one that counts.
+    // The high-water mark never falls, so the last reading counts.
     let result = loop {
         let text = std::fs::read_to_string(&status).unwrap_or_default();
         let mark = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
@@ -47,7 +47,7 @@ fn a_million_clients_take_the_memory_of_a_thousand() {
     for method in [&["method.name=fedavg"][..], &scaffold] {
         let (thousand, million) = (peak_mib(folder.path(), 1_000, method), peak_mib(folder.path(), 1_000_000, method));
         assert!(million < 1024.0, "{method:?}: a million clients take {million} MiB");
-        // The allocator's moods, and SCAFFOLD's state of the few more clients that are seen once.
+        // Slack for the allocator, and for SCAFFOLD's state of a few more distinct clients.
         assert!(million < thousand + 32.0, "{method:?}: {million} MiB, with a thousand clients {thousand} MiB");
     }
 }

@@ -1,8 +1,8 @@
-//! Waits that double, up to a limit.
+//! Exponential back-off.
 
 use std::time::Duration;
 
-/// The waits after one failure, after two, and so on.
+/// Waits that double with each failure, up to a limit.
 #[derive(Debug)]
 pub(crate) struct BackOff {
     first: Duration,
@@ -15,14 +15,14 @@ impl BackOff {
         Self { first, max, n_failures: 0 }
     }
 
-    /// How long to wait after another failure.
+    /// The wait after another failure.
     pub fn next(&mut self) -> Duration {
         let wait = self.first.saturating_mul(2u32.saturating_pow(self.n_failures));
         self.n_failures = self.n_failures.saturating_add(1);
         wait.min(self.max)
     }
 
-    /// It has worked: the next wait is the first again.
+    /// After a success: the next wait is the first again.
     pub fn reset(&mut self) {
         self.n_failures = 0;
     }

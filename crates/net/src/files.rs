@@ -1,21 +1,23 @@
-//! Files and folders that stay after a crash, and that are for their owner only.
+//! Files and folders that survive a crash and that only their owner can read.
 
 use crate::error::{Error, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::fs::{DirBuilder, File};
 use std::path::Path;
 
-/// Writes a file so that it appears complete or not at all, and stays.
+/// Writes a file so that it appears complete or not at all, and survives a crash.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(fedproj_core::write_atomically(path, bytes)?)
 }
 
-/// As [`write_synced`], for a secret that only the owner may read.
+/// As [`write_synced`], for a secret that only the owner can read.
 pub(crate) fn write_private(path: &Path, text: &str) -> Result<()> {
     Ok(fedproj_core::write_private(path, text.as_bytes())?)
 }
 
-/// Makes a folder, and those it lies in, where they are missing. Each is for the owner only, and synced into its parent: a
-/// file in a folder that a power cut takes back is not on disk.
+/// Creates a folder and its missing parents, for the owner only. Each is synced into its parent: a file is not on disk while
+/// a power cut can still remove its folder.
 pub(crate) fn create_dir(dir: &Path) -> Result<()> {
     if dir.is_dir() {
         return Ok(());
@@ -26,7 +28,7 @@ pub(crate) fn create_dir(dir: &Path) -> Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     match builder.create(dir) {
-        // Somebody else was faster.
+        // Another process was faster.
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && dir.is_dir() => (),
         made => made.map_err(Error::io("create", dir))?,
     }
@@ -37,12 +39,31 @@ fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A rename, a new file or a removal is only durable once its folder is.
+/// A rename, a new file or a removal is durable only once its folder is.
 pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(Error::io("sync", dir))
 }
 
-/// Waits for a lock, which goes with what is returned, and with the process, however it ends.
+/// The content of a file; `None` if there is none.
+pub(crate) fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
+    match std::fs::read(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some).map_err(Error::io("read", path)),
+    }
+}
+
+/// The value in a TOML file; `None` if there is no file.
+pub(crate) fn read_toml<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let Some(bytes) = read_if_exists(path)? else { return Ok(None) };
+    toml::from_slice(&bytes).map(Some).map_err(Error::corrupt(path))
+}
+
+/// Writes a value as a TOML file, see [`write_synced`].
+pub(crate) fn write_toml(path: &Path, value: &impl Serialize) -> Result<()> {
+    write_synced(path, toml::to_string(value).map_err(Error::internal)?.as_bytes())
+}
+
+/// Waits for a lock. It ends with the returned file, and with the process, however that ends.
 pub(crate) fn lock(path: &Path) -> Result<File> {
     let file = File::options().write(true).create(true).truncate(false).open(path);
     let file = file.map_err(Error::io("open", path))?;
@@ -56,7 +77,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn what_is_made_is_for_its_owner_and_what_is_there_stays_as_it_is() {
+    fn new_folders_are_for_their_owner_and_existing_ones_keep_their_mode() {
         let dir = tempfile::tempdir().unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let theirs = dir.path().join("theirs");

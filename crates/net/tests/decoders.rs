@@ -1,11 +1,14 @@
-//! The fuzz targets' functions on random bytes and on damaged messages, in every test run; `fuzz/` has the same under
-//! libFuzzer.
+//! Runs the fuzz targets on random bytes and on damaged messages; `fuzz/` runs them under libFuzzer.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
-use fedproj_net::decoders;
-use fedproj_net::identity::{Authority, Token, certificate_from, node_request};
-use fedproj_net::wire::message::{Blob, Contribution, Memory, Named, Stats, Train, Work, work};
+mod decode;
+
+use fedproj_core::LocalStats;
+use fedproj_net::identity::{Token, certificate_from};
+use fedproj_net::node::node_request;
+use fedproj_net::server::Authority;
+use fedproj_net::wire::{Blob, Contribution, NamedBlob, Task, TaskMemory, Work, WorkKind, encode_public};
 use proptest::prelude::*;
 use prost::Message;
 use std::sync::LazyLock;
@@ -15,9 +18,9 @@ static SEEDS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(seeds);
 /// Whole inputs of every kind, to be damaged.
 fn seeds() -> Vec<Vec<u8>> {
     let blob = |n: u8| Blob { hash: vec![n; 32], len: u64::from(n) * 4 };
-    let named = |name: &str| Named { name: name.into(), blob: blob(3) };
-    let memory = Memory { indices: blob(1), logits: blob(2), features: blob(0) };
-    let task = Train {
+    let named = |name: &str| NamedBlob { name: name.into(), blob: blob(3) };
+    let memory = TaskMemory { indices: blob(1), logits: blob(2), features: blob(0) };
+    let task = Task {
         run: "0123456789abcdef".into(),
         round: 7,
         client: 3,
@@ -29,7 +32,7 @@ fn seeds() -> Vec<Vec<u8>> {
         memory: Some(memory),
         outputs: 2,
     };
-    let stats = Stats { loss: 0.5, cosine: Some(-0.25), ..Stats::default() };
+    let stats = LocalStats { loss: 0.5, cosine: Some(-0.25), ..LocalStats::default() };
     let parts = vec![named("weights"), named("buffers")];
     let contribution = Contribution { run: "r".into(), round: 1, client: 2, n_samples: 10, n_steps: 4, stats, parts };
     let shape = fedproj_data::Shape::Vector { features: 2 };
@@ -41,9 +44,9 @@ fn seeds() -> Vec<Vec<u8>> {
     vec![
         certificate_from(&certificate).unwrap().to_vec(),
         task.encode_to_vec(),
-        Work { kind: Some(work::Kind::Train(Box::new(task))) }.encode_to_vec(),
+        Work::from(WorkKind::Train(Box::new(task))).encode_to_vec(),
         contribution.encode_to_vec(),
-        fedproj_net::wire::numbers::encode_public(&public),
+        encode_public(&public),
         Token::new([1; 32]).unwrap().to_string().into_bytes(),
         node_request().unwrap().1,
         br#"{"seq":0,"time":"t","previous":"0000000000000000000000000000000000000000000000000000000000000000","event":"revoked","node":"a"}"#.to_vec(),
@@ -52,9 +55,9 @@ fn seeds() -> Vec<Vec<u8>> {
 }
 
 fn all(bytes: &[u8]) {
-    decoders::messages(bytes);
-    decoders::blobs(bytes);
-    decoders::disk(bytes);
+    decode::messages(bytes);
+    decode::blobs(bytes);
+    decode::disk(bytes);
 }
 
 proptest! {

@@ -1,13 +1,13 @@
-//! The server's doors: who comes in, how many, how long, how much and how often.
+//! The server's doors: membership, number and duration of connections, sizes and rates.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 mod scene;
 
-use fedproj_net::identity::{Authority, enrol_tls, node_request, node_tls};
-use fedproj_net::node::home::Home;
+use fedproj_net::node::{Home, enrol_tls, node_request, node_tls};
 use fedproj_net::server::journal::Event;
-use fedproj_net::server::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::server::{Authority, INVITATION_LASTS, Registry};
+use fedproj_net::wire::{EnrolRequest, Heartbeat, WorkRequest};
 use fedproj_net::{Error, Link};
 use scene::{Scene, task_of};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ async fn strangers_do_not_get_past_the_door() {
     let (key, request) = node_request().unwrap();
     let try_with = async |certificate: &str| {
         let tls = node_tls(authority.certificate(), certificate, &key).unwrap();
-        Link::new(&scene.address(), tls).unwrap().work().await.unwrap_err()
+        Link::new(&scene.address(), tls).unwrap().send(&WorkRequest::current()).await.unwrap_err()
     };
     // Another authority's certificate, and one of ours that has expired.
     let error = try_with(&foreign.sign(&request, "n0", 10).unwrap()).await;
@@ -34,10 +34,10 @@ async fn strangers_do_not_get_past_the_door() {
     assert!(matches!(error, Error::Unreachable(_)), "{error}");
     // Signed by this authority, but never entered in the registry: the handshake passes, the door stays shut.
     let error = try_with(&authority.sign(&request, "n0", 10).unwrap()).await;
-    assert!(matches!(error, Error::Refused { status: 403, .. }), "{error}");
+    assert!(matches!(error, Error::Rejected { status: 403, .. }), "{error}");
     // No certificate at all, and no TLS at all.
     let without = Link::new(&scene.address(), enrol_tls(authority.fingerprint().unwrap()).unwrap());
-    let error = without.unwrap().work().await.unwrap_err();
+    let error = without.unwrap().send(&WorkRequest::current()).await.unwrap_err();
     assert!(matches!(error, Error::Unreachable(_)), "{error}");
     let mut plain = TcpStream::connect(scene.addresses.listen).await.unwrap();
     plain.write_all(b"POST /v1/work HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -46,20 +46,20 @@ async fn strangers_do_not_get_past_the_door() {
     assert!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
     // A node does not talk to a server of another federation.
     let tls = node_tls(foreign.certificate(), &foreign.sign(&request, "n0", 10).unwrap(), &key).unwrap();
-    let error = Link::new(&scene.address(), tls).unwrap().work().await.unwrap_err();
+    let error = Link::new(&scene.address(), tls).unwrap().send(&WorkRequest::current()).await.unwrap_err();
     assert!(error.to_string().contains("invalid peer certificate"), "{error}");
     assert!(scene.journal().iter().all(|e| matches!(e, Event::RoundOpened { .. } | Event::Enrolled { .. })));
     scene.serving.abort();
 }
 
-/// A connection on which nothing is said, with a certificate of the federation.
+/// A silent connection with a certificate of the federation.
 async fn silent(scene: &Scene, tls: fedproj_net::Result<rustls::ClientConfig>) -> TlsStream<TcpStream> {
     let stream = TcpStream::connect(scene.addresses.listen).await.unwrap();
     let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
     tokio_rustls::TlsConnector::from(Arc::new(tls.unwrap())).connect(name, stream).await.unwrap()
 }
 
-/// Waits until the server hangs up.
+/// Waits until the server closes the connection.
 async fn is_closed(mut connection: TlsStream<TcpStream>) -> bool {
     let mut rest = Vec::new();
     let closed = tokio::time::timeout(Duration::from_mins(2), connection.read_to_end(&mut rest)).await;
@@ -74,14 +74,14 @@ async fn a_revoked_node_is_out_at_once_and_its_connections_are_closed() {
     let tls = |client| Home::new(&scene.home(client)).tls();
     let (live, other) = (silent(&scene, tls(0)).await, silent(&scene, tls(1)).await);
     Registry::open(&scene.server_dir()).unwrap().revoke("n0").unwrap();
-    let error = link.work().await.unwrap_err();
-    assert!(matches!(&error, Error::Refused { status: 403, reason } if reason.contains("revoked")), "{error}");
+    let error = link.send(&WorkRequest::current()).await.unwrap_err();
+    assert!(matches!(&error, Error::Rejected { status: 403, reason } if reason.contains("revoked")), "{error}");
     assert!(is_closed(live).await);
-    // A new one is told the reason, and is not held open.
-    let error = scene.attacker(0).heartbeat(None).await.unwrap_err();
-    assert!(matches!(&error, Error::Refused { status: 403, reason } if reason.contains("revoked")), "{error}");
+    // A new connection gets the reason and is closed.
+    let error = scene.attacker(0).send(&Heartbeat::default()).await.unwrap_err();
+    assert!(matches!(&error, Error::Rejected { status: 403, reason } if reason.contains("revoked")), "{error}");
     assert!(is_closed(silent(&scene, tls(0)).await).await);
-    // Nobody else is.
+    // Other nodes are not affected.
     let mut other = other;
     other.write_all(b"POST /v1/heartbeat HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").await.unwrap();
     let mut answer = [0; 12];
@@ -91,7 +91,7 @@ async fn a_revoked_node_is_out_at_once_and_its_connections_are_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_that_ends_while_its_connection_lives_ends_the_connection() {
+async fn a_certificate_that_expires_ends_its_open_connection() {
     let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
     let link = scene.attacker(0);
     task_of(&link).await;
@@ -100,28 +100,28 @@ async fn a_certificate_that_ends_while_its_connection_lives_ends_the_connection(
     let path = scene.server_dir().join(format!("nodes/{}.toml", node.fingerprint));
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace(&format!("expires = {}", node.expires), "expires = 1")).unwrap();
-    let error = link.work().await.unwrap_err();
-    assert!(matches!(&error, Error::Refused { status: 403, reason } if reason.contains("expired")), "{error}");
+    let error = link.send(&WorkRequest::current()).await.unwrap_err();
+    assert!(matches!(&error, Error::Rejected { status: 403, reason } if reason.contains("expired")), "{error}");
     assert!(is_closed(live).await);
     scene.serving.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_has_so_many_connections_and_no_more() {
+async fn the_connections_per_certificate_are_limited() {
     let scene = Scene::new(2, &["federation.rounds=1"], |_| ()).await;
     let tls = || Home::new(&scene.home(0)).tls();
     let mut open = Vec::new();
-    // Each holds a connection of its own. Sixteen are let in.
+    // Each has its own connection. Sixteen are accepted.
     for _ in 0..20 {
         let link = scene.attacker(0);
-        open.extend(link.heartbeat(None).await.is_ok().then_some(link));
+        open.extend(link.send(&Heartbeat::default()).await.is_ok().then_some(link));
     }
     assert!((14..=16).contains(&open.len()), "{}", open.len());
     assert!(is_closed(silent(&scene, tls()).await).await);
-    // Others are not kept out by it; and when some leave, there is room again.
-    scene.attacker(1).heartbeat(None).await.unwrap();
+    // Other nodes are not affected; when some connections end, there is room again.
+    scene.attacker(1).send(&Heartbeat::default()).await.unwrap();
     open.clear();
-    while scene.attacker(0).heartbeat(None).await.is_err() {
+    while scene.attacker(0).send(&Heartbeat::default()).await.is_err() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     scene.serving.abort();
@@ -135,39 +135,39 @@ async fn a_repeated_enrolment_is_answered_and_journaled_once() {
     let (token, _) = registry.invite(&authority, "again", None, INVITATION_LASTS).unwrap();
     let enrol = format!("https://{}", scene.addresses.enrol.unwrap());
     let link = Link::new(&enrol, enrol_tls(authority.fingerprint().unwrap()).unwrap()).unwrap();
-    let request = node_request().unwrap().1;
-    let first = link.enrol(&token.secret, &request).await.unwrap();
+    let ask = EnrolRequest { secret: token.secret.to_vec(), request: node_request().unwrap().1 };
+    let first = link.send(&ask).await.unwrap();
     for _ in 0..3 {
-        assert_eq!(link.enrol(&token.secret, &request).await.unwrap(), first);
+        assert_eq!(link.send(&ask).await.unwrap(), first);
     }
     let entered = |e: &&Event| matches!(e, Event::Enrolled { node, .. } if node == "again");
     assert_eq!(scene.journal().iter().filter(entered).count(), 1);
-    // And not at all after it was shut out.
+    // And rejected after it was revoked.
     registry.revoke("again").unwrap();
-    let error = link.enrol(&token.secret, &request).await.unwrap_err();
+    let error = link.send(&ask).await.unwrap_err();
     assert!(error.to_string().contains("has been used"), "{error}");
     assert_eq!(scene.journal().iter().filter(entered).count(), 1);
-    // A flood is not looked at, whatever it holds.
+    // A flood is rejected without a look at its content.
     let links: Vec<Link> =
         (0..8).map(|_| Link::new(&enrol, enrol_tls(authority.fingerprint().unwrap()).unwrap()).unwrap()).collect();
-    // Each has its connection before many requests want one at the same time.
-    futures_util::future::join_all(links.iter().map(|link| link.enrol(&token.secret, &request))).await;
+    // Each opens its connection before many requests need one at the same time.
+    futures_util::future::join_all(links.iter().map(|link| link.send(&ask))).await;
     let flood: Vec<_> = (0..320)
         .map(|n| {
-            let (link, request) = (links[n % 8].clone(), request.clone());
-            tokio::spawn(async move { link.enrol(&token.secret, &request).await.unwrap_err() })
+            let (link, ask) = (links[n % 8].clone(), ask.clone());
+            tokio::spawn(async move { link.send(&ask).await.unwrap_err() })
         })
         .collect();
     let mut n_too_many = 0;
     for answer in flood {
-        n_too_many += u32::from(matches!(answer.await.unwrap(), Error::Refused { status: 429, .. }));
+        n_too_many += u32::from(matches!(answer.await.unwrap(), Error::Rejected { status: 429, .. }));
     }
     assert!(n_too_many > 0);
     scene.serving.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn garbage_too_much_and_too_often_are_refused() {
+async fn garbage_too_much_and_too_often_are_rejected() {
     let scene = Scene::new(1, &["federation.rounds=1"], |server| server.requests_per_s = 5.0).await;
     let tls = Home::new(&scene.home(0)).tls().unwrap();
     let client = reqwest::Client::builder().tls_backend_preconfigured(tls).build().unwrap();
@@ -180,7 +180,7 @@ async fn garbage_too_much_and_too_often_are_refused() {
     assert_eq!(post("/v1/nothing", Vec::new()).await.unwrap(), 404);
     let get = client.get(scene.address() + "/v1/blob/..%2f..%2fca.key/0").send().await.unwrap();
     assert_eq!(get.status().as_u16(), 400);
-    // Small messages are small.
+    // Small messages have a small limit.
     assert_eq!(post("/v1/heartbeat", vec![0; 5000]).await.unwrap(), 413);
     assert_eq!(post("/v1/decline", vec![0; 5000]).await.unwrap(), 413);
     assert_eq!(post("/v1/contribute", vec![0; 70_000]).await.unwrap(), 413);
@@ -191,7 +191,7 @@ async fn garbage_too_much_and_too_often_are_refused() {
     }
     let mut refused = 0;
     for _ in 0..40 {
-        // The connection on which too much was sent may just be closing.
+        // The connection that sent too much may still be closing.
         refused += u32::from(post("/v1/heartbeat", Vec::new()).await.is_ok_and(|status| status == 429));
     }
     assert!(refused > 0, "40 requests at once against a limit of 5 a second");
@@ -218,7 +218,7 @@ async fn a_blob_is_not_longer_than_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_speak_http_2_http_1_1_is_enough_and_the_status_page_tells_and_takes_nothing() {
+async fn nodes_use_http_2_or_http_1_1_and_the_status_page_is_read_only() {
     let scene =
         Scene::new(1, &["federation.rounds=1"], |server| server.status = Some("127.0.0.1:0".parse().unwrap())).await;
     let mut tls = Home::new(&scene.home(0)).tls().unwrap();

@@ -1,12 +1,10 @@
-//! Contributions on disk are fused like contributions in memory, in whatever order they came.
+//! Contributions on disk are fused like contributions in memory, in any order of arrival.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 use fedproj_core::{ClientState, Config, Coordinator, Experiment, LocalTraining, Part};
-use fedproj_net::server::journal::Accepted;
 use fedproj_net::server::spool::{Spool, Spooled};
-use fedproj_net::wire::message::{Contribution, Named, part_name};
-use fedproj_net::wire::numbers::encode_f32;
+use fedproj_net::wire::{Contribution, NamedBlob, encode_f32, part_name};
 
 #[test]
 fn order_of_arrival_and_the_way_through_the_disk_do_not_show() {
@@ -40,19 +38,19 @@ fn order_of_arrival_and_the_way_through_the_disk_do_not_show() {
                 (Part::Buffers, &r.buffers),
                 (Part::Upload("control_variate"), &r.uploads["control_variate"]),
             ];
-            let named = |(part, values): (Part<'_>, &Vec<f32>)| Named {
+            let named = |(part, values): (Part<'_>, &Vec<f32>)| NamedBlob {
                 name: part_name(part),
                 blob: store.put(&encode_f32(values)).unwrap(),
             };
-            Accepted::of(&Contribution {
+            Contribution {
                 run: "run".into(),
                 round: 0,
                 client: r.client,
                 n_samples: r.n_samples as u64,
                 n_steps: r.n_steps,
-                stats: (&r.stats).into(),
+                stats: r.stats.clone(),
                 parts: vectors.map(named).into(),
-            })
+            }
         });
         let spooled = Spooled::open(dir.path(), accepted.collect()).unwrap();
         let mut on_disk = server();

@@ -1,18 +1,18 @@
-//! `fedproj bench federation`: a real server process under the load of many nodes, which this process plays: each with a
-//! certificate and a connection of its own, all asking for work, a cohort contributing each round. Nobody trains.
+//! `fedproj bench federation`: a server process under the load of many nodes. This process plays the nodes, each with its own
+//! certificate and connection. All ask for work, and a cohort contributes to each round. Nobody trains.
 
 use crate::federation::block_on;
 use crate::say;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use fedproj_core::LocalStats;
 use fedproj_net::Link;
-use fedproj_net::identity::Authority;
-use fedproj_net::node::home::Home;
+use fedproj_net::node::Home;
 use fedproj_net::server::http::Addresses;
-use fedproj_net::server::registry::{INVITATION_LASTS, Registry};
-use fedproj_net::wire::blob::Store;
-use fedproj_net::wire::message::{Contribution, EnrolReply, Named, Stats, Train, verdict, work};
-use fedproj_net::wire::numbers::encode_f32;
+use fedproj_net::server::{Authority, INVITATION_LASTS, Registry};
+use fedproj_net::wire::{
+    Contribution, EnrolReply, NamedBlob, Store, Task, VerdictKind, WorkKind, WorkRequest, encode_f32,
+};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -21,19 +21,19 @@ use std::time::{Duration, Instant};
 /// Arguments of `bench federation`.
 #[derive(Args)]
 pub struct Load {
-    /// Nodes that hold connections
+    /// Connected nodes
     #[arg(long, default_value_t = 1000)]
     nodes: u32,
-    /// Nodes that contribute to a round
+    /// Nodes that contribute per round
     #[arg(long, default_value_t = 100)]
     cohort: u32,
     /// Rounds
     #[arg(long, default_value_t = 20)]
     rounds: u32,
-    /// The model: hidden layers of an MLP on 8×8 images; 1000,1160 has 5 MB, 256,30 has 100 kB
+    /// Hidden layers of the model, an MLP on 8×8 images; 1000,1160 has 5 MB, 256,30 has 100 kB
     #[arg(long, default_value = "1000,1160")]
     hidden: String,
-    /// Where server and nodes work; removed at the end
+    /// Working directory, removed at the end [default: a temporary one]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print one JSON object on the last line
@@ -42,7 +42,7 @@ pub struct Load {
 }
 
 #[derive(Serialize)]
-struct Outcome {
+struct LoadReport {
     nodes: u32,
     cohort: u32,
     rounds: u32,
@@ -51,7 +51,7 @@ struct Outcome {
     seconds_per_round: f64,
     /// Bytes of all contributions and tasks.
     bytes: u64,
-    /// Resident memory of the server, in MB: after a quarter of the time, at the end, and the highest ever.
+    /// Resident memory of the server in MB: after a quarter of the time, at the end, and its peak.
     server_mb_early: f64,
     server_mb_end: f64,
     server_mb_peak: f64,
@@ -63,30 +63,30 @@ impl Load {
         let temporary = std::env::temp_dir().join(format!("fedproj-load-{}", std::process::id()));
         let dir = self.dir.clone().unwrap_or(temporary);
         std::fs::create_dir_all(&dir)?;
-        let outcome = self.measure(&dir);
-        // The outcome counts; a folder that cannot be removed does not change it.
+        let report = self.measure(&dir);
+        // A folder that cannot be removed does not change the result.
         let _ = std::fs::remove_dir_all(&dir);
-        let outcome = outcome?;
+        let report = report?;
         if self.json {
-            say!("{}", serde_json::to_string(&outcome)?);
+            say!("{}", serde_json::to_string(&report)?);
         } else {
             say!(
-                "{} nodes, {} a round, {} rounds, model {:.2} MB: {:.2} s a round; server memory {:.0} MB early, {:.0} MB at \
-                 the end, {:.0} MB at most",
-                outcome.nodes,
-                outcome.cohort,
-                outcome.rounds,
-                outcome.model_bytes as f64 / 1e6,
-                outcome.seconds_per_round,
-                outcome.server_mb_early,
-                outcome.server_mb_end,
-                outcome.server_mb_peak
+                "{} nodes, {} per round, {} rounds, model {:.2} MB: {:.2} s per round; server memory {:.0} MB early, {:.0} MB at \
+                 the end, {:.0} MB peak",
+                report.nodes,
+                report.cohort,
+                report.rounds,
+                report.model_bytes as f64 / 1e6,
+                report.seconds_per_round,
+                report.server_mb_early,
+                report.server_mb_end,
+                report.server_mb_peak
             );
         }
         Ok(())
     }
 
-    fn measure(&self, dir: &Path) -> Result<Outcome> {
+    fn measure(&self, dir: &Path) -> Result<LoadReport> {
         let federation = dir.join("server");
         eprintln!("certificates for {} nodes", self.nodes);
         let homes = self.enrol(dir, &federation)?;
@@ -114,19 +114,20 @@ impl Load {
         let seconds = start.elapsed().as_secs_f64();
         let status = server.child.wait()?;
         if !status.success() {
-            bail!("the server ended: {status}; its last words: {}", server.last_words());
+            bail!("the server ended: {status}: {}", server.last_words());
         }
         let log = std::fs::read_to_string(&server.out)?;
-        let outcome: serde_json::Value = serde_json::from_str(log.lines().last().context("the server said nothing")?)?;
-        let run = PathBuf::from(outcome["run"].as_str().context("no run")?);
+        let report: serde_json::Value =
+            serde_json::from_str(log.lines().last().context("the server printed nothing")?)?;
+        let run = PathBuf::from(report["run"].as_str().context("no run")?);
         let lines = std::fs::read_to_string(run.join("metrics.jsonl"))?;
         let rounds: Vec<fedproj_core::RoundRecord> =
             lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
         if rounds.iter().any(|r| r.cohort.len() != self.cohort as usize) {
-            bail!("a round was closed without its whole cohort");
+            bail!("a round closed without its whole cohort");
         }
         let model_bytes = std::fs::metadata(run.join("model.safetensors"))?.len();
-        Ok(Outcome {
+        Ok(LoadReport {
             nodes: self.nodes,
             cohort: self.cohort,
             rounds: self.rounds,
@@ -140,7 +141,7 @@ impl Load {
         })
     }
 
-    /// Certificates without the network: it is not enrolment that is measured.
+    /// Certificates without the network: enrolment is not measured.
     fn enrol(&self, dir: &Path, federation: &Path) -> Result<Vec<Home>> {
         let (authority, registry) = (Authority::open(federation)?, Registry::open(federation)?);
         let enrol = |client: u32| {
@@ -183,7 +184,7 @@ impl Server {
                 return Ok(serde_json::from_str(&text)?);
             }
             if let Some(status) = self.child.try_wait()? {
-                bail!("the server ended: {status}; its last words: {}", self.last_words());
+                bail!("the server ended: {status}: {}", self.last_words());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -194,7 +195,7 @@ impl Server {
         text.lines().last().unwrap_or_default().to_owned()
     }
 
-    /// Where the system tells.
+    /// Resident memory, if the system reports it.
     fn resident_mb(&self) -> Option<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
@@ -204,13 +205,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A node that does everything but train.
+/// A node that does everything except training.
 struct SimulatedNode {
     link: Link,
     cache: Store,
@@ -231,22 +232,22 @@ impl SimulatedNode {
 
     /// Whether the run is over.
     async fn turn(&self) -> fedproj_net::Result<bool> {
-        match self.link.work().await?.kind {
-            Some(work::Kind::Train(task)) => self.contribute(&task).await.map(|()| false),
-            Some(work::Kind::Done(_)) => Ok(true),
+        match self.link.send(&WorkRequest::current()).await?.kind {
+            Some(WorkKind::Train(task)) => self.contribute(&task).await.map(|()| false),
+            Some(WorkKind::Done(_)) => Ok(true),
             _ => Ok(false),
         }
     }
 
-    async fn contribute(&self, task: &Train) -> fedproj_net::Result<()> {
+    async fn contribute(&self, task: &Task) -> fedproj_net::Result<()> {
         self.cache.retain(&[&task.weights])?;
         self.link.fetch(&task.weights, &self.cache).await?;
-        // Weights that are each node's own, and small whatever the round.
+        // Each node has its own small weights.
         let n = (task.weights.len / 4) as usize;
         let weights: Vec<f32> = (0..n).map(|i| ((i as u32 ^ self.client) % 1000) as f32 * 1e-4).collect();
         self.outbox.retain(&[])?;
-        let named = |name: &str, values: &[f32]| -> fedproj_net::Result<Named> {
-            Ok(Named { name: name.into(), blob: self.outbox.put(&encode_f32(values))? })
+        let named = |name: &str, values: &[f32]| -> fedproj_net::Result<NamedBlob> {
+            Ok(NamedBlob { name: name.into(), blob: self.outbox.put(&encode_f32(values))? })
         };
         let contribution = Contribution {
             run: task.run.clone(),
@@ -254,17 +255,17 @@ impl SimulatedNode {
             client: self.client,
             n_samples: 10,
             n_steps: 1,
-            stats: Stats::default(),
+            stats: LocalStats::default(),
             parts: vec![named("weights", &weights)?, named("buffers", &[])?],
         };
-        while let Some(verdict::Kind::Missing(missing)) = self.link.contribute(&contribution).await?.kind {
+        while let Some(VerdictKind::Missing(missing)) = self.link.send(&contribution).await?.kind {
             for part in &contribution.parts {
                 if let Some(have) = missing.have.iter().find(|have| have.hash == part.blob.hash) {
                     self.link.upload(&part.blob, have.len, &self.outbox).await?;
                 }
             }
         }
-        // A thousand nodes on one disk: each keeps its files no longer than it needs them.
+        // A thousand nodes share the disk, so each removes its files early.
         self.cache.retain(&[])?;
         self.outbox.retain(&[])
     }

@@ -1,4 +1,4 @@
-//! `fedproj demo`: a server and real node processes on this machine, with real certificates, against the simulator.
+//! `fedproj demo`: a server and node processes on this machine, with real certificates, compared with the simulator.
 
 use super::block_on;
 use crate::device::default_threads;
@@ -7,11 +7,9 @@ use crate::settings::Settings;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_core::{Config, Experiment, Simulation};
-use fedproj_net::identity::Authority;
 use fedproj_net::server::http::Addresses;
-use fedproj_net::server::registry::{INVITATION_LASTS, Registry};
-use fedproj_net::server::status::Status;
-use fedproj_net::{ServeSetup, ServerConfig, serve};
+use fedproj_net::server::status::{RoundLine, Status};
+use fedproj_net::server::{Authority, INVITATION_LASTS, Registry, ServeSetup, ServerConfig, serve};
 use serde::Serialize;
 use std::fs::File;
 use std::net::SocketAddr;
@@ -23,12 +21,12 @@ use std::time::Duration;
 /// Arguments of `demo`.
 #[derive(Args)]
 pub struct Demo {
-    /// Nodes, each a process with a certificate of its own
+    /// Nodes, each a process with its own certificate
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=64))]
     nodes: u16,
     #[command(flatten)]
     settings: Settings,
-    /// Keep the federation's folder here; otherwise it is removed at the end
+    /// Keep the federation folder here [default: a temporary folder, removed at the end]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print one JSON object on the last line
@@ -37,7 +35,7 @@ pub struct Demo {
 }
 
 #[derive(Serialize)]
-struct Outcome {
+struct DemoReport {
     model_hash: String,
     simulator_hash: String,
     rounds: usize,
@@ -59,38 +57,42 @@ impl Demo {
         self.settings.settings.splice(0..0, defaults);
         let (config, mut server) = self.settings.one_run()?;
         let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-        // Nodes are told these addresses, so any free port will do; the page is for people, who may have one in mind.
+        // Nodes get these addresses from us, so any free port will do. People may want a fixed address for the status page.
         (server.listen, server.enrol) = (loopback, Some(loopback));
         server.status = server.status.or(Some(loopback));
         let temporary = std::env::temp_dir().join(format!("fedproj-demo-{}", std::process::id()));
         let dir = self.out.clone().unwrap_or_else(|| temporary.clone());
-        let outcome = self.federate(&dir, config, server);
+        let report = self.federate(&dir, config, server);
         if self.out.is_none() {
-            // The outcome counts; a folder that cannot be removed does not change it.
+            // A folder that cannot be removed does not change the result.
             let _ = std::fs::remove_dir_all(&temporary);
         }
-        let outcome = outcome?;
+        let report = report?;
         if self.json {
-            say!("{}", serde_json::to_string(&outcome)?);
+            say!("{}", serde_json::to_string(&report)?);
         }
-        if outcome.model_hash != outcome.simulator_hash {
-            bail!("the federation's model {} is not the simulator's {}", outcome.model_hash, outcome.simulator_hash);
+        if report.model_hash != report.simulator_hash {
+            bail!(
+                "the federation's model {} differs from the simulator's {}",
+                report.model_hash,
+                report.simulator_hash
+            );
         }
         if !self.json {
             say!(
-                "{} rounds, {} bytes, accuracy {:.2} %: model {}, the same as the simulator's",
-                outcome.rounds,
-                outcome.bytes,
-                100.0 * outcome.accuracy,
-                &outcome.model_hash[..16]
+                "{} rounds, {} bytes, accuracy {:.2} %: model {}, identical to the simulator's",
+                report.rounds,
+                report.bytes,
+                100.0 * report.accuracy,
+                &report.model_hash[..16]
             );
         }
         Ok(())
     }
 
-    fn federate(&self, dir: &Path, config: Config, server: ServerConfig) -> Result<Outcome> {
+    fn federate(&self, dir: &Path, config: Config, server: ServerConfig) -> Result<DemoReport> {
         let federation = dir.join("server");
-        // Made before the server starts, so that nodes can be invited while it does.
+        // Created before the server, so that nodes can be invited while it starts.
         let authority = Authority::open(&federation)?;
         let registry = Registry::open(&federation)?;
         let data_dir = self.settings.data_dir();
@@ -107,11 +109,11 @@ impl Demo {
                 .spawn(|| block_on(async { Ok(serve(setup, |a, s| drop(tell.send((*a, Arc::clone(s))))).await?) }));
             let watched = match told.recv() {
                 Ok((addresses, status)) => self.watch(dir, &authority, &registry, &addresses, &status),
-                // The server has failed, and will say why.
+                // The server has failed; its error follows below.
                 Err(_) => Ok(Vec::new()),
             };
             if let Err(error) = watched {
-                // Without its nodes the server would wait for ever.
+                // Without nodes the server would wait for ever.
                 eprintln!("error: {error:#}");
                 std::process::exit(1);
             }
@@ -119,7 +121,7 @@ impl Demo {
             Ok((served, watched?))
         })?;
         if !self.json {
-            eprintln!("now the simulator, with the same configuration");
+            eprintln!("running the simulator with the same configuration");
         }
         let method = config.method.build()?;
         let experiment = Experiment::load(config, method.as_ref(), data_dir.as_deref())?;
@@ -128,7 +130,7 @@ impl Demo {
         while !simulation.is_done() {
             simulator_hash = simulation.round(&|_| ())?.model_hash;
         }
-        Ok(Outcome {
+        Ok(DemoReport {
             model_hash: served.summary.model_hash,
             simulator_hash,
             rounds: rounds.len(),
@@ -146,7 +148,7 @@ impl Demo {
         registry: &Registry,
         addresses: &Addresses,
         status: &Status,
-    ) -> Result<Vec<fedproj_net::server::status::RoundLine>> {
+    ) -> Result<Vec<RoundLine>> {
         if let (Some(page), false) = (addresses.status, self.json) {
             eprintln!("status page http://{page}");
         }
@@ -171,19 +173,19 @@ impl Demo {
                 return Ok(view.rounds);
             }
             if let Some(node) = nodes.iter_mut().find_map(|n| n.has_ended().then_some(n)) {
-                bail!("node {} has ended: {}", node.client, node.last_words());
+                bail!("node {} ended: {}", node.client, node.last_words());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 }
 
-/// A node's process, which ends with this one.
+/// A node's process. It ends with this one.
 struct NodeProcess {
     client: u32,
     log: PathBuf,
     child: Child,
-    /// Kept here, because waiting for a child closes what it still holds of its input.
+    /// Kept here, because `Child::wait` closes the child's stdin.
     _stdin: Option<ChildStdin>,
 }
 
@@ -224,10 +226,10 @@ impl NodeProcess {
 
     fn last_words(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        text.lines().last().unwrap_or("it said nothing").to_owned()
+        text.lines().last().unwrap_or("no output").to_owned()
     }
 
-    /// Waits for its end, which comes when the server says that the run is over.
+    /// Waits for the process. It ends when the run is over.
     fn finish(&mut self) -> Result<()> {
         let status = self.child.wait()?;
         if !status.success() {
@@ -239,7 +241,7 @@ impl NodeProcess {
 
 impl Drop for NodeProcess {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -11,11 +11,11 @@ use std::path::PathBuf;
 /// Arguments of `enrol`.
 #[derive(Args)]
 pub struct Enrol {
-    /// The server's enrolment address, https://host:port
+    /// Enrolment address of the server, https://host:port
     server: String,
-    /// The token that the server's owner made with `fedproj nodes invite`
+    /// Token from the server's owner (`fedproj nodes invite`)
     token: String,
-    /// The node's folder
+    /// Node folder
     #[arg(long, value_name = "DIR", default_value = "node")]
     node: PathBuf,
 }
@@ -32,22 +32,22 @@ impl Enrol {
 /// Arguments of `join`.
 #[derive(Args)]
 pub struct Join {
-    /// The server's address, https://host:port
+    /// Address of the server, https://host:port
     server: String,
-    /// The node's data: a name such as digits, a table such as '{ name = "csv", path = "mine.csv" }', or `run` for its part
-    /// of the run's own data set
+    /// Data of the node: a name such as digits, a table such as '{ name = "csv", path = "mine.csv" }', or `run` for its part
+    /// of the run's data set
     #[arg(long)]
     data: String,
-    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
+    /// Data directory [default: $FEDPROJ_DATA, then ./data]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// The node's folder: key, certificate, policy.toml, what its client keeps
+    /// Node folder: key, certificate, policy.toml, client state
     #[arg(long, value_name = "DIR", default_value = "node")]
     node: PathBuf,
-    /// End when the run is over, instead of waiting for the next
+    /// Exit when the run is over, instead of waiting for the next
     #[arg(long)]
     until_done: bool,
-    /// End when standard input is closed, so that no node outlives who started it
+    /// Exit when standard input closes, so that the node ends with its parent process
     #[arg(long)]
     with_stdin: bool,
     #[command(flatten)]

@@ -9,10 +9,10 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-/// How a server or node logs.
+/// Logging of a server or node.
 #[derive(Args, Clone, Copy)]
 pub struct Logging {
-    /// Form of the log on stderr; `FEDPROJ_LOG=debug` says more
+    /// Log format on stderr; `FEDPROJ_LOG=debug` logs more
     #[arg(long, value_enum, default_value_t = LogForm::Text)]
     log: LogForm,
 }
@@ -22,7 +22,7 @@ pub struct Logging {
 enum LogForm {
     /// For people
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
@@ -40,6 +40,6 @@ impl Logging {
 
 /// Runs network work to its end.
 pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    // Threads that wait for the disk each hold a piece of some blob; more of them than this do not make a disk faster.
+    // Each thread that waits for the disk holds a piece of a blob; more threads would not make the disk faster.
     tokio::runtime::Builder::new_multi_thread().enable_all().max_blocking_threads(32).build()?.block_on(work)
 }

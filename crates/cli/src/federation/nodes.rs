@@ -1,11 +1,10 @@
-//! `fedproj nodes` and `fedproj audit`: on the server's machine, beside a running server or without one.
+//! `fedproj nodes` and `fedproj audit`: on the server's machine, with or without a running server.
 
 use crate::say;
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use fedproj_net::identity::Authority;
-use fedproj_net::server::journal::{Event, Journal};
-use fedproj_net::server::registry::{INVITATION_LASTS, Registry};
+use fedproj_net::server::journal::{Entry, Event, Journal};
+use fedproj_net::server::{Authority, INVITATION_LASTS, Registry};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use std::time::Duration;
 pub struct NodesArgs {
     #[command(subcommand)]
     action: Option<Action>,
-    /// The federation's folder
+    /// Federation folder
     #[arg(long, value_name = "DIR", default_value = "federation", global = true)]
     dir: PathBuf,
     /// Print one JSON object on the last line
@@ -28,26 +27,26 @@ enum Action {
     List,
     /// Makes a one-time token for a node
     Invite {
-        /// The node's name
+        /// Name of the node
         name: String,
-        /// The client that it stands for; the first free one unless given
+        /// Client of the node [default: the first free one]
         #[arg(long)]
         client: Option<u32>,
-        /// Hours for which the token works
+        /// Hours until the token expires
         #[arg(long, default_value_t = INVITATION_LASTS.as_secs() / 3600, value_parser = clap::value_parser!(u64).range(1..=8760))]
         hours: u64,
     },
-    /// Shuts a node out
+    /// Revokes a node's certificate
     Revoke {
-        /// The node's name
+        /// Name of the node
         name: String,
     },
 }
 
 impl NodesArgs {
-    /// Does it.
+    /// Lists, invites or revokes.
     pub fn run(self) -> Result<()> {
-        // Made here if need be, so that nodes can be invited before the first start of the server.
+        // Created here if missing, so that nodes can be invited before the server's first start.
         let authority = Authority::open(&self.dir)?;
         let registry = Registry::open(&self.dir)?;
         match self.action.unwrap_or(Action::List) {
@@ -61,7 +60,7 @@ impl NodesArgs {
                     let token = token.to_string();
                     say!("{}", serde_json::json!({ "node": name, "client": client, "token": token }));
                 } else {
-                    eprintln!("{name} will stand for client {client}; this token works once, within {hours} hours:");
+                    eprintln!("{name} gets client {client}; the token works once, within {hours} hours:");
                     say!("{token}");
                 }
                 Ok(())
@@ -69,7 +68,7 @@ impl NodesArgs {
             Action::Revoke { name } => {
                 registry.revoke(&name)?;
                 Journal::open(&self.dir, &mut |_| ())?.append(Event::Revoked { node: name.clone() })?;
-                say!("{name} is shut out from its next request on");
+                say!("{name} is revoked; its next request is rejected");
                 Ok(())
             }
         }
@@ -91,7 +90,7 @@ fn list(registry: &Registry, json: bool) -> Result<()> {
         say!("{:<24} client {:<6} {state:<9} certificate {}", node.name, node.client, &node.fingerprint[..16]);
     }
     for invitation in &invitations {
-        let state = if invitation.is_expired() { "its token has expired" } else { "invited" };
+        let state = if invitation.is_expired() { "token expired" } else { "invited" };
         say!("{:<24} client {:<6} {state}", invitation.name, invitation.client);
     }
     if nodes.is_empty() && invitations.is_empty() {
@@ -103,7 +102,7 @@ fn list(registry: &Registry, json: bool) -> Result<()> {
 /// Arguments of `audit`.
 #[derive(Args)]
 pub struct Audit {
-    /// The federation's folder
+    /// Federation folder
     #[arg(value_name = "DIR", default_value = "federation")]
     dir: PathBuf,
     /// Print one JSON object on the last line, instead of the entries
@@ -112,17 +111,17 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Checks the chain from its first entry; shows the entries that lead up to where it is broken.
+    /// Checks the hash chain and shows its entries, up to the first broken one.
     pub fn run(self) -> Result<()> {
-        // Shown when the journal has been read: a reader that pauses must not keep it from the server.
+        // Printed after reading: a slow pipe must not keep the journal locked.
         let mut entries = Vec::new();
-        let mut keep = |entry: fedproj_net::server::journal::Entry| {
+        let mut keep = |entry: Entry| {
             if !self.json {
                 entries.push(serde_json::to_string(&entry).unwrap_or_default());
             }
         };
         if !self.dir.join("journal.jsonl").exists() {
-            anyhow::bail!(fedproj_net::Error::Config(format!("`{}` holds no journal", self.dir.display())));
+            anyhow::bail!(fedproj_net::Error::Config(format!("`{}` has no journal", self.dir.display())));
         }
         let opened = Journal::open(&self.dir, &mut keep);
         for entry in entries {
@@ -133,7 +132,7 @@ impl Audit {
         if self.json {
             say!("{}", serde_json::json!({ "entries": tail.n_entries, "hash": tail.hash }));
         } else {
-            eprintln!("{} entries, unbroken; the last one's hash is {}", tail.n_entries, tail.hash);
+            eprintln!("{} entries, unbroken; hash of the last: {}", tail.n_entries, tail.hash);
         }
         Ok(())
     }

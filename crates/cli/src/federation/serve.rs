@@ -1,4 +1,4 @@
-//! `fedproj serve`.
+//! `fedproj serve`: the server's side.
 
 use super::{Logging, block_on};
 use crate::device::default_threads;
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 pub struct Serve {
     #[command(flatten)]
     settings: Settings,
-    /// The federation's folder: authority, nodes, journal, runs
+    /// Federation folder: authority, nodes, journal, runs
     #[arg(long, value_name = "DIR", default_value = "federation")]
     dir: PathBuf,
     /// Threads that fuse and evaluate
@@ -29,7 +29,7 @@ pub struct Serve {
 }
 
 #[derive(Serialize)]
-struct Outcome {
+struct ServeReport {
     run: PathBuf,
     #[serde(flatten)]
     summary: fedproj_core::Summary,
@@ -59,7 +59,7 @@ impl Serve {
                 if let Some(status) = addresses.status {
                     eprintln!("status page http://{status}");
                 }
-                // For scripts, which cannot know a port that the system chose.
+                // For scripts: the system may have chosen the port.
                 let text = serde_json::to_string(addresses).unwrap_or_default();
                 let temporary = path.with_extension("tmp");
                 written = std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &path));
@@ -75,7 +75,7 @@ impl Serve {
         })?;
         let summary = served.summary;
         if self.json {
-            say!("{}", serde_json::to_string(&Outcome { run: served.run, summary })?);
+            say!("{}", serde_json::to_string(&ServeReport { run: served.run, summary })?);
         } else {
             say!("{}: last accuracy {:.2} %, {}", summary.method, 100.0 * summary.last, served.run.display());
         }
@@ -83,10 +83,10 @@ impl Serve {
     }
 }
 
-/// Starts the program again, in the same process, with glibc told to give large blocks back to the system at once.
+/// Restarts the program in the same process, with glibc set to return large blocks to the system at once.
 ///
-/// By itself glibc stops doing so after the first model was freed, and keeps ever more holes between the small blocks of
-/// many connections: 390 MB were measured where 40 are in use. It can be told by its environment only.
+/// By default glibc stops doing so once the first model was freed. Then it keeps more and more holes between the small blocks
+/// of many connections: we measured 390 MB with 40 MB in use. Only the environment can change this.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn return_large_blocks() -> Result<()> {
     use std::os::unix::process::CommandExt;
@@ -99,7 +99,7 @@ fn return_large_blocks() -> Result<()> {
 }
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-#[allow(clippy::unnecessary_wraps, reason = "it can fail where there is something to do")]
+#[allow(clippy::unnecessary_wraps, reason = "it can fail on other systems")]
 fn return_large_blocks() -> Result<()> {
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A federation of real processes for tests: a server, nodes, ports that the system chose, and kill −9.
+//! A federation of real processes for tests: a server, nodes, free ports, and kill −9.
 
 #![allow(dead_code, reason = "not every test file uses every helper")]
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A machine under load may stop everything for a minute; a test that waits longer than this has found a hang.
+/// A loaded machine may pause everything for a minute; a longer wait is a hang.
 pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// A server's folder, its nodes' folders, and the processes that run.
@@ -22,7 +22,7 @@ pub struct Federation {
     server: Option<Child>,
     nodes: BTreeMap<u32, Child>,
     pub addresses: Option<Value>,
-    /// Where nodes connect, where it is not the server itself.
+    /// Where nodes connect, if not to the server itself.
     pub via: Option<SocketAddr>,
     /// A library that server and nodes are started with.
     pub preload: Option<PathBuf>,
@@ -158,7 +158,7 @@ impl Federation {
         self.server.as_mut().is_none_or(|s| s.try_wait().unwrap().is_some())
     }
 
-    /// Waits for the server's end; what it printed last.
+    /// Waits for the server's end; returns its last line.
     pub fn outcome(&mut self) -> Value {
         let status = self.wait_for("the end of the run", |f| f.server.as_mut().unwrap().try_wait().unwrap());
         assert!(status.success(), "{status}\n{}", self.server_log());
@@ -175,7 +175,7 @@ impl Federation {
         self.wait_for(text, |f| f.server_log().contains(text).then_some(()));
     }
 
-    /// Waits until something is there; a hang shows both logs.
+    /// Waits until something exists; a hang shows both logs.
     pub fn wait_for<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
@@ -199,7 +199,7 @@ impl Federation {
         json(self.path(), &[&["run", "--quiet", "--out", "simulated"], &settings[..]].concat())["model_hash"].clone()
     }
 
-    /// Every client's contributions that were acknowledged, by round; none may be there twice.
+    /// Each client's acknowledged contributions by round; none may occur twice.
     pub fn accepted(&self) -> BTreeMap<(u64, u64), String> {
         let mut all = BTreeMap::new();
         for entry in self.journal().iter().filter(|e| e["event"] == "accepted") {

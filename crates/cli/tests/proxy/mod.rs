@@ -1,4 +1,4 @@
-//! A bad network: passes bytes on in small pieces, and cuts each connection after a while.
+//! A bad network: forwards bytes in small pieces, and cuts each connection after a while.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
@@ -15,7 +15,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Stands before a server until the test's process ends.
+    /// Runs in front of a server until the test's process ends.
     pub fn start(server: SocketAddr, mut chance: Chance) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, n_cut) = (listener.local_addr().unwrap(), Arc::new(AtomicU64::new(0)));

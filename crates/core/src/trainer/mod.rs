@@ -12,6 +12,7 @@ use crate::method::Method;
 use crate::step::{Finish, Place, Step};
 use fedproj_nn::{Buffer, Cpu, NodeId, Optimizer, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
+use prost::Message;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,22 +67,29 @@ pub struct ClientResult {
     pub stats: LocalStats,
 }
 
-/// Measurements of a client's local training.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Measurements of a client's local training. They travel from a node to its server; field numbers are never reused.
+#[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 pub struct LocalStats {
     /// Mean loss over the local steps.
+    #[prost(double, tag = "1")]
     pub loss: f64,
-    /// Steps that looked at the memory.
+    /// Steps that used the memory.
+    #[prost(uint32, tag = "2")]
     pub n_compared: u32,
-    /// Steps whose gradient was projected.
+    /// Steps with a projected gradient.
+    #[prost(uint32, tag = "3")]
     pub n_projected: u32,
-    /// Mean cosine of gradient and memory gradient, over those compared.
+    /// Mean cosine of gradient and memory gradient over the compared steps.
+    #[prost(double, optional, tag = "4")]
     pub cosine: Option<f64>,
-    /// Memory loss on the client's first memory batch, before and after local training.
+    /// Memory loss on the client's first memory batch, before local training.
+    #[prost(double, optional, tag = "5")]
     pub memory_loss_before: Option<f64>,
-    /// See above.
+    /// The same loss after local training.
+    #[prost(double, optional, tag = "6")]
     pub memory_loss_after: Option<f64>,
     /// Seconds of local training.
+    #[prost(double, tag = "7")]
     pub seconds: f64,
 }
 

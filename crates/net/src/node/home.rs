@@ -1,15 +1,12 @@
-//! A node's folder: who it is, what its client keeps between rounds, and a contribution that is on its way.
+//! A node's folder: its identity, its client's state between rounds, and a contribution on its way.
 //!
-//! What a client keeps (control variates and the like) moves on only when the server has taken the contribution that goes
-//! with it, so that it stays in step with the model whatever crashes in between.
+//! The client's state (for example control variates) is replaced only when the server has accepted the contribution that
+//! belongs to it. So it matches the model whatever crashes in between.
 
 use crate::error::{Error, Result};
-use crate::files::{create_dir, sync_dir, write_private, write_synced};
-use crate::identity::{certificate_from, end_of};
-use crate::server::registry::has_passed;
-use crate::wire::blob::Store;
-use crate::wire::message::{Contribution, EnrolReply};
-use crate::wire::numbers::{decode_f32, encode_f32};
+use crate::files::{create_dir, read_if_exists, read_toml, sync_dir, write_private, write_synced, write_toml};
+use crate::identity::{certificate_from, expiry_of, has_passed};
+use crate::wire::{Contribution, EnrolReply, Store, decode, decode_f32, encode_f32};
 use fedproj_core::ClientState;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -17,13 +14,13 @@ use std::path::{Path, PathBuf};
 
 const HASH_BYTES: usize = 32;
 
-/// Who a node is.
+/// A node's identity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
     /// Its name.
     pub name: String,
-    /// The client that it stands for.
+    /// Its client.
     pub client: u32,
 }
 
@@ -33,23 +30,23 @@ pub struct Home {
     dir: PathBuf,
 }
 
-/// What a client keeps, on disk.
+/// A client's state on disk.
 #[derive(Clone, PartialEq, Message)]
-pub struct Kept {
+struct Kept {
     /// The vectors.
     #[prost(message, repeated, tag = "1")]
-    pub vectors: Vec<KeptVector>,
+    vectors: Vec<KeptVector>,
 }
 
-/// A vector that a client keeps.
+/// A vector of a client's state.
 #[derive(Clone, PartialEq, Message)]
-pub struct KeptVector {
+struct KeptVector {
     /// Its name.
     #[prost(string, tag = "1")]
-    pub name: String,
+    name: String,
     /// Its values, little-endian.
     #[prost(bytes = "vec", tag = "2")]
-    pub values: Vec<u8>,
+    values: Vec<u8>,
 }
 
 impl Home {
@@ -58,42 +55,41 @@ impl Home {
         Self { dir: dir.into() }
     }
 
-    /// The folder.
-    pub fn dir(&self) -> &Path {
-        &self.dir
+    fn not_enrolled(&self) -> Error {
+        let dir = self.dir.display();
+        Error::config(format!(
+            "`{dir}` is not the folder of an enrolled node\nhint: fedproj enrol SERVER TOKEN --node {dir}"
+        ))
     }
 
     fn text(&self, name: &str) -> Result<String> {
         let path = self.dir.join(name);
-        std::fs::read_to_string(&path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => Error::config(format!(
-                "`{}` is not there: this node has not been enrolled\nhint: fedproj enrol SERVER TOKEN --node {}",
-                path.display(),
-                self.dir.display()
-            )),
-            _ => Error::io("read", &path)(source),
-        })
+        let bytes = read_if_exists(&path)?.ok_or_else(|| self.not_enrolled())?;
+        String::from_utf8(bytes).map_err(Error::corrupt(&path))
     }
 
-    /// Key and request of an enrolment, made once: a second try asks for the same certificate.
+    /// The request of an enrolment. Key and request are made once, so a second try asks for the same certificate.
     ///
     /// # Errors
-    /// If they cannot be made or kept.
+    /// If they cannot be made or stored.
     pub fn request(&self) -> Result<Vec<u8>> {
         create_dir(&self.dir)?;
         let path = self.dir.join("request.der");
         if self.dir.join("node.toml").exists() {
-            return Err(Error::config(format!("`{}` is the folder of a node that is enrolled", self.dir.display())));
+            return Err(Error::config(format!(
+                "`{}` is the folder of a node that is already enrolled",
+                self.dir.display()
+            )));
         }
         if !path.exists() {
-            let (key, request) = crate::identity::node_request()?;
+            let (key, request) = super::node_request()?;
             write_private(&self.dir.join("key.pem"), &key)?;
             write_synced(&path, &request)?;
         }
         std::fs::read(&path).map_err(Error::io("read", &path))
     }
 
-    /// Keeps a certificate.
+    /// Stores the certificate.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -101,39 +97,37 @@ impl Home {
         write_synced(&self.dir.join("certificate.pem"), reply.certificate.as_bytes())?;
         write_synced(&self.dir.join("authority.pem"), reply.authority.as_bytes())?;
         let identity = Identity { name: reply.name.clone(), client: reply.client };
-        let text = toml::to_string(&identity).map_err(|e| Error::config(e.to_string()))?;
-        // Last: where it stands, the rest stands too.
-        write_synced(&self.dir.join("node.toml"), text.as_bytes())
+        // Last: if it exists, the other files do too.
+        write_toml(&self.dir.join("node.toml"), &identity)
     }
 
-    /// Who the node is.
+    /// The node's identity.
     ///
     /// # Errors
-    /// If it has not been enrolled.
+    /// If it is not enrolled.
     pub fn identity(&self) -> Result<Identity> {
-        let text = self.text("node.toml")?;
-        toml::from_str(&text).map_err(|e| Error::Corrupt { path: self.dir.join("node.toml"), problem: e.to_string() })
+        read_toml(&self.dir.join("node.toml"))?.ok_or_else(|| self.not_enrolled())
     }
 
     /// The node's side of TLS.
     ///
     /// # Errors
-    /// If it has not been enrolled.
+    /// If it is not enrolled.
     pub fn tls(&self) -> Result<rustls::ClientConfig> {
         let (authority, certificate) = (self.text("authority.pem")?, self.text("certificate.pem")?);
-        crate::identity::node_tls(&authority, &certificate, &self.text("key.pem")?)
+        super::node_tls(&authority, &certificate, &self.text("key.pem")?)
     }
 
-    /// Whether this machine's clock says that the certificate has ended.
+    /// Whether the certificate has expired by this machine's clock.
     pub fn is_expired(&self) -> bool {
-        let end = self.text("certificate.pem").and_then(|pem| end_of(&certificate_from(&pem)?));
-        end.is_ok_and(has_passed)
+        let expiry = self.text("certificate.pem").and_then(|pem| expiry_of(&certificate_from(&pem)?));
+        expiry.is_ok_and(has_passed)
     }
 
     /// Blobs from the server.
     ///
     /// # Errors
-    /// If its folder cannot be made.
+    /// If its folder cannot be created.
     pub fn cache(&self) -> Result<Store> {
         Store::open(&self.dir.join("cache"))
     }
@@ -141,31 +135,30 @@ impl Home {
     /// Blobs for the server.
     ///
     /// # Errors
-    /// If its folder cannot be made.
+    /// If its folder cannot be created.
     pub fn outbox(&self) -> Result<Store> {
         Store::open(&self.dir.join("outbox"))
     }
 
     fn kept_path(&self, run: &str) -> PathBuf {
-        // A run's name comes from the server: it becomes a file name by its hash only.
+        // A run's name comes from the server, so only its hash becomes a file name.
         let name = blake3::hash(run.as_bytes()).to_hex();
         self.dir.join(format!("kept-{}.state", &name[..16]))
     }
 
-    /// What the client keeps of a run.
+    /// The client's state in a run.
     ///
     /// # Errors
     /// If the file is damaged.
     pub fn kept(&self, run: &str) -> Result<ClientState> {
         let path = self.kept_path(run);
-        let bytes = match std::fs::read(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(ClientState::new()),
-            read => read.map_err(Error::io("read", &path))?,
-        };
-        decode_kept(&bytes).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
+        match read_if_exists(&path)? {
+            Some(bytes) => decode_kept(&bytes).map_err(Error::corrupt(&path)),
+            None => Ok(ClientState::new()),
+        }
     }
 
-    /// Puts a contribution and what goes with it on disk, before the server hears of it.
+    /// Stores a contribution and the state that belongs to it, before the server learns of it.
     ///
     /// # Errors
     /// If the disk is full.
@@ -174,27 +167,20 @@ impl Home {
         write_synced(&self.dir.join("pending.contribution"), &contribution.encode_to_vec())
     }
 
-    /// The contribution that is on its way, if there is one.
+    /// The contribution on its way, if there is one.
     ///
     /// # Errors
     /// If it cannot be read.
     pub fn pending(&self) -> Result<Option<Contribution>> {
         let path = self.dir.join("pending.contribution");
-        match std::fs::read(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            read => {
-                let bytes = read.map_err(Error::io("read", &path))?;
-                crate::wire::message::decode(&bytes)
-                    .map(Some)
-                    .map_err(|e| Error::Corrupt { path, problem: e.to_string() })
-            }
-        }
+        let Some(bytes) = read_if_exists(&path)? else { return Ok(None) };
+        decode(&bytes).map(Some).map_err(Error::corrupt(&path))
     }
 
-    /// The server has taken the contribution: what goes with it is now what the client keeps.
+    /// The server has accepted the contribution: the state that belongs to it becomes the client's.
     ///
     /// # Errors
-    /// If the disk fails; it can be done again.
+    /// If the disk fails; the call can be repeated.
     pub fn commit(&self, run: &str) -> Result<()> {
         let pending = self.dir.join("pending.state");
         if pending.exists() {
@@ -204,10 +190,10 @@ impl Home {
         self.discard()
     }
 
-    /// The contribution does not count: the client keeps what it had.
+    /// The contribution does not count: the client keeps its state.
     ///
     /// # Errors
-    /// If the disk fails; it can be done again.
+    /// If the disk fails; the call can be repeated.
     pub fn discard(&self) -> Result<()> {
         for name in ["pending.contribution", "pending.state"] {
             let path = self.dir.join(name);
@@ -227,12 +213,12 @@ fn encode_kept(state: &ClientState) -> Vec<u8> {
     [blake3::hash(&body).as_bytes(), &body[..]].concat()
 }
 
-/// Reads what [`Home::kept`] finds on disk.
+/// Reads a client's state from disk.
 ///
 /// # Errors
 /// If it is damaged.
 pub fn decode_kept(bytes: &[u8]) -> Result<ClientState> {
-    let damaged = || Error::protocol("what the client kept is damaged; remove the file to begin anew");
+    let damaged = || Error::protocol("the client's state is damaged; remove the file to start over");
     let (hash, body) = bytes.split_at_checked(HASH_BYTES).ok_or_else(damaged)?;
     if blake3::hash(body).as_bytes() != hash {
         return Err(damaged());
@@ -247,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_client_keeps_moves_on_only_with_its_contribution() {
+    fn state_changes_only_with_its_contribution() {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path());
         let state = |v: f32| ClientState::from([("h".to_owned(), vec![v, -v])]);
@@ -261,7 +247,7 @@ mod tests {
         assert_eq!(home.pending().unwrap(), Some(contribution(1)));
         home.discard().unwrap();
         assert_eq!((home.kept("r").unwrap(), home.pending().unwrap()), (state(1.0), None));
-        // Killed between the two steps of a commit: the commit is done again, with nothing left to move.
+        // Killed between the two steps of a commit: the commit is repeated, with nothing left to move.
         home.set_pending(&contribution(2), &state(3.0)).unwrap();
         std::fs::rename(dir.path().join("pending.state"), home.kept_path("r")).unwrap();
         home.commit("r").unwrap();
@@ -270,9 +256,9 @@ mod tests {
     }
 
     #[test]
-    fn a_node_knows_that_its_certificate_has_ended() {
+    fn a_node_knows_that_its_certificate_has_expired() {
         let dir = tempfile::tempdir().unwrap();
-        let authority = crate::identity::Authority::open(&dir.path().join("server")).unwrap();
+        let authority = crate::server::Authority::open(&dir.path().join("server")).unwrap();
         let home = Home::new(&dir.path().join("node"));
         let request = home.request().unwrap();
         assert!(!home.is_expired());
@@ -285,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_to_what_is_kept_is_found() {
+    fn damage_to_the_state_is_detected() {
         let whole = encode_kept(&ClientState::from([("h".to_owned(), vec![1.0; 5])]));
         for at in 0..whole.len() {
             let mut damaged = whole.clone();

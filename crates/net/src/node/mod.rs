@@ -1,32 +1,34 @@
-//! A node: asks for work, trains, hands in, and comes back for ever, whatever breaks in between.
+//! A node: asks for work, trains, hands in its contribution, and starts over; it survives every failure in between.
 
-pub mod home;
+mod home;
 mod link;
 mod policy;
-pub(crate) mod session;
+mod session;
+mod tls;
 
+pub use home::{Home, decode_kept};
 pub use link::Link;
 pub use policy::Policy;
 pub use session::{NodeData, Setup};
+pub use tls::{enrol_tls, node_request, node_tls};
 
 use crate::backoff::BackOff;
 use crate::error::{Error, Result};
-use crate::identity::{Token, enrol_tls};
-use crate::node::home::Home;
-use crate::node::session::Session;
-use crate::wire::message::{Blob, Contribution, Decline, Train, verdict, work};
+use crate::identity::Token;
+use crate::wire::{Blob, Contribution, Decline, EnrolRequest, Heartbeat, Task, VerdictKind, WorkKind, WorkRequest};
+use session::Session;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-/// Seconds between signs of life. They do not wait for uploads or training.
+/// Time between heartbeats. They do not wait for uploads or training.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// Characters of a reason that the server is told.
+/// Max characters of a reason for the server.
 const REASON_MAX: usize = 500;
 
-/// The waits after failures begin with this and end with that, each a little different for each node.
+/// The first and the longest wait after a failure. Each node adds a little of its own.
 const WAIT_FIRST: Duration = Duration::from_millis(250);
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -38,22 +40,15 @@ pub struct Node {
     setup: Setup,
     client: u32,
     session: Option<Session>,
-    /// The round at work, −1 if there is none.
+    /// The round that the node works on, or −1.
     working: Arc<AtomicI64>,
-}
-
-/// What a turn came to.
-enum Turn {
-    Waited,
-    Worked,
-    Done(String),
 }
 
 impl Node {
     /// The node of a folder.
     ///
     /// # Errors
-    /// If it has not been enrolled.
+    /// If it is not enrolled.
     pub fn open(dir: &Path, server: &str, setup: Setup) -> Result<Self> {
         let home = Home::new(dir);
         let client = home.identity()?.client;
@@ -61,16 +56,16 @@ impl Node {
         Ok(Self { home, link, setup, client, session: None, working: Arc::new(AtomicI64::new(-1)) })
     }
 
-    /// Works for ever, or until the run is over: returns the final model's hash then.
+    /// Works for ever, or until the run is over; returns the final model's hash.
     ///
     /// # Errors
-    /// Never for what the network does; what breaks is logged and tried again.
+    /// Never because of the network: failures are logged and tried again.
     pub async fn run(mut self, until_done: bool) -> Result<String> {
         let (link, working) = (self.link.clone(), Arc::clone(&self.working));
         let beating = tokio::spawn(async move {
             loop {
                 let round = u32::try_from(working.load(Ordering::Relaxed)).ok();
-                if let Err(error) = link.heartbeat(round).await {
+                if let Err(error) = link.send(&Heartbeat { round }).await {
                     tracing::debug!(%error, "no heartbeat");
                 }
                 tokio::time::sleep(HEARTBEAT).await;
@@ -80,16 +75,16 @@ impl Node {
         let mut back_off = BackOff::new(WAIT_FIRST + own, WAIT_MAX + own);
         let hash = loop {
             match self.turn().await {
-                Ok(Turn::Done(hash)) if until_done => break hash,
-                Ok(Turn::Done(_)) => tokio::time::sleep(HEARTBEAT).await,
-                Ok(Turn::Waited | Turn::Worked) => back_off.reset(),
+                Ok(Some(hash)) if until_done => break hash,
+                Ok(Some(_)) => tokio::time::sleep(HEARTBEAT).await,
+                Ok(None) => back_off.reset(),
                 Err(error) => {
                     let wait = back_off.next();
                     tracing::warn!(%error, wait_ms = wait.as_millis() as u64, "will try again");
-                    // The server hangs up on such a node without a word over HTTP/2.
+                    // Over HTTP/2 the server closes the connection of such a node without an answer.
                     if matches!(error, Error::Unreachable(_)) && self.home.is_expired() {
                         tracing::error!(
-                            "this node's certificate has ended; ask the server's owner for a token and enrol in a new folder"
+                            "this node's certificate has expired; ask the server's owner for a token and enrol in a new folder"
                         );
                     }
                     tokio::time::sleep(wait).await;
@@ -100,43 +95,45 @@ impl Node {
         Ok(hash)
     }
 
-    async fn turn(&mut self) -> Result<Turn> {
+    /// Hands in a pending contribution, or asks for work and does it. Returns the final model's hash if the run is over.
+    async fn turn(&mut self) -> Result<Option<String>> {
         if let Some(pending) = self.home.pending()? {
             self.working.store(i64::from(pending.round), Ordering::Relaxed);
-            self.hand_in(&pending).await?;
-            return Ok(Turn::Worked);
+            return self.hand_in(&pending).await.map(|()| None);
         }
         self.working.store(-1, Ordering::Relaxed);
-        match self.link.work().await?.kind {
-            Some(work::Kind::Train(task)) => {
+        match self.link.send(&WorkRequest::current()).await?.kind {
+            Some(WorkKind::Train(task)) => {
                 self.working.store(i64::from(task.round), Ordering::Relaxed);
-                self.work(*task).await?;
-                Ok(Turn::Worked)
+                self.work(*task).await.map(|()| None)
             }
-            Some(work::Kind::Done(done)) => Ok(Turn::Done(done.model_hash)),
-            Some(work::Kind::Wait(_)) => Ok(Turn::Waited),
-            None => Err(Error::protocol("the server speaks a later version; use the same release")),
+            Some(WorkKind::Done(done)) => Ok(Some(done.model_hash)),
+            Some(WorkKind::Wait(_)) => Ok(None),
+            None => Err(later_version()),
         }
     }
 
-    /// Trains; what cannot be done is declined, so that nobody waits for it.
-    async fn work(&mut self, task: Train) -> Result<()> {
+    /// Trains. Declines what it cannot do, so that the server does not wait.
+    async fn work(&mut self, task: Task) -> Result<()> {
         let (run, round) = (task.run.clone(), task.round);
         match self.train(task).await {
             Ok(()) => Ok(()),
-            // The network's failures are nobody's decision.
-            Err(error @ (Error::Unreachable(_) | Error::Refused { .. })) => Err(error),
+            // A failure of the network is no reason to decline.
+            Err(error @ (Error::Unreachable(_) | Error::Rejected { .. })) => Err(error),
             Err(error) => {
                 tracing::error!(round, %error, "declined");
                 let reason = error.to_string().chars().take(REASON_MAX).collect();
-                self.link.decline(&Decline { run, round, reason }).await
+                self.link.send(&Decline { run, round, reason }).await
             }
         }
     }
 
-    async fn train(&mut self, task: Train) -> Result<()> {
+    async fn train(&mut self, task: Task) -> Result<()> {
         if task.client != self.client {
-            return Err(Error::protocol(format!("a task for client {}; this is {}", task.client, self.client)));
+            return Err(Error::protocol(format!(
+                "a task for client {}; this node has client {}",
+                task.client, self.client
+            )));
         }
         self.setup.policy.check_task(&task)?;
         let cache = self.home.cache()?;
@@ -157,21 +154,21 @@ impl Node {
             home.set_pending(&contribution, &kept)?;
             Ok(session)
         });
-        let session = trained.await.map_err(|e| Error::config(format!("training failed: {e}")))??;
+        let session = trained.await.map_err(Error::internal)??;
         self.session = Some(session);
         Ok(())
     }
 
-    /// Hands in until the server has taken or refused it.
+    /// Hands in a contribution until the server accepts or rejects it.
     async fn hand_in(&self, contribution: &Contribution) -> Result<()> {
         let outbox = self.home.outbox()?;
         loop {
-            match self.link.contribute(contribution).await?.kind {
-                Some(verdict::Kind::Accepted(receipt)) => {
-                    tracing::info!(round = contribution.round, id = receipt.id, "contribution taken");
+            match self.link.send(contribution).await?.kind {
+                Some(VerdictKind::Accepted(accepted)) => {
+                    tracing::info!(round = contribution.round, id = accepted.id, "contribution accepted");
                     return self.home.commit(&contribution.run);
                 }
-                Some(verdict::Kind::Missing(missing)) => {
+                Some(VerdictKind::Missing(missing)) => {
                     let mut has_sent = false;
                     for part in &contribution.parts {
                         let lacks = |b: &&Blob| b.hash == part.blob.hash && b.len < part.blob.len;
@@ -181,28 +178,32 @@ impl Node {
                         }
                     }
                     if !has_sent {
-                        return Err(Error::protocol("the server misses nothing that could be sent"));
+                        return Err(Error::protocol("the server lacks nothing that this node could send"));
                     }
                 }
-                Some(verdict::Kind::Refused(refusal)) => {
-                    tracing::warn!(round = contribution.round, reason = refusal.reason, "contribution not taken");
+                Some(VerdictKind::Rejected(rejected)) => {
+                    tracing::warn!(round = contribution.round, reason = rejected.reason, "contribution rejected");
                     return self.home.discard();
                 }
-                None => return Err(Error::protocol("the server speaks a later version; use the same release")),
+                None => return Err(later_version()),
             }
         }
     }
 }
 
-/// Turns a token into a certificate, kept in a node's folder; the node's name.
+fn later_version() -> Error {
+    Error::protocol("the server has a later protocol version; use the same release")
+}
+
+/// Turns a token into a certificate in a node's folder; returns the node's name.
 ///
 /// # Errors
-/// If the server is not the token's, or refuses it.
+/// If the server is not the token's, or rejects it.
 pub async fn enrol(dir: &Path, server: &str, token: &str) -> Result<String> {
     let token = Token::parse(token)?;
     let home = Home::new(dir);
     let link = Link::new(server, enrol_tls(token.authority)?)?;
-    let reply = link.enrol(&token.secret, &home.request()?).await?;
+    let reply = link.send(&EnrolRequest { secret: token.secret.to_vec(), request: home.request()? }).await?;
     home.enrolled(&reply)?;
     Ok(reply.name)
 }

@@ -1,25 +1,26 @@
-//! What a node will do for its server, and what not: `policy.toml` in the node's folder.
+//! What a node does for its server: `policy.toml` in the node's folder.
 
 use crate::error::{Error, Result};
-use crate::wire::message::Train;
+use crate::files::read_if_exists;
+use crate::wire::Task;
 use fedproj_core::{Config, Method};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// A batch beyond this takes memory, not time; no run needs it.
+/// No run needs a larger batch; it would exhaust memory.
 const BATCH_MAX: usize = 1 << 16;
 
-/// The node's policy. A task beyond it is declined, with the reason.
+/// The node's policy. The node declines a task that exceeds it, and gives the reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
-    /// Most local epochs of a round.
+    /// Max local epochs per round.
     pub epochs_max: u32,
-    /// Most weights of a model.
+    /// Max weights of a model.
     pub parameters_max: u64,
-    /// Most bytes that a round may send to this node and ask back.
+    /// Max bytes per round, to this node and back.
     pub bytes_max: u64,
-    /// Methods that it runs; empty is all.
+    /// Methods that it runs; empty means all.
     pub methods: Vec<String>,
 }
 
@@ -30,84 +31,83 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Reads the policy of a node's folder; the default where there is none.
+    /// Reads the policy of a node's folder, or the default if there is none.
     ///
     /// # Errors
-    /// If it cannot be read: a policy that is not understood is not a policy.
+    /// If it cannot be read.
     pub fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("policy.toml");
-        match std::fs::read_to_string(&path) {
-            Ok(text) => toml::from_str(&text).map_err(|e| Error::config(format!("`{}`: {e}", path.display()))),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
-            Err(e) => Err(Error::io("read", &path)(e)),
+        match read_if_exists(&path)? {
+            Some(bytes) => toml::from_slice(&bytes).map_err(|e| Error::config(format!("`{}`: {e}", path.display()))),
+            None => Ok(Self::default()),
         }
     }
 
-    /// Whether a task may be fetched: its sizes are told beforehand.
+    /// Checks the announced sizes of a task before it is fetched.
     ///
     /// # Errors
-    /// Says what is beyond the policy.
-    pub fn check_task(&self, task: &Train) -> Result<()> {
+    /// Names what exceeds the policy.
+    pub fn check_task(&self, task: &Task) -> Result<()> {
         let n_parameters = task.weights.len / 4;
         if n_parameters > self.parameters_max {
-            return Err(beyond("parameters_max", n_parameters, self.parameters_max));
+            return Err(exceeds("parameters_max", n_parameters, self.parameters_max));
         }
-        // What comes back is at least as long as the model.
+        // The contribution is at least as long as the model.
         self.check_bytes(task, task.weights.len.saturating_add(task.buffers.len))
     }
 
-    /// Whether a round's task, and so many bytes that it asks back, are within the policy.
+    /// Checks the bytes of a round's task and of its contribution.
     ///
     /// # Errors
-    /// Says what is beyond it.
-    pub fn check_bytes(&self, task: &Train, up: u64) -> Result<()> {
+    /// Names what exceeds the policy.
+    pub fn check_bytes(&self, task: &Task, up: u64) -> Result<()> {
         let total = task.blobs().iter().fold(up, |n, blob| n.saturating_add(blob.len));
         if total > self.bytes_max {
-            return Err(beyond("bytes_max", total, self.bytes_max));
+            return Err(exceeds("bytes_max", total, self.bytes_max));
         }
         Ok(())
     }
 
-    /// Whether a run may be taken part in.
+    /// Checks a run's settings.
     ///
     /// # Errors
-    /// Says what is beyond the policy.
+    /// Names what exceeds the policy.
     pub fn check_run(&self, config: &Config, method: &dyn Method) -> Result<()> {
         let name = &config.method.name;
         if !self.methods.is_empty() && !self.methods.contains(name) {
             let known = self.methods.join(", ");
-            return Err(Error::config(format!("the node's policy runs {known}, not {name}")));
+            return Err(Error::Declined(format!("the node's policy allows {known}, not {name}")));
         }
         if config.local.epochs > self.epochs_max {
-            return Err(beyond("epochs_max", config.local.epochs.into(), self.epochs_max.into()));
+            return Err(exceeds("epochs_max", config.local.epochs.into(), self.epochs_max.into()));
         }
         let batch = method.memory().map_or(0, |m| m.batch).max(config.local.batch);
         if batch > BATCH_MAX {
-            return Err(beyond("batch", batch as u64, BATCH_MAX as u64));
+            return Err(exceeds("batch", batch as u64, BATCH_MAX as u64));
         }
         Ok(())
     }
 }
 
-fn beyond(key: &str, asked: u64, limit: u64) -> Error {
-    Error::config(format!("the task asks for {asked}, the node's policy has {key} = {limit}"))
+fn exceeds(key: &str, asked: u64, limit: u64) -> Error {
+    Error::Declined(format!("the task needs {asked}; the node's policy has {key} = {limit}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::message::Blob;
+    use crate::wire::Blob;
 
     #[test]
-    fn a_task_beyond_the_policy_is_declined_with_the_key() {
+    fn a_task_that_exceeds_the_policy_is_declined_with_the_key() {
         let blob = |len| Blob { hash: vec![0; 32], len };
-        let task = |n: u64| Train { weights: blob(n), ..Train::default() };
+        let task = |n: u64| Task { weights: blob(n), ..Task::default() };
         let policy = Policy { parameters_max: 10, bytes_max: 70, epochs_max: 2, methods: vec!["fedavg".into()] };
         policy.check_task(&task(32)).unwrap();
         assert!(policy.check_task(&task(44)).unwrap_err().to_string().contains("parameters_max = 10"));
         assert!(policy.check_task(&task(40)).unwrap_err().to_string().contains("bytes_max = 70"));
-        assert!(policy.check_task(&Train { buffers: blob(u64::MAX), ..task(4) }).is_err());
-        // Logits that are asked back count like everything else.
+        assert!(policy.check_task(&Task { buffers: blob(u64::MAX), ..task(4) }).is_err());
+        // Logits of the contribution count like everything else.
         assert!(policy.check_bytes(&task(32), 32).is_ok() && policy.check_bytes(&task(32), 39).is_err());
         let check = |settings: &[&str]| {
             let settings: Vec<String> = settings.iter().map(|s| (*s).to_owned()).collect();

@@ -1,40 +1,41 @@
-//! A task on a node: from blobs of checked shape to a contribution. The same methods and the same training as in the
-//! simulator; nothing that was received is run or chosen as a path.
+//! A task on a node: from blobs of checked shape to a contribution, with the simulator's methods and training. Nothing that
+//! was received is executed or used as a path.
 
+use super::Policy;
 use crate::error::{Error, Result};
-use crate::node::policy::Policy;
-use crate::server::rounds::targets_of;
-use crate::wire::blob::Store;
-use crate::wire::message::{Contribution, Named, Train, part_name};
-use crate::wire::numbers::{decode_f32, decode_public, decode_u32, encode_f32};
+use crate::wire::{
+    Blob, Contribution, NamedBlob, Store, Task, TaskMemory, decode_f32, decode_public, decode_u32, encode_f32,
+    part_name, place_rows, reject_texts,
+};
 use fedproj_core::{
     ClientResult, ClientState, Config, Download, Evaluator, Experiment, LocalTraining, Method, Model, Outputs, Part,
+    Targets,
 };
 use fedproj_data::{Dataset, Partition, PartitionConfig, SourceConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Where a node's samples come from.
+/// The source of a node's samples.
 #[derive(Clone, Debug)]
 pub enum NodeData {
-    /// A data set of its own, all of it.
+    /// A data set of its own.
     Own(SourceConfig),
-    /// Its part of the run's data set, as the run deals it out: for trials on one machine.
+    /// Its part of the run's partitioned data set, for trials on one machine.
     OfRun,
 }
 
-/// What a node needs beside a task.
+/// What a node needs besides a task.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Its samples.
     pub data: NodeData,
-    /// Where data sets lie.
+    /// The data directory.
     pub data_dir: Option<PathBuf>,
-    /// What it will do.
+    /// Its limits.
     pub policy: Policy,
 }
 
-/// A run as a node takes part in it: data, network and method stay from round to round.
+/// A node's part in a run. Data, network and method stay from round to round.
 #[derive(Debug)]
 pub struct Session {
     run: String,
@@ -45,18 +46,18 @@ pub struct Session {
 }
 
 impl Session {
-    /// Prepares for a run, if the policy allows it. The task's blobs are in `cache`.
+    /// Prepares for a run. The task's blobs are in `cache`.
     ///
     /// # Errors
-    /// If it does not, or if the node's data do not fit the run.
-    pub fn open(task: &Train, cache: &Store, setup: &Setup) -> Result<Self> {
+    /// If the policy forbids the run, or the node's data do not fit it.
+    pub fn open(task: &Task, cache: &Store, setup: &Setup) -> Result<Self> {
         let text = String::from_utf8(cache.get(&task.config)?);
         let text = text.map_err(|_| Error::protocol("the run's configuration is not text"))?;
         let table = toml::from_str(&text).map_err(|e| Error::protocol(format!("the run's configuration: {e}")))?;
         let mut config = Config::from_layers(Some(&table), &[])?;
-        // Weights come with the task; a path from the network is none of ours.
+        // The weights come with the task; a node takes no path from the network.
         config.model.weights.clear();
-        refuse_texts(&config)?;
+        reject_texts(&config)?;
         let method = config.method.build()?;
         setup.policy.check_run(&config, method.as_ref())?;
         let public = task.public.as_ref().map(|blob| decode_public(&cache.get(blob)?)).transpose()?;
@@ -75,8 +76,8 @@ impl Session {
         &self.run
     }
 
-    /// Bytes that the client will send back for a task.
-    pub fn upload_bytes(&self, task: &Train) -> u64 {
+    /// Bytes of the contribution to a task.
+    pub fn upload_bytes(&self, task: &Task) -> u64 {
         let e = &self.experiment;
         let width = |node| e.graph.shape(node).len();
         let (classes, features) = (width(e.graph.output()), e.graph.features().map_or(0, width));
@@ -89,13 +90,13 @@ impl Session {
         4 * (e.weights.len() * (1 + self.method.uploads().len()) + e.buffers.len() + outputs) as u64
     }
 
-    /// Trains the client, and puts what it sends in the outbox.
+    /// Trains the client and stores its vectors in the outbox.
     ///
     /// # Errors
-    /// If a blob has another shape than the run, or the loss leaves the finite numbers.
+    /// If a blob's shape does not fit the run, or the loss is not finite.
     pub fn train(
         &mut self,
-        task: &Train,
+        task: &Task,
         kept: ClientState,
         cache: &Store,
         outbox: &Store,
@@ -107,7 +108,7 @@ impl Session {
         let mut parts = vec![(Part::Weights, &result.weights), (Part::Buffers, &result.buffers)];
         for name in self.method.uploads() {
             let values = result.uploads.get(*name);
-            parts.push((Part::Upload(name), values.ok_or_else(|| Error::config(format!("no upload `{name}`")))?));
+            parts.push((Part::Upload(name), values.ok_or_else(|| Error::internal(format!("no upload `{name}`")))?));
         }
         if let Some(outputs) = &outputs {
             parts.push((Part::Logits, &outputs.logits));
@@ -117,7 +118,7 @@ impl Session {
         }
         outbox.retain(&[])?;
         let send = |(part, values): (Part<'_>, &Vec<f32>)| {
-            Ok(Named { name: part_name(part), blob: outbox.put(&encode_f32(values))? })
+            Ok(NamedBlob { name: part_name(part), blob: outbox.put(&encode_f32(values))? })
         };
         let contribution = Contribution {
             run: task.run.clone(),
@@ -125,77 +126,61 @@ impl Session {
             client: task.client,
             n_samples: result.n_samples as u64,
             n_steps: result.n_steps,
-            stats: (&result.stats).into(),
+            stats: result.stats,
             parts: parts.into_iter().map(send).collect::<Result<_>>()?,
         };
         Ok((contribution, kept))
     }
 
-    /// The client's share of the ensemble, where clients evaluate the public set themselves.
-    fn outputs(&self, task: &Train, result: &ClientResult) -> Result<Option<Outputs>> {
+    /// The client's outputs on the public set, if the ensemble needs them from clients.
+    fn outputs(&self, task: &Task, result: &ClientResult) -> Result<Option<Outputs>> {
         let Some(public) = self.experiment.public.as_ref().filter(|_| task.outputs > 0) else { return Ok(None) };
         let model = Model { weights: &result.weights, buffers: &result.buffers };
         Ok(self.evaluator.outputs(&[model], public, task.outputs > 1)?.pop())
     }
 
-    fn download(&self, task: &Train, cache: &Store) -> Result<Download> {
+    fn download(&self, task: &Task, cache: &Store) -> Result<Download> {
         let e = &self.experiment;
         let n = e.weights.len();
-        let named = |v: &Named| Ok((v.name.clone(), decode_f32(&cache.get(&v.blob)?, n, &v.name)?));
-        let memory = match (&task.memory, &e.public) {
-            (Some(memory), Some(public)) => {
-                let (n_public, n_memory) = (public.n_samples(), (memory.indices.len / 4) as usize);
-                let indices = decode_u32(&cache.get(&memory.indices)?, n_memory, n_public as u32, "memory")?;
-                if n_memory == 0 {
-                    return Err(Error::protocol("memory: it is empty"));
-                }
-                let width = |node| e.graph.shape(node).len();
-                let (classes, features) = (width(e.graph.output()), e.graph.features().map_or(0, width));
-                // With labels as the target there are no logits; features only where they are distilled.
-                let rows = |blob: &crate::wire::message::Blob, width: usize, what: &str| {
-                    let n = if blob.len == 0 { 0 } else { n_memory * width };
-                    decode_f32(&cache.get(blob)?, n, what)
-                };
-                let logits = rows(&memory.logits, classes, "memory logits")?;
-                let features = rows(&memory.features, features, "memory features")?;
-                let targets = targets_of(&logits, &features, &indices, n_public);
-                Some((indices, Arc::new(targets)))
-            }
-            (Some(_), None) => return Err(Error::protocol("memory: there is no public set")),
-            (None, _) => None,
-        };
+        let named = |v: &NamedBlob| Ok((v.name.clone(), decode_f32(&cache.get(&v.blob)?, n, &v.name)?));
         Ok(Download {
             round: task.round,
             weights: decode_f32(&cache.get(&task.weights)?, n, "weights")?,
             buffers: decode_f32(&cache.get(&task.buffers)?, e.buffers.len(), "buffers")?,
             vectors: task.vectors.iter().map(named).collect::<Result<_>>()?,
-            memory,
+            memory: task.memory.as_ref().map(|memory| self.memory(memory, cache)).transpose()?,
         })
     }
-}
 
-/// A run on texts names a checkpoint and a vocabulary by their paths, which nothing that was received may choose.
-///
-/// # Errors
-/// If the run is one.
-pub(crate) fn refuse_texts(config: &Config) -> Result<()> {
-    if config.model.checkpoint.is_empty() && config.data.text.vocabulary.as_os_str().is_empty() {
-        return Ok(());
+    /// The round's memory: indices into the public set, and targets in a matrix over the whole set.
+    fn memory(&self, memory: &TaskMemory, cache: &Store) -> Result<(Vec<u32>, Arc<Targets>)> {
+        let e = &self.experiment;
+        let n_public = e.public.as_ref().ok_or_else(|| Error::protocol("memory: there is no public set"))?.n_samples();
+        let n_memory = (memory.indices.len / 4) as usize;
+        let indices = decode_u32(&cache.get(&memory.indices)?, n_memory, n_public as u32, "memory")?;
+        if n_memory == 0 {
+            return Err(Error::protocol("memory: it is empty"));
+        }
+        let width = |node| e.graph.shape(node).len();
+        // There are no logits if labels are the target, and features only if they are distilled.
+        let targets = |blob: &Blob, width: usize, what: &str| {
+            let n = if blob.len == 0 { 0 } else { n_memory * width };
+            Ok::<_, Error>(place_rows(&decode_f32(&cache.get(blob)?, n, what)?, &indices, n_public))
+        };
+        let logits = targets(&memory.logits, width(e.graph.output()), "memory logits")?;
+        let features = targets(&memory.features, e.graph.features().map_or(0, width), "memory features")?;
+        Ok((indices, Arc::new(Targets { logits, features })))
     }
-    Err(Error::config(
-        "runs on texts are for the simulator so far: model.checkpoint and data.text.vocabulary are paths, which nodes do not \
-         take from the network",
-    ))
 }
 
-/// The network must have as many weights as were announced, before memory is taken for them.
-fn check_network(config: &Config, method: &dyn Method, private: &Dataset, task: &Train) -> Result<()> {
+/// Checks that the network has the announced number of weights, before memory is allocated for them.
+fn check_network(config: &Config, method: &dyn Method, private: &Dataset, task: &Task) -> Result<()> {
     let n = Experiment::network(config, method, private, None)?.params().len();
     if n as u64 == task.weights.len / 4 {
         return Ok(());
     }
-    Err(Error::config(format!(
-        "the run's model has {} weights, but with this node's data ({}, {} classes) it would have {n}; \
+    Err(Error::Declined(format!(
+        "the run's model has {} weights; with this node's data ({}, {} classes) it would have {n}; \
          node and server need data of the same shape and classes",
         task.weights.len / 4,
         private.shape(),
@@ -209,12 +194,12 @@ fn own(
     source: &SourceConfig,
     setup: &Setup,
     public: Option<Dataset>,
-    task: &Train,
+    task: &Task,
 ) -> Result<Experiment> {
     let private = fedproj_data::load(source, setup.data_dir.as_deref())?.train;
     check_network(&config, method, &private, task)?;
     let partition = Partition::sole(task.client, private.n_samples());
-    // A node tests nothing; the experiment wants a sample.
+    // A node does not test, but an experiment needs a test sample.
     let test = private.subset(&[0]);
     Ok(Experiment::with_partition(config, method, private, test, public, partition)?)
 }
@@ -224,20 +209,22 @@ fn of_run(
     method: &dyn Method,
     setup: &Setup,
     public: Option<Dataset>,
-    task: &Train,
+    task: &Task,
 ) -> Result<Experiment> {
     let by_file = matches!(config.data.partition, PartitionConfig::File { .. });
     if config.data.private.path.is_some() || config.data.public.path.is_some() || by_file {
-        return Err(Error::config(
-            "the run names files, which a node does not take from the network; give it data of its own",
-        ));
+        let problem = "the run names files, which a node does not take from the network; give it data of its own";
+        return Err(Error::Declined(problem.into()));
     }
     let private = fedproj_data::load(&config.data.private, setup.data_dir.as_deref())?.train;
     check_network(&config, method, &private, task)?;
     let experiment = Experiment::load_beside(config, method, setup.data_dir.as_deref(), public)?;
     if task.client as usize >= experiment.partition.n_clients() {
         let n = experiment.partition.n_clients();
-        return Err(Error::config(format!("this node stands for client {}, but the run has {n}", task.client)));
+        return Err(Error::Declined(format!(
+            "this node stands for client {}, but the run has {n} clients",
+            task.client
+        )));
     }
     Ok(experiment)
 }
@@ -245,10 +232,10 @@ fn of_run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::numbers::encode_public;
+    use crate::wire::encode_public;
 
     #[test]
-    fn what_will_be_sent_is_known_beforehand() {
+    fn the_size_of_a_contribution_is_known_beforehand() {
         for (settings, outputs) in [
             (&["method.name=fedavg"][..], 0),
             (&["method.name=scaffold", "local.optimizer={kind='sgd', lr=0.1}"], 0),
@@ -265,33 +252,21 @@ mod tests {
             let download = fedproj_core::Coordinator::new(experiment, method, 1).unwrap().open().unwrap().download;
             let experiment = Experiment::load(config.clone(), config.method.build().unwrap().as_ref(), None).unwrap();
             let put = |values: &[f32]| cache.put(&encode_f32(values)).unwrap();
-            let named = |(name, values): (&String, &Vec<f32>)| Named { name: name.clone(), blob: put(values) };
-            let task = Train {
+            let named = |(name, values): (&String, &Vec<f32>)| NamedBlob { name: name.clone(), blob: put(values) };
+            let task = Task {
                 config: cache.put(config.to_toml().unwrap().as_bytes()).unwrap(),
                 public: experiment.public.as_ref().map(|p| cache.put(&encode_public(p)).unwrap()),
                 weights: put(&download.weights),
                 buffers: put(&download.buffers),
                 vectors: download.vectors.iter().map(named).collect(),
                 outputs,
-                ..Train::default()
+                ..Task::default()
             };
             let setup = Setup { data: NodeData::OfRun, data_dir: None, policy: Policy::default() };
             let mut session = Session::open(&task, &cache, &setup).unwrap();
             let expected = session.upload_bytes(&task);
             let (contribution, _) = session.train(&task, ClientState::new(), &cache, &outbox).unwrap();
             assert_eq!(contribution.parts.iter().map(|p| p.blob.len).sum::<u64>(), expected, "{settings:?}");
-        }
-    }
-
-    #[test]
-    fn a_run_that_names_a_checkpoint_is_refused() {
-        let config = |pairs: &[&str]| {
-            Config::from_layers(None, &pairs.iter().map(|pair| (*pair).to_owned()).collect::<Vec<_>>()).unwrap()
-        };
-        assert!(refuse_texts(&config(&[])).is_ok());
-        for pairs in [&["model.name=bert", "model.checkpoint=/etc"][..], &["data.text.vocabulary=/etc/passwd"]] {
-            let message = refuse_texts(&config(pairs)).unwrap_err().to_string();
-            assert!(message.contains("do not take from the network"), "{message}");
         }
     }
 }

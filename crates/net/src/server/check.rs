@@ -1,32 +1,29 @@
-//! What is checked of a contribution before it counts.
+//! The checks of a contribution before it counts.
 
+use super::config::ServerConfig;
+use super::desk::Offer;
 use crate::error::{Error, Result};
-use crate::server::config::ServerConfig;
-use crate::server::nodes::Offer;
-use crate::server::spool::read_values;
-use crate::wire::blob::Store;
-use crate::wire::message::{Blob, Contribution};
+use crate::wire::{Blob, Contribution, Store};
+use fedproj_core::LocalStats;
+use std::ops::Range;
 
-/// Values that are checked at a time.
+/// Values per check.
 const BLOCK: usize = 1 << 14;
 
-/// No weight, logit or statistic of a network that learns is beyond this; one that is can end everybody's run.
+/// No weight, logit or statistic of a learning network exceeds this. A single larger value can ruin the global model.
 const VALUE_MAX: f32 = 1e6;
 
-/// Everything that can be said of a contribution before its vectors are there.
+/// Everything that can be checked before the vectors arrive.
 pub(crate) fn check_shape(c: &Contribution, offer: &Offer, limits: &ServerConfig) -> Result<()> {
     let names: Vec<&str> = c.parts.iter().map(|p| p.name.as_str()).collect();
     let expected: Vec<&str> = offer.parts.iter().map(|(name, _)| name.as_str()).collect();
     if names != expected {
-        return Err(Error::protocol(format!("vectors {names:?}, where {expected:?} are expected")));
+        return Err(Error::protocol(format!("vectors {names:?}; expected {expected:?}")));
     }
     for (part, (name, n)) in c.parts.iter().zip(&offer.parts) {
         part.blob.check()?;
         if part.blob.len != 4 * *n as u64 {
-            return Err(Error::protocol(format!(
-                "{name}: {} bytes where {n} values of 4 bytes are expected",
-                part.blob.len
-            )));
+            return Err(Error::protocol(format!("{name}: {} bytes; expected {n} values of 4 bytes", part.blob.len)));
         }
     }
     if c.n_samples == 0 || c.n_samples > limits.samples_max {
@@ -35,26 +32,32 @@ pub(crate) fn check_shape(c: &Contribution, offer: &Offer, limits: &ServerConfig
     let steps_max = u64::from(offer.epochs) * c.n_samples.div_ceil(offer.batch.max(1) as u64);
     if c.n_steps == 0 || u64::from(c.n_steps) > steps_max {
         return Err(Error::protocol(format!(
-            "{} local steps, where {} samples make 1 to {steps_max}",
+            "{} local steps; {} samples allow 1 to {steps_max}",
             c.n_steps, c.n_samples
         )));
     }
     let (compared, projected) = (c.stats.n_compared, c.stats.n_projected);
-    if !c.stats.is_sane() || projected > compared || compared > c.n_steps {
-        return Err(Error::protocol(
-            "measurements that cannot be: not finite, too large, or more than there were steps",
-        ));
+    if !is_sane(&c.stats) || projected > compared || compared > c.n_steps {
+        return Err(Error::protocol("impossible measurements: not finite, too large, or more than the local steps"));
     }
     Ok(())
 }
 
-/// Finite values, and an update that is not too large.
+/// Whether all numbers are finite, and so small that their sum over clients is finite too.
+fn is_sane(stats: &LocalStats) -> bool {
+    let optional = [stats.cosine, stats.memory_loss_before, stats.memory_loss_after];
+    [stats.loss, stats.seconds].into_iter().chain(optional.into_iter().flatten()).all(|v| v.abs() <= 1e12)
+}
+
+/// Checks that values are finite and that the update is not too large.
 pub(crate) fn check_content(c: &Contribution, store: &Store, offer: &Offer, norm_max: f64) -> Result<()> {
     for part in c.parts.iter().filter(|p| p.blob.len > 0) {
         let is_weights = part.name == "weights";
         let norm = check_vector(store, &part.blob, is_weights.then_some(&offer.base), &part.name)?;
         if is_weights && norm_max > 0.0 && norm > norm_max {
-            return Err(Error::protocol(format!("an update of norm {norm:.3e}; server.norm_max is {norm_max:.3e}")));
+            return Err(Error::protocol(format!(
+                "an update of norm {norm:.3e} exceeds server.norm_max = {norm_max:.3e}"
+            )));
         }
         if part.name == "buffers" {
             check_variances(store, &part.blob, &offer.variances)?;
@@ -63,28 +66,28 @@ pub(crate) fn check_content(c: &Contribution, store: &Store, offer: &Offer, norm
     Ok(())
 }
 
-/// A negative variance is finite, and yet every output of such a network is not a number.
-fn check_variances(store: &Store, blob: &Blob, variances: &[std::ops::Range<usize>]) -> Result<()> {
+/// A negative variance is finite, but makes every output of the network NaN.
+fn check_variances(store: &Store, blob: &Blob, variances: &[Range<usize>]) -> Result<()> {
     for range in variances {
         let mut values = vec![0.0; range.len()];
-        read_values(store, blob, range.start, &mut values)?;
+        store.read_values(blob, range.start, &mut values)?;
         if let Some(v) = values.iter().find(|v| **v < 0.0) {
-            return Err(Error::protocol(format!("buffers hold the variance {v}, which cannot be negative")));
+            return Err(Error::protocol(format!("buffers contain the negative variance {v}")));
         }
     }
     Ok(())
 }
 
-/// Checks that every value of a vector is finite and of a sane size, and how far the vector is from `base`: ‖v − base‖, or ‖v‖ without one.
+/// Checks that every value of a vector is finite and within ±[`VALUE_MAX`]. Returns ‖v − base‖, or ‖v‖ without a base.
 fn check_vector(store: &Store, blob: &Blob, base: Option<&[f32]>, what: &str) -> Result<f64> {
     let n = (blob.len / 4) as usize;
     let (mut total, mut values) = (0.0, Vec::with_capacity(BLOCK));
     for from in (0..n).step_by(BLOCK) {
         values.resize(BLOCK.min(n - from), 0.0);
-        read_values(store, blob, from, &mut values)?;
+        store.read_values(blob, from, &mut values)?;
         if let Some(v) = values.iter().find(|v| !v.is_finite() || v.abs() > VALUE_MAX) {
             return Err(Error::protocol(format!(
-                "{what} holds the value {v}; finite ones up to {VALUE_MAX} are accepted"
+                "{what} contains the value {v}; only finite values up to {VALUE_MAX} are accepted"
             )));
         }
         total += match base {
@@ -98,40 +101,38 @@ fn check_vector(store: &Store, blob: &Blob, base: Option<&[f32]>, what: &str) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::message::{Stats, Train};
-    use crate::wire::numbers::encode_f32;
+    use crate::wire::encode_f32;
 
     fn offer() -> Offer {
-        let (task, asked, parts, base, accepted) = (Train::default(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Offer { task, asked, parts, base, accepted, variances: vec![2..3, 3..4], epochs: 2, batch: 10 }
+        Offer { variances: vec![2..3, 3..4], epochs: 2, batch: 10, ..Offer::default() }
     }
 
     #[test]
-    fn claims_that_cannot_be_are_refused() {
+    fn impossible_claims_are_rejected() {
         let limits = ServerConfig::default();
-        let claim = |n_steps, stats: &Stats| {
+        let claim = |n_steps, stats: &LocalStats| {
             check_shape(
                 &Contribution { n_samples: 25, n_steps, stats: stats.clone(), ..Contribution::default() },
                 &offer(),
                 &limits,
             )
         };
-        let sane = Stats { loss: 1.0, n_compared: 6, n_projected: 6, ..Stats::default() };
-        // 25 samples in steps of 10 are 3 an epoch.
+        let sane = LocalStats { loss: 1.0, n_compared: 6, n_projected: 6, ..LocalStats::default() };
+        // 25 samples in batches of 10 make 3 steps per epoch.
         assert!(claim(6, &sane).is_ok());
         assert!(claim(7, &sane).is_err_and(|e| e.to_string().contains("1 to 6")));
         for stats in [
-            Stats { loss: 1.7e308, ..sane.clone() },
-            Stats { loss: f64::NAN, ..sane.clone() },
-            Stats { n_compared: 7, ..sane.clone() },
-            Stats { n_compared: 3, ..sane.clone() },
+            LocalStats { loss: 1.7e308, ..sane.clone() },
+            LocalStats { loss: f64::NAN, ..sane.clone() },
+            LocalStats { n_compared: 7, ..sane.clone() },
+            LocalStats { n_compared: 3, ..sane.clone() },
         ] {
-            assert!(claim(6, &stats).is_err_and(|e| e.to_string().contains("cannot be")), "{stats:?}");
+            assert!(claim(6, &stats).is_err_and(|e| e.to_string().contains("impossible")), "{stats:?}");
         }
     }
 
     #[test]
-    fn negative_variances_are_refused() {
+    fn negative_variances_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         for (buffers, is_fine) in [([-1.0, -1.0, 0.0, 2.0, -1.0], true), ([0.0, 0.0, 1.0, -1e-3, 0.0], false)] {

@@ -1,4 +1,4 @@
-//! What a server's owner decides beside the run itself: the `[server]` table of a configuration file.
+//! The `[server]` table of a configuration file: what the server's owner decides beside the run itself.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -9,45 +9,45 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServerConfig {
-    /// Where nodes connect. Loopback by default: a server is public only when it is told to be.
+    /// Where nodes connect. The default is loopback: a server is public only on request.
     pub listen: SocketAddr,
-    /// Host names and addresses by which nodes reach the server; they stand in its certificate.
+    /// Host names and addresses by which nodes reach the server; its certificate contains them.
     pub names: Vec<String>,
-    /// Where strangers with a token can enrol; empty is nowhere.
+    /// Where strangers with a token can enrol; without it they cannot.
     pub enrol: Option<SocketAddr>,
-    /// Where the status page and the metrics are, in plain HTTP; none if left out.
+    /// Where the status page and the metrics are, in plain HTTP; without it there are none.
     pub status: Option<SocketAddr>,
-    /// Whether the status page may be on an address that others can reach.
+    /// Allows a status page on an address that other machines can reach.
     pub status_public: bool,
-    /// Nodes asked beyond those needed, as a share: 0.3 asks 13 where 10 are needed, and the first 10 count.
+    /// Share of extra clients to ask: with 0.3 and 10 needed clients, 13 are asked and the first 10 count.
     pub over_selection: f64,
-    /// Share of the needed contributions without which a round is not closed.
+    /// Min share of the needed contributions that closes a round.
     pub quorum: f64,
-    /// Seconds after which a round with its quorum is closed, whoever is still at work.
+    /// Seconds after which a round with a quorum closes, even if clients still train.
     pub deadline_s: f64,
-    /// Seconds without a sign of life after which a node is no longer waited for.
+    /// Seconds without a sign of life after which the server no longer waits for a node.
     pub lost_after_s: f64,
-    /// Who evaluates the clients' models on the public set.
+    /// Which side evaluates the clients' models on the public set.
     pub ensemble: Ensemble,
-    /// Largest norm ‖θ_k − θ_g‖ of an update that is accepted; 0 is no limit.
+    /// Max norm ‖θ_k − θ_g‖ of an update; 0 is no limit.
     pub norm_max: f64,
-    /// Most samples that a node may claim to have trained on; the weight of an average is a claim.
+    /// Max samples that a node may claim: they are its weight in the average.
     pub samples_max: u64,
-    /// Most connections at a time.
+    /// Max connections at a time.
     pub connections_max: usize,
-    /// Most requests of one node in a second, on average.
+    /// Max requests per node and second, on average.
     pub requests_per_s: f64,
-    /// Days that a node's certificate lasts.
+    /// Days for which a node's certificate is valid.
     pub certificate_days: i64,
 }
 
-/// Who evaluates the clients' models on the public set.
+/// Which side evaluates the clients' models on the public set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ensemble {
     /// The server, from their weights.
     Server,
-    /// Each client its own; logits travel up beside the weights.
+    /// Each client evaluates its own; the logits travel beside the weights.
     Clients,
 }
 
@@ -64,7 +64,7 @@ impl Default for ServerConfig {
             deadline_s: 3600.0,
             lost_after_s: 300.0,
             ensemble: Ensemble::Server,
-            // ResNet-18 has 11 million weights; moved by 0.01 each, an update has norm 33.
+            // ResNet-18 has 11 million weights; an update of 0.01 each has norm 33.
             norm_max: 1e4,
             samples_max: 10_000_000,
             connections_max: 4096,
@@ -75,16 +75,16 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Takes the `[server]` table out of a configuration file, and `server.key=value` out of what overrides it; what is
-    /// left is the run's.
+    /// Removes the `[server]` table from a configuration file, and `server.key=value` from its overrides. The rest is the
+    /// run's.
     ///
     /// # Errors
-    /// If a key is unknown or a value out of range.
+    /// If a key is unknown or a value is out of range.
     pub fn take(file: &mut toml::Table, overrides: &mut Vec<String>) -> Result<Self> {
         let mut table = match file.remove("server") {
             None => toml::Table::new(),
             Some(toml::Value::Table(table)) => table,
-            Some(_) => return Err(Error::config("server: a table is expected")),
+            Some(_) => return Err(Error::config("server: expected a table")),
         };
         for pair in overrides.extract_if(.., |pair| pair.starts_with("server.")) {
             let (key, text) = pair["server.".len()..].split_once('=').unwrap_or_default();
@@ -98,7 +98,7 @@ impl ServerConfig {
         Ok(config)
     }
 
-    /// Whether all values are in their ranges.
+    /// Checks that all values are in their ranges.
     ///
     /// # Errors
     /// Names the one that is not.
@@ -124,8 +124,8 @@ impl ServerConfig {
         let public = self.status.filter(|a| !a.ip().is_loopback() && !self.status_public);
         match public {
             Some(address) => Err(Error::config(format!(
-                "server.status = {address} can be reached from other machines, and has no password\n\
-                 hint: use a loopback address and a tunnel, or server.status_public = true if that is meant"
+                "server.status = {address}: other machines can reach it, and it has no password\n\
+                 hint: use a loopback address and a tunnel, or set server.status_public = true"
             ))),
             None => Ok(()),
         }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_closed_and_on_loopback_unless_told_otherwise() {
+    fn a_server_is_closed_and_on_loopback_by_default() {
         let config = take("").unwrap();
         assert!(config.listen.ip().is_loopback());
         assert_eq!((config.enrol, config.status), (None, None));

@@ -1,12 +1,12 @@
-//! A door: connections are accepted, counted and greeted, TLS first, then HTTP/2 or HTTP/1.1; and shown out when their time
-//! is over or who made them is out.
+//! A door accepts connections: it limits their number, does the TLS handshake, and serves HTTP/2 or HTTP/1.1. It closes a
+//! connection when its time is over or its node is no longer a member.
 
+use super::limit::Warnings;
+use super::routes::REQUEST_TIME_MAX;
+use super::{Registry, lock};
 use crate::error::Error;
 use crate::identity::fingerprint;
-use crate::server::limit::Warnings;
-use crate::server::registry::Registry;
-use crate::server::routes::REQUEST_TIME_MAX;
-use crate::wire::message::BLOCK_BYTES;
+use crate::wire::BLOCK_BYTES;
 use axum::Router;
 use axum::extract::Extension;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -14,7 +14,7 @@ use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,16 +25,16 @@ use tokio_rustls::server::TlsStream;
 
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// How long a connection lasts that is not a node's: there are few places, and a page or an enrolment takes a moment.
+/// How long a visitor's connection may last: there are few places, and a page or an enrolment is quick.
 pub(crate) const VISIT_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How long requests that are under way may still take when their connection's time is over.
+/// How long pending requests may still take when their connection's time is over.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether the node of an open connection still belongs here. Each request is looked at as well.
+/// How often an open connection's membership is checked. Each request is checked as well.
 const LOOK_AGAIN: Duration = Duration::from_secs(3);
 
-/// A node has one connection over HTTP/2 and a few over HTTP/1.1; those that broke off unnoticed stay for a while.
+/// A node has one connection over HTTP/2 and a few over HTTP/1.1. Broken ones stay until they time out.
 const CONNECTIONS_PER_NODE: usize = 16;
 
 /// Who comes through a door.
@@ -44,14 +44,14 @@ pub(crate) enum Visitors {
     Browsers,
     /// Anybody, without a certificate.
     Strangers(TlsAcceptor),
-    /// Nodes with a certificate of this federation, as long as they are in its registry.
+    /// Nodes with a certificate of this federation, while the registry admits them.
     Nodes(TlsAcceptor, Registry),
 }
 
-/// See the module's description.
+/// A listening socket's rules.
 pub(crate) struct Door {
     pub visitors: Visitors,
-    /// Most connections at a time.
+    /// Max connections at a time.
     pub connections_max: usize,
     /// See [`VISIT_TIME_MAX`].
     pub visit_time_max: Duration,
@@ -59,12 +59,12 @@ pub(crate) struct Door {
     pub routes: Router,
 }
 
-/// Whose certificate a connection came with.
+/// The fingerprint of a connection's certificate.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer(pub String);
 
 impl Door {
-    /// Accepts connections for ever. One too many waits in the system's queue.
+    /// Accepts connections for ever. Those beyond the limit wait in the system's queue.
     pub async fn open(self, listener: TcpListener) {
         let places = Arc::new(Semaphore::new(self.connections_max));
         let (door, guests) = (Arc::new(self), Guests::default());
@@ -79,7 +79,7 @@ impl Door {
                     });
                 }
                 Err(error) => {
-                    // Out of file descriptors, most likely: some come back when connections end.
+                    // Probably out of file descriptors: ending connections free some.
                     tracing::warn!(%error, "cannot accept a connection");
                     sleep(Duration::from_millis(100)).await;
                 }
@@ -111,22 +111,22 @@ impl Door {
             Err(_) => "it took too long".into(),
         };
         if let Some(left_out) = self.warnings.next() {
-            tracing::warn!(%peer, error = problem, left_out, "handshake refused");
+            tracing::warn!(%peer, error = problem, left_out, "handshake rejected");
         }
         None
     }
 
-    /// A connection with a certificate of this federation. Who is out is told so, and nothing else.
+    /// Serves a connection with a certificate of this federation. A node that is not a member learns only that.
     async fn receive(&self, stream: TlsStream<TcpStream>, peer: SocketAddr, registry: &Registry, guests: &Guests) {
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let Some(fingerprint) = certificate.map(|c| fingerprint(c)) else { return };
         let warn = |error: &dyn std::fmt::Display| {
             if let Some(left_out) = self.warnings.next() {
-                tracing::warn!(%peer, fingerprint, %error, left_out, "connection refused");
+                tracing::warn!(%peer, fingerprint, %error, left_out, "connection rejected");
             }
         };
         let Some(_place) = guests.place(&fingerprint) else {
-            return warn(&format!("this node has {CONNECTIONS_PER_NODE} connections already"));
+            return warn(&format!("this node already has {CONNECTIONS_PER_NODE} connections"));
         };
         if let Err(error) = registry.admit(&fingerprint) {
             warn(&error);
@@ -150,7 +150,7 @@ impl Door {
     }
 }
 
-/// Answers requests until the other side leaves or has to.
+/// Answers requests until the connection ends or has to end.
 async fn talk<S>(stream: S, peer: SocketAddr, routes: Router, has_to_leave: impl Future<Output = ()>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -163,7 +163,7 @@ where
         .keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_mins(1))
         .max_concurrent_streams(16)
-        // What the server holds of each node's transfers: enough for 5 MB/s over a line of 50 ms.
+        // The server's buffers per node: enough for 5 MB/s with 50 ms latency.
         .initial_stream_window_size(1 << 18)
         .initial_connection_window_size(1 << 19)
         .max_send_buf_size(BLOCK_BYTES);
@@ -181,7 +181,7 @@ where
     }
 }
 
-/// Open connections of each certificate.
+/// Open connections per certificate.
 #[derive(Clone, Default)]
 struct Guests {
     n_connections: Arc<Mutex<BTreeMap<String, usize>>>,
@@ -195,7 +195,7 @@ struct Place<'a> {
 
 impl Guests {
     fn place<'a>(&'a self, fingerprint: &'a str) -> Option<Place<'a>> {
-        let mut all = self.n_connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.n_connections);
         let n = all.entry(fingerprint.to_owned()).or_default();
         if *n >= CONNECTIONS_PER_NODE {
             return None;
@@ -207,7 +207,7 @@ impl Guests {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut all = self.guests.n_connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.guests.n_connections);
         if let Some(n) = all.get_mut(self.fingerprint) {
             *n -= 1;
             if *n == 0 {
@@ -223,7 +223,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
-    async fn connections_that_say_nothing_do_not_keep_the_few_places_for_ever() {
+    async fn silent_connections_do_not_keep_the_few_places_for_ever() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let door = Door {

@@ -1,31 +1,29 @@
 //! HTTPS for the [`Desk`]: TLS 1.3 with certificates on both sides, HTTP/2 or HTTP/1.1, and limits on everything.
 //!
-//! Three doors: one for nodes, where the handshake fails without a certificate of this federation; one for enrolment,
-//! open only if the configuration says so; one for the status page.
+//! Three doors: for nodes, where the handshake fails without a certificate of this federation; for enrolment; and for the
+//! status page. The last two open only if the configuration gives their addresses.
 
+use super::desk::Desk;
+use super::door::{Door, VISIT_TIME_MAX, Visitors};
+use super::limit::{Bucket, Warnings};
+use super::routes::{enrol_routes, node_routes};
+use super::status::{self, Status};
+use super::{Authority, Registry, ServerConfig, lock};
 use crate::error::{Error, Result};
-use crate::identity::Authority;
-use crate::server::config::ServerConfig;
-use crate::server::desk::Desk;
-use crate::server::door::{Door, VISIT_TIME_MAX, Visitors};
-use crate::server::limit::{Bucket, Warnings};
-use crate::server::registry::Registry;
-use crate::server::routes::{enrol_routes, node_routes};
-use crate::server::status::{self, Status};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// Connections at a time of those who are not nodes.
+/// Connections at a time that are not nodes.
 const VISITORS_MAX: usize = 16;
 
-/// Enrolments that are looked at in a second, and at once: each costs a signature and several syncs.
+/// Enrolments per second, and at once: each costs a signature and several syncs.
 const ENROLMENTS_PER_S: f64 = 10.0;
 const ENROLMENTS_AT_ONCE: f64 = 100.0;
 
@@ -34,9 +32,9 @@ const ENROLMENTS_AT_ONCE: f64 = 100.0;
 pub struct Server {
     /// Tasks and contributions.
     pub desk: Arc<Desk>,
-    /// Who belongs here.
+    /// The members.
     pub registry: Registry,
-    /// Who signs.
+    /// Signs certificates.
     pub authority: Authority,
     /// Limits and addresses.
     pub config: ServerConfig,
@@ -44,11 +42,11 @@ pub struct Server {
     pub status: Arc<Status>,
     /// Certificates whose enrolment is in the journal.
     pub(crate) enrolled: Mutex<BTreeSet<String>>,
-    /// Enrolments that may still be tried.
+    /// The rate limit of enrolments.
     pub(crate) enrolments: Mutex<Bucket>,
-    /// Requests that each client may still make.
+    /// The rate limit of each client.
     buckets: Mutex<BTreeMap<u32, Bucket>>,
-    /// What strangers may write into the log.
+    /// Limits the log lines that strangers can cause.
     pub(crate) warnings: Arc<Warnings>,
 }
 
@@ -93,7 +91,7 @@ impl Server {
     pub async fn listen(self: &Arc<Self>) -> Result<Addresses> {
         let bind = async |address: SocketAddr| {
             let bound = TcpListener::bind(address).await.and_then(|l| Ok((l.local_addr()?, l)));
-            bound.map_err(|e| Error::config(format!("cannot listen on {address}: {e}")))
+            bound.map_err(|source| Error::Listen { address, source })
         };
         let (listen, nodes) = bind(self.config.listen).await?;
         let tls = TlsAcceptor::from(self.authority.server_tls(&self.config.names, true)?);
@@ -119,26 +117,25 @@ impl Server {
         tokio::spawn(door.open(listener));
     }
 
-    /// Whether a client may make another request now: two seconds' worth at once.
+    /// Whether a client may make another request now. It may use two seconds' worth at once.
     pub(crate) fn has_time(&self, client: u32) -> bool {
         let per_s = self.config.requests_per_s;
-        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        buckets.entry(client).or_insert_with(|| Bucket::new(per_s, 2.0 * per_s)).take(Instant::now())
+        lock(&self.buckets).entry(client).or_insert_with(|| Bucket::new(per_s, 2.0 * per_s)).take(Instant::now())
     }
 }
 
 impl Error {
-    /// What the other side is told.
+    /// The response to the other side.
     pub(crate) fn response(&self) -> Response {
         let status = match self {
             Self::Protocol(_) => StatusCode::BAD_REQUEST,
             Self::NotAMember(_) => StatusCode::FORBIDDEN,
             Self::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::NotNow(_) => StatusCode::SERVICE_UNAVAILABLE,
-            // A full disk, for one: the node keeps what it has and tries again.
+            // For example a full disk: the node keeps its contribution and tries again.
             _ => {
                 tracing::error!(error = %self, "request failed");
-                let told = "the server cannot do this now; its log says why";
+                let told = "the server cannot do this now; see its log";
                 return (StatusCode::SERVICE_UNAVAILABLE, told).into_response();
             }
         };

@@ -1,12 +1,12 @@
 //! The journal: the server's durable round log and its audit log in one file.
 //!
-//! Each event is a line of JSON with the hash of the line before, synced to disk before anything is acknowledged. So what
-//! was acknowledged is what is audited, and a line that is changed or taken out breaks the chain. What a crash leaves of a
-//! last line is dropped. Several processes may append (a server and `fedproj nodes`); a lock on the file orders them.
+//! Each event is a line of JSON with the hash of the previous line. It is synced to disk before anything is acknowledged, so
+//! the audit shows exactly what was acknowledged. A changed or missing line breaks the chain. A last line that a crash cut
+//! short is dropped. Several processes may append (a server and `fedproj nodes`); a lock on the file orders them.
 
 use crate::error::{Error, Result};
 use crate::files::sync_dir;
-use crate::wire::message::{Contribution, Named, Stats};
+use crate::wire::Contribution;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -20,7 +20,7 @@ pub enum Event {
     Invited {
         /// Its name.
         node: String,
-        /// The client that it will stand for.
+        /// Its client.
         client: u32,
     },
     /// A token became a certificate.
@@ -29,10 +29,10 @@ pub enum Event {
         node: String,
         /// Its client.
         client: u32,
-        /// Of its certificate.
+        /// The fingerprint of its certificate.
         fingerprint: String,
     },
-    /// A node was shut out.
+    /// A node was revoked.
     Revoked {
         /// Its name.
         node: String,
@@ -47,9 +47,10 @@ pub enum Event {
         asked: Vec<u32>,
     },
     /// A contribution counts.
-    Accepted(Accepted),
-    /// A contribution was refused.
-    Refused {
+    Accepted(Contribution),
+    /// A contribution was rejected.
+    #[serde(rename = "refused")]
+    Rejected {
         /// The run.
         run: String,
         /// The round.
@@ -59,7 +60,7 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// A node would not do a task.
+    /// A node declined a task.
     Declined {
         /// The run.
         run: String,
@@ -70,7 +71,7 @@ pub enum Event {
         /// Why, in the node's words.
         reason: String,
     },
-    /// A round was closed with these contributions; who is not among them was late.
+    /// A round closed with these contributions; the other clients were late.
     RoundClosed {
         /// The run.
         run: String,
@@ -78,10 +79,10 @@ pub enum Event {
         round: u32,
         /// Clients whose contributions are fused.
         counted: Vec<u32>,
-        /// Clients that were asked in vain.
+        /// Clients that were asked but did not contribute.
         late: Vec<u32>,
     },
-    /// A round's outcome is in the run directory.
+    /// A round's result is in the run directory.
     RoundDone {
         /// The run.
         run: String,
@@ -92,72 +93,14 @@ pub enum Event {
     },
 }
 
-/// A contribution that counts, as it was accepted.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Accepted {
-    /// The run.
-    pub run: String,
-    /// The round.
-    pub round: u32,
-    /// The client.
-    pub client: u32,
-    /// See [`Contribution::id`].
-    pub id: String,
-    /// Samples.
-    pub n_samples: u64,
-    /// Local steps.
-    pub n_steps: u32,
-    /// Measurements.
-    pub stats: fedproj_core::LocalStats,
-    /// Name, hash and length in bytes of each vector.
-    pub parts: Vec<(String, String, u64)>,
-}
-
-impl Accepted {
-    /// The contribution as it stands in the journal.
-    pub fn of(c: &Contribution) -> Self {
-        let part = |p: &Named| (p.name.clone(), p.blob.hex(), p.blob.len);
-        Self {
-            run: c.run.clone(),
-            round: c.round,
-            client: c.client,
-            id: c.id(),
-            n_samples: c.n_samples,
-            n_steps: c.n_steps,
-            stats: (&c.stats).into(),
-            parts: c.parts.iter().map(part).collect(),
-        }
-    }
-
-    /// The contribution again.
-    pub fn contribution(&self) -> Contribution {
-        let part = |(name, hash, len): &(String, String, u64)| Named {
-            name: name.clone(),
-            blob: crate::wire::message::Blob {
-                hash: crate::wire::message::Blob::parse_hex(hash).unwrap_or_default(),
-                len: *len,
-            },
-        };
-        Contribution {
-            run: self.run.clone(),
-            round: self.round,
-            client: self.client,
-            n_samples: self.n_samples,
-            n_steps: self.n_steps,
-            stats: Stats::from(&self.stats),
-            parts: self.parts.iter().map(part).collect(),
-        }
-    }
-}
-
 /// A line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// Counted from 0.
     pub seq: u64,
-    /// When, for people: nothing depends on it.
+    /// When, for people only.
     pub time: String,
-    /// Hash of the entry before.
+    /// Hash of the previous entry.
     pub previous: String,
     /// What happened.
     #[serde(flatten)]
@@ -177,7 +120,7 @@ pub struct Journal {
 pub struct Tail {
     /// Entries so far.
     pub n_entries: u64,
-    /// Hash of the last one; note it elsewhere, and a journal that was cut short shows too.
+    /// Hash of the last entry. Note it elsewhere to detect a journal that was cut short.
     pub hash: String,
     /// Bytes of all whole lines.
     n_bytes: u64,
@@ -190,11 +133,11 @@ impl Default for Tail {
 }
 
 impl Journal {
-    /// Opens the journal of a federation's folder and hands every entry to `visit`. What a crash left of a last line is
-    /// cut off.
+    /// Opens the journal of a federation's folder and calls `visit` with every entry. A last line that a crash cut short is
+    /// removed.
     ///
     /// # Errors
-    /// If a line does not follow from the one before.
+    /// If a line does not follow from the previous one.
     pub fn open(dir: &Path, visit: &mut dyn FnMut(Entry)) -> Result<Self> {
         let path = dir.join("journal.jsonl");
         let file = OpenOptions::new().read(true).append(true).create(true).open(&path);
@@ -210,23 +153,23 @@ impl Journal {
         &self.tail
     }
 
-    /// Appends an event; when this returns, it is on disk.
+    /// Appends an event. It is on disk when this returns.
     ///
     /// # Errors
-    /// If the disk is full; the journal is as it was then.
+    /// If the disk is full; the journal is unchanged then.
     pub fn append(&mut self, event: Event) -> Result<()> {
         self.locked(|journal| {
-            // Another process may have written since.
+            // Another process may have appended.
             journal.catch_up(&mut |_| ())?;
             let time = time::OffsetDateTime::now_utc();
             let time = time.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
             let entry = Entry { seq: journal.tail.n_entries, time, previous: journal.tail.hash.clone(), event };
-            let line = serde_json::to_string(&entry).map_err(|e| Error::config(format!("journal: {e}")))? + "\n";
+            let line = serde_json::to_string(&entry).map_err(|e| Error::internal(format!("journal: {e}")))? + "\n";
             let written = journal.file.write_all(line.as_bytes()).and_then(|()| journal.file.sync_data());
             if let Err(source) = written {
-                // Half a line would end the chain for everybody; if even this fails, the next start cuts it off.
+                // Half a line would break the chain. If removing it fails too, the next start removes it.
                 let _ = journal.file.set_len(journal.tail.n_bytes);
-                return Err(Error::Io { action: "append to", path: journal.path.clone(), source });
+                return Err(Error::io("append to", &journal.path)(source));
             }
             journal.tail.follow(&line);
             Ok(())
@@ -240,7 +183,7 @@ impl Journal {
         result
     }
 
-    /// Reads what was appended since, and cuts off half a line at the end.
+    /// Reads what was appended since, and removes half a line at the end.
     fn catch_up(&mut self, visit: &mut dyn FnMut(Entry)) -> Result<()> {
         let len = self.file.metadata().map_err(Error::io("read", &self.path))?.len();
         if len == self.tail.n_bytes {
@@ -252,13 +195,12 @@ impl Journal {
         read.map_err(Error::io("read", &self.path))?;
         for line in text.split_inclusive(|b| *b == b'\n') {
             let Some(whole) = line.strip_suffix(b"\n") else { break };
-            let entry =
-                self.tail.check(whole).map_err(|problem| Error::Corrupt { path: self.path.clone(), problem })?;
+            let entry = self.tail.check(whole).map_err(Error::corrupt(&self.path))?;
             self.tail.follow(&String::from_utf8_lossy(line));
             visit(entry);
         }
         if self.tail.n_bytes < len {
-            // Synced at once: what is appended next must not stand behind the torn line after a power cut.
+            // Synced at once: after a power cut the next entry must not follow the torn line.
             let cut = self.file.set_len(self.tail.n_bytes).and_then(|()| self.file.sync_data());
             cut.map_err(Error::io("cut", &self.path))?;
         }
@@ -267,12 +209,15 @@ impl Journal {
 }
 
 impl Tail {
-    /// Whether a line follows, and what it says.
-    pub(crate) fn check(&self, line: &[u8]) -> std::result::Result<Entry, String> {
+    /// Reads a line that must follow.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn check(&self, line: &[u8]) -> std::result::Result<Entry, String> {
         let broken = |problem: String| format!("entry {}: {problem}", self.n_entries);
         let entry: Entry = serde_json::from_slice(line).map_err(|e| broken(e.to_string()))?;
         if entry.seq != self.n_entries || entry.previous != self.hash {
-            return Err(broken("does not follow from the entry before: the journal has been changed".into()));
+            return Err(broken("does not follow from the previous entry: the journal has been changed".into()));
         }
         Ok(entry)
     }
@@ -312,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_last_line_is_dropped_wherever_it_is_torn_and_the_chain_goes_on() {
+    fn a_torn_last_line_is_dropped_wherever_it_is_torn_and_the_chain_continues() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.jsonl");
         let mut journal = Journal::open(dir.path(), &mut |_| ()).unwrap();

@@ -1,9 +1,10 @@
-//! How often: requests that somebody may make, and lines that strangers may put into the log.
+//! Rate limits: of requests, and of log lines that strangers cause.
 
-use std::sync::{Mutex, PoisonError};
+use super::lock;
+use std::sync::Mutex;
 use std::time::Instant;
 
-/// A bucket that fills at a rate, up to a limit; who finds it empty has to wait.
+/// A token bucket: it fills at a rate, up to a limit.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     per_s: f64,
@@ -13,13 +14,13 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket; it holds at least one.
+    /// A full bucket; its limit is at least one.
     pub fn new(per_s: f64, most: f64) -> Self {
         let most = most.max(1.0);
         Self { per_s, most, left: most, at: Instant::now() }
     }
 
-    /// Takes one out, if there is one.
+    /// Takes one token, if there is one.
     pub fn take(&mut self, now: Instant) -> bool {
         let filled = self.per_s * now.saturating_duration_since(self.at).as_secs_f64();
         (self.left, self.at) = ((self.left + filled).min(self.most), now);
@@ -31,7 +32,7 @@ impl Bucket {
     }
 }
 
-/// Warnings of what strangers do: a few at once, then one a second, with a count of those left out.
+/// Limits warnings about strangers: a few at once, then one per second, with a count of those left out.
 #[derive(Debug)]
 pub(crate) struct Warnings {
     state: Mutex<(Bucket, u64)>,
@@ -42,13 +43,13 @@ impl Warnings {
         Self { state: Mutex::new((Bucket::new(1.0, 20.0), 0)) }
     }
 
-    /// Whether another may be written: then how many were left out before it.
+    /// If another warning may be written: how many were left out before it.
     pub fn next(&self) -> Option<u64> {
         self.next_at(Instant::now())
     }
 
     fn next_at(&self, now: Instant) -> Option<u64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let (bucket, left_out) = &mut *state;
         if bucket.take(now) {
             return Some(std::mem::take(left_out));
@@ -64,7 +65,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_flood_of_warnings_becomes_a_line_a_second_and_none_is_uncounted() {
+    fn a_flood_of_warnings_becomes_one_line_per_second_and_all_are_counted() {
         let (warnings, start) = (Warnings::new(), Instant::now());
         let (mut n_lines, mut n_left_out) = (0, 0);
         for ms in 0..60_000 {
@@ -74,7 +75,7 @@ mod tests {
             }
         }
         assert!((79..=80).contains(&n_lines), "{n_lines}");
-        // All but those after the last line.
+        // All are counted but those after the last line.
         assert!(n_lines + n_left_out > 59_000 && n_lines + n_left_out <= 60_000, "{n_left_out}");
     }
 

@@ -1,42 +1,43 @@
-//! A server from its folder: identities, journal, run directory and doors put together.
+//! The server. [`serve`] opens a federation's folder and puts the parts together: the [`desk`] offers tasks and accepts
+//! contributions, [`rounds`] is the round loop, [`http`] carries the desk, the [`journal`] records every decision.
 
+mod authority;
 mod check;
 mod config;
 pub mod desk;
 mod door;
 pub mod http;
+mod intake;
 pub mod journal;
 mod limit;
-pub mod nodes;
 pub mod presence;
-pub mod registry;
+mod registry;
 pub mod rounds;
 mod routes;
 pub mod spool;
 pub mod status;
 
+pub use authority::{Authority, key_of_request};
 pub use config::{Ensemble, ServerConfig};
+pub use registry::{INVITATION_LASTS, Invitation, NodeEntry, Registry};
 
 use crate::error::{Error, Result};
 use crate::files::create_dir;
-use crate::identity::Authority;
-use crate::node::session::refuse_texts;
-use crate::server::desk::Desk;
-use crate::server::http::{Addresses, Server};
-use crate::server::journal::{Event, Journal};
-use crate::server::registry::Registry;
-use crate::server::rounds::{Recovered, Rounds};
-use crate::server::status::Status;
-use crate::wire::message::Done;
+use crate::wire::{Done, reject_texts};
+use desk::Desk;
 use fedproj_core::{Config, Coordinator, Experiment, RunDir, Summary};
+use http::{Addresses, Server};
+use journal::{Event, Journal};
+use rounds::{Recovered, Rounds};
+use status::Status;
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a server that is done waits for nodes to hear of it: a node that is there gives a sign every ten seconds.
+/// How long a finished server waits until its nodes know: a live node sends a heartbeat every ten seconds.
 const FAREWELL: Duration = Duration::from_secs(12);
 
 /// What a server needs.
@@ -48,31 +49,31 @@ pub struct ServeSetup {
     pub config: Config,
     /// The server's own settings.
     pub server: ServerConfig,
-    /// Where data sets lie.
+    /// The data directory.
     pub data_dir: Option<PathBuf>,
     /// Threads that fuse and evaluate.
     pub n_threads: usize,
 }
 
-/// What a run on a server came to.
+/// A finished run on a server.
 #[derive(Clone, Debug)]
 pub struct Served {
     /// The run's directory.
     pub run: PathBuf,
-    /// Its outcome.
+    /// Its summary.
     pub summary: Summary,
 }
 
-/// Runs a configuration to its end, or until it is dropped, from wherever an earlier server stopped. `ready` learns the
-/// addresses, and where to look at the run.
+/// Runs a configuration to its end, or until the future is dropped. It resumes where an earlier server stopped. `ready` gets
+/// the addresses and the status once the server listens.
 ///
 /// # Errors
 /// If the folder is in use, an address is taken, or the disk fails.
 pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status>)) -> Result<Served> {
     let ServeSetup { dir, config, server: settings, data_dir, n_threads } = setup;
-    refuse_texts(&config)?;
+    reject_texts(&config)?;
     create_dir(&dir)?;
-    let _lock = lock(&dir)?;
+    let _lock = lock_folder(&dir)?;
     let authority = Authority::open(&dir)?;
     let run = run_name(&authority, &config)?;
     let run_dir = dir.join("runs").join(&run);
@@ -90,8 +91,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir.as_deref())?;
     create_dir(&run_dir.join("checkpoints"))?;
     let (directory, state) = RunDir::open(&run_dir, &experiment, n_threads, true)?;
-    let status = Status::new(&run, &config.method.name, config.federation.rounds, directory.rounds());
-    let status = Arc::new(status);
+    let status = Arc::new(Status::new(&run, &config.method.name, config.federation.rounds, directory.rounds()));
     let registry = Registry::open(&dir)?;
     let server = Server::new(Arc::clone(&desk), registry, authority, settings.clone(), Arc::clone(&status), enrolled);
     let addresses = Arc::new(server).listen().await?;
@@ -105,20 +105,17 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
             Some(state) => Coordinator::resume(experiment, method, n_threads, state)?,
             None => Coordinator::new(experiment, method, n_threads)?,
         };
-        let started = Instant::now();
-        let (desk, stop) = (Arc::clone(&desk), Arc::new(AtomicBool::new(false)));
-        // Whoever drops this future stops the server; the loop is on a thread and must hear of it.
+        let (desk, stop, started) = (Arc::clone(&desk), Arc::new(AtomicBool::new(false)), Instant::now());
         let _stop = StopOnDrop(Arc::clone(&stop));
         let mut rounds =
             Rounds { dir, run, config: settings, coordinator, directory, desk, status, recovered, stop, started };
-        let done = tokio::task::spawn_blocking(move || rounds.run());
-        done.await.map_err(|e| Error::config(format!("the round loop failed: {e}")))??
+        tokio::task::spawn_blocking(move || rounds.run()).await.map_err(Error::internal)??
     };
     farewell(&desk).await;
     Ok(Served { run: run_dir, summary })
 }
 
-/// Ends the round loop with the server.
+/// Dropping the future of [`serve`] stops the server. The round loop runs on a thread of its own, so it must be told.
 struct StopOnDrop(Arc<AtomicBool>);
 
 impl Drop for StopOnDrop {
@@ -127,7 +124,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Waits until every node that was heard of knows that the run is over, within reason.
+/// Waits until every live node knows that the run is over, but max [`FAREWELL`].
 async fn farewell(desk: &Desk) {
     let start = Instant::now();
     let unaware = || {
@@ -140,7 +137,7 @@ async fn farewell(desk: &Desk) {
     }
 }
 
-/// A run's name: the same configuration in the same federation is the same run, and goes on.
+/// A run's name: the same configuration in the same federation is the same run and resumes.
 fn run_name(authority: &Authority, config: &Config) -> Result<String> {
     let mut hasher = blake3::Hasher::new_derive_key("fedproj run 1");
     hasher.update(&authority.fingerprint()?);
@@ -148,15 +145,18 @@ fn run_name(authority: &Authority, config: &Config) -> Result<String> {
     Ok(hasher.finalize().to_hex()[..16].to_owned())
 }
 
-/// One server a folder; the lock goes with the process, however it ends.
-fn lock(dir: &Path) -> Result<File> {
+/// One server per folder. The lock ends with the process, however that ends.
+fn lock_folder(dir: &Path) -> Result<File> {
     let path = dir.join(".lock");
     let file = File::create(&path).map_err(Error::io("create", &path))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            Err(Error::config(format!("`{}` is in use by another server", dir.display())))
-        }
-        Err(std::fs::TryLockError::Error(source)) => Err(Error::Io { action: "lock", path, source }),
+        Err(TryLockError::WouldBlock) => Err(Error::Locked(dir.into())),
+        Err(TryLockError::Error(source)) => Err(Error::io("lock", &path)(source)),
     }
+}
+
+/// Locks a mutex. A panic of another request does not end the server.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

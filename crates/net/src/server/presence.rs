@@ -1,10 +1,11 @@
-//! Who is there: every client's last sign of life.
+//! Which clients are alive: their last signs of life.
 
+use super::lock;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// The clients that have been heard of since the server's start.
+/// The clients that the server has heard from since its start.
 #[derive(Debug)]
 pub struct Presence {
     started: Instant,
@@ -16,15 +17,15 @@ pub struct Presence {
 pub struct Seen {
     /// When.
     pub at: Instant,
-    /// The round that it is at work on.
+    /// The round that it works on.
     pub round: Option<u32>,
-    /// Whether it has been told that the run is over.
+    /// Whether it knows that the run is over.
     pub told_done: bool,
-    /// Requests for work that are held at present.
+    /// Its long polls at present.
     pub n_polls: u32,
 }
 
-/// A request for work that is held; its end, however it comes, is noted.
+/// A long poll. Dropping it counts as a sign of life.
 #[derive(Debug)]
 pub struct Poll<'a> {
     presence: &'a Presence,
@@ -40,16 +41,15 @@ impl Drop for Poll<'_> {
 }
 
 impl Presence {
-    /// Nobody yet.
     pub(crate) fn new() -> Self {
         Self { started: Instant::now(), seen: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Seen>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.seen)
     }
 
-    /// All clients heard of since the start.
+    /// All clients heard from since the start.
     pub fn seen(&self) -> BTreeMap<u32, Seen> {
         self.lock().clone()
     }
@@ -62,7 +62,7 @@ impl Presence {
         (seen.at, seen.round) = (now, round);
     }
 
-    /// A client waits for work, as long as the answer is held.
+    /// A client waits for work until the result is dropped.
     pub fn poll(&self, client: u32) -> Poll<'_> {
         self.heard(client, None);
         if let Some(seen) = self.lock().get_mut(&client) {
@@ -71,14 +71,14 @@ impl Presence {
         Poll { presence: self, client }
     }
 
-    /// A client is told that the run is over.
+    /// A client learns that the run is over.
     pub(crate) fn told_done(&self, client: u32) {
         if let Some(seen) = self.lock().get_mut(&client) {
             seen.told_done = true;
         }
     }
 
-    /// How long a client has not been heard of; nothing while it waits for work.
+    /// Time since a client's last sign of life; zero while it waits for work.
     pub fn silence(&self, client: u32) -> Duration {
         match self.lock().get(&client) {
             Some(seen) if seen.n_polls > 0 => Duration::ZERO,
@@ -86,7 +86,7 @@ impl Presence {
         }
     }
 
-    /// The clients that have been heard of within this time.
+    /// The clients heard from within this time.
     pub fn within(&self, time: Duration) -> Vec<u32> {
         let known: Vec<u32> = self.lock().keys().copied().collect();
         known.into_iter().filter(|client| self.silence(*client) <= time).collect()

@@ -1,17 +1,18 @@
-//! Who belongs to the federation: one small file a node, one a token, in the server's folder.
+//! The members of the federation: one small file per node and per token, in the server's folder.
 //!
-//! Files, so that `fedproj nodes` works beside a running server and without one; a lock orders their changes. A node that is
-//! revoked, or whose certificate has ended, is out: its name and its client can be given to another.
+//! With files, `fedproj nodes` works beside a running server and without one; a lock orders changes. A revoked or expired node
+//! is out: another node can get its name and its client.
 
+use super::Authority;
 use crate::error::{Error, Result};
-use crate::files::{self, create_dir, sync_dir, write_synced};
-use crate::identity::{Authority, Token, certificate_from, end_of, fingerprint};
+use crate::files::{self, create_dir, read_if_exists, read_toml, sync_dir, write_toml};
+use crate::identity::{Token, certificate_from, expiry_of, fingerprint, has_passed, seconds_since_1970};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long an invitation stands unless its maker says otherwise.
+/// How long an invitation is valid by default.
 pub const INVITATION_LASTS: Duration = Duration::from_hours(24);
 
 /// A node.
@@ -20,24 +21,24 @@ pub const INVITATION_LASTS: Duration = Duration::from_hours(24);
 pub struct NodeEntry {
     /// Its name.
     pub name: String,
-    /// The client that it stands for.
+    /// Its client.
     pub client: u32,
-    /// Of its certificate, see [`fingerprint`].
+    /// The fingerprint of its certificate.
     pub fingerprint: String,
-    /// Whether it has been shut out.
+    /// Whether it has been revoked.
     pub revoked: bool,
-    /// When its certificate ends, in seconds since 1970; 0 in entries of earlier versions.
+    /// When its certificate expires, in seconds since 1970; 0 in entries of earlier versions.
     #[serde(default)]
     pub expires: u64,
 }
 
 impl NodeEntry {
-    /// Whether the certificate has ended: a connection that was opened before must not outlive it.
+    /// Whether the certificate has expired. An open connection must not outlive it.
     pub fn is_expired(&self) -> bool {
         has_passed(self.expires)
     }
 
-    /// Why it does not belong here any longer, if it does not.
+    /// Why it is no longer a member, if so.
     pub fn is_out(&self) -> Option<&'static str> {
         match (self.revoked, self.is_expired()) {
             (true, _) => Some("this node's certificate has been revoked"),
@@ -47,36 +48,27 @@ impl NodeEntry {
     }
 }
 
-/// Whether a moment, in seconds since 1970, is over; 0 never is.
-pub(crate) fn has_passed(moment: u64) -> bool {
-    moment > 0 && seconds_since_1970() > moment
-}
-
-fn seconds_since_1970() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
-}
-
-/// An invitation that nobody has used yet.
+/// An unused invitation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Invitation {
-    /// The name that the node will have.
+    /// The node's future name.
     pub name: String,
-    /// The client that it will stand for.
+    /// The node's future client.
     pub client: u32,
-    /// When the token stops working, in seconds since 1970; 0 in invitations of earlier versions, which do not.
+    /// When the token expires, in seconds since 1970; 0, never, in invitations of earlier versions.
     #[serde(default)]
     pub expires: u64,
 }
 
 impl Invitation {
-    /// Whether the token works no more.
+    /// Whether the token has expired.
     pub fn is_expired(&self) -> bool {
         has_passed(self.expires)
     }
 }
 
-/// What became of a token.
+/// A used token.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Spent {
@@ -96,7 +88,7 @@ impl Registry {
     /// The registry in a federation's folder.
     ///
     /// # Errors
-    /// If its folders cannot be made.
+    /// If its folders cannot be created.
     pub fn open(dir: &Path) -> Result<Self> {
         let registry = Self { nodes: dir.join("nodes"), tokens: dir.join("tokens"), lock: dir.join("registry.lock") };
         for folder in [&registry.nodes, &registry.tokens] {
@@ -105,7 +97,7 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Held while something is changed: two changes at a time could both find a client free.
+    /// Held during a change: two changes at the same time could both find a client free.
     fn lock(&self) -> Result<File> {
         files::lock(&self.lock)
     }
@@ -128,16 +120,16 @@ impl Registry {
         read_all(&self.tokens)
     }
 
-    /// The node with this certificate, if it belongs here. One file is read, so it can be asked for every request, and a
-    /// node that is shut out is out at once.
+    /// The node with this certificate, if it is known. This reads one file, so every request can check it and a revoked node
+    /// is out at once.
     ///
     /// # Errors
     /// If its file cannot be read.
     pub fn find(&self, fingerprint: &str) -> Result<Option<NodeEntry>> {
-        read_entry(&self.nodes.join(format!("{fingerprint}.toml")))
+        read_toml(&self.nodes.join(format!("{fingerprint}.toml")))
     }
 
-    /// The node with this certificate, if it is in.
+    /// The node with this certificate, if it is a member.
     ///
     /// # Errors
     /// [`Error::NotAMember`] if it is not; or if its file cannot be read.
@@ -146,11 +138,10 @@ impl Registry {
         node.is_out().map_or(Ok(node), |reason| Err(Error::NotAMember(reason)))
     }
 
-    /// Invites a node: a token that works once, and for a while. Without a number the node stands for the first client that
-    /// nobody else stands for.
+    /// Invites a node: makes a token that works once and expires. Without a number the node gets the first free client.
     ///
     /// # Errors
-    /// If name or client are taken, or the token cannot be written.
+    /// If the name or client is taken, or the token cannot be written.
     pub fn invite(
         &self,
         authority: &Authority,
@@ -166,11 +157,11 @@ impl Registry {
         taken.extend(self.invitations()?.into_iter().map(|i| (i.name, i.client)));
         let is_free = |client: u32| taken.iter().all(|(_, c)| *c != client);
         if taken.iter().any(|(other, _)| other == name) {
-            return Err(Error::config(format!("there is a node or an invitation named `{name}` already")));
+            return Err(Error::config(format!("a node or an invitation named `{name}` already exists")));
         }
         let client = match client {
             Some(client) if !is_free(client) => {
-                return Err(Error::config(format!("another node stands for client {client} already")));
+                return Err(Error::config(format!("client {client} already has a node")));
             }
             Some(client) => client,
             None => (0..u32::MAX).find(|&c| is_free(c)).unwrap_or(u32::MAX),
@@ -178,15 +169,15 @@ impl Registry {
         let token = Token::new(authority.fingerprint()?)?;
         let expires = seconds_since_1970().saturating_add(lasts.as_secs());
         let invitation = Invitation { name: name.into(), client, expires };
-        write_synced(&self.tokens.join(Token::name_of(&token.secret) + ".toml"), to_toml(&invitation)?.as_bytes())?;
+        write_toml(&self.tokens.join(Token::name_of(&token.secret) + ".toml"), &invitation)?;
         Ok((token, invitation))
     }
 
-    /// Spends a token: signs the request and enters the node. A second use fails, however close it comes to the first;
-    /// only the very same request is answered again, since the first answer may have been lost on its way.
+    /// Uses a token: signs the request and adds the node. A second use fails, even at the same time. Only the very same
+    /// request is answered again, since the first answer may have been lost.
     ///
     /// # Errors
-    /// If the token is unknown, spent or too old, or the request is not one.
+    /// If the token is unknown, used or expired, or the request is malformed.
     pub fn enrol(
         &self,
         authority: &Authority,
@@ -200,38 +191,38 @@ impl Registry {
         let path = self.tokens.join(Token::name_of(secret) + ".toml");
         let spent_path = path.with_extension("spent");
         let request_hash = blake3::hash(request).to_hex().to_string();
-        let Ok(text) = std::fs::read_to_string(&path) else {
-            let spent: Option<Spent> = read_entry(&spent_path)?;
+        let Some(invitation) = read_toml::<Invitation>(&path)? else {
+            // After a crash the file may still contain the invitation, which is no `Spent`.
+            let spent = read_if_exists(&spent_path)?.and_then(|bytes| toml::from_slice::<Spent>(&bytes).ok());
             let same = spent.filter(|s| s.request_hash == request_hash).ok_or_else(unknown)?;
             let node = self.find(&fingerprint(&certificate_from(&same.certificate)?))?;
             let node = node.filter(|node| node.is_out().is_none()).ok_or_else(unknown)?;
             return Ok((node, same.certificate));
         };
-        let invitation: Invitation = from_toml(&path, &text)?;
         if invitation.is_expired() {
             return Err(Error::protocol("this token has expired; ask the server's owner for a new one"));
         }
-        // A request that cannot be signed does not cost the token.
+        // A request that cannot be signed does not use up the token.
         let certificate = authority.sign(request, &invitation.name, days)?;
         std::fs::rename(&path, &spent_path).map_err(|_| unknown())?;
         sync_dir(&self.tokens)?;
         let der = certificate_from(&certificate)?;
-        let (fingerprint, expires) = (fingerprint(&der), end_of(&der)?);
+        let (fingerprint, expires) = (fingerprint(&der), expiry_of(&der)?);
         let Invitation { name, client, .. } = invitation;
         let node = NodeEntry { name, client, fingerprint, revoked: false, expires };
         self.write(&node)?;
         let spent = Spent { request_hash, certificate };
-        write_synced(&spent_path, to_toml(&spent)?.as_bytes())?;
+        write_toml(&spent_path, &spent)?;
         Ok((node, spent.certificate))
     }
 
-    /// Shuts a node out, from its next request on; an open invitation of that name is withdrawn.
+    /// Revokes a node, from its next request on, and withdraws open invitations of that name.
     ///
     /// # Errors
     /// If there is no such node.
     pub fn revoke(&self, name: &str) -> Result<()> {
         let _lock = self.lock()?;
-        // More than one, where a name was given again.
+        // More than one if the name was reused.
         let nodes: Vec<NodeEntry> = self.nodes()?.into_iter().filter(|node| node.name == name).collect();
         for node in nodes.iter().filter(|node| !node.revoked) {
             self.write(&NodeEntry { revoked: true, ..node.clone() })?;
@@ -242,11 +233,11 @@ impl Registry {
         Err(Error::config(format!("there is no node named `{name}`; `fedproj nodes` lists them")))
     }
 
-    /// Removes invitations; whether there were any.
+    /// Removes invitations; returns whether there were any.
     fn withdraw(&self, of: impl Fn(&Invitation) -> bool) -> Result<bool> {
         let mut found = false;
         for path in entries(&self.tokens)? {
-            if read_entry::<Invitation>(&path)?.is_some_and(|invitation| of(&invitation)) {
+            if read_toml::<Invitation>(&path)?.is_some_and(|invitation| of(&invitation)) {
                 std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
                 found = true;
             }
@@ -258,11 +249,11 @@ impl Registry {
     }
 
     fn write(&self, node: &NodeEntry) -> Result<()> {
-        write_synced(&self.nodes.join(format!("{}.toml", node.fingerprint)), to_toml(node)?.as_bytes())
+        write_toml(&self.nodes.join(format!("{}.toml", node.fingerprint)), node)
     }
 }
 
-/// Names become parts of certificates and log lines.
+/// Names appear in certificates and log lines.
 fn check_name(name: &str) -> Result<()> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if !name.is_empty() && name.len() <= 64 && name.chars().all(fits) && !name.starts_with('.') {
@@ -280,33 +271,14 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn read_all<T: serde::de::DeserializeOwned>(dir: &Path) -> Result<Vec<T>> {
-    let entries: Result<Vec<Option<T>>> = entries(dir)?.iter().map(|path| read_entry(path)).collect();
-    Ok(entries?.into_iter().flatten().collect())
-}
-
-/// An entry; none if the file has gone meanwhile (a token that was spent).
-fn read_entry<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    match std::fs::read_to_string(path) {
-        // A token that has just been spent still holds its invitation.
-        Ok(text) if path.extension().is_some_and(|e| e == "spent") => Ok(toml::from_str(&text).ok()),
-        Ok(text) => from_toml(path, &text).map(Some),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io("read", path)(e)),
-    }
-}
-
-fn from_toml<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T> {
-    toml::from_str(text).map_err(|e| Error::Corrupt { path: path.into(), problem: e.to_string() })
-}
-
-fn to_toml(value: &impl Serialize) -> Result<String> {
-    toml::to_string(value).map_err(|e| Error::config(e.to_string()))
+    // A token may be used, and its file renamed, while the folder is read.
+    entries(dir)?.iter().filter_map(|path| read_toml(path).transpose()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::node_request;
+    use crate::node::node_request;
 
     fn federation() -> (tempfile::TempDir, Authority, Registry) {
         let dir = tempfile::tempdir().unwrap();
@@ -331,14 +303,14 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_request_does_not_cost_the_token() {
+    fn a_bad_request_does_not_use_up_the_token() {
         let (_dir, authority, registry) = federation();
         let (token, _) = registry.invite(&authority, "a", Some(3), INVITATION_LASTS).unwrap();
         assert!(registry.enrol(&authority, &token.secret, b"nonsense", 10).is_err());
         assert!(registry.enrol(&authority, &[0; 32], &node_request().unwrap().1, 10).is_err());
         let request = node_request().unwrap().1;
         let (node, certificate) = registry.enrol(&authority, &token.secret, &request, 10).unwrap();
-        // The answer was lost: the same node asks again and gets the same certificate; a thief does not.
+        // The answer was lost: the same node gets the same certificate again; a thief does not.
         assert_eq!(registry.enrol(&authority, &token.secret, &request, 10).unwrap().1, certificate);
         assert!(registry.enrol(&authority, &token.secret, &node_request().unwrap().1, 10).is_err());
         assert_eq!((node.client, node.revoked), (3, false));
@@ -348,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_clients_are_given_once_and_names_are_plain() {
+    fn names_and_clients_are_unique_and_names_are_plain() {
         let (_dir, authority, registry) = federation();
         registry.invite(&authority, "a", None, INVITATION_LASTS).unwrap();
         assert!(registry.invite(&authority, "a", None, INVITATION_LASTS).is_err());
@@ -360,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_that_is_out_had_can_be_given_again() {
+    fn name_and_client_of_a_node_that_is_out_are_free_again() {
         let (_dir, authority, registry) = federation();
         let enrol = |client, days| {
             let (token, _) = registry.invite(&authority, "a", Some(client), INVITATION_LASTS)?;
@@ -370,7 +342,7 @@ mod tests {
         assert!(enrol(7, 10).is_err());
         registry.revoke("a").unwrap();
         let second = enrol(7, 10).unwrap();
-        // The name now has two entries; the one that is in is the one that is shut out.
+        // The name now has two entries; revoking affects the member.
         registry.revoke("a").unwrap();
         let find = |node: &NodeEntry| registry.find(&node.fingerprint).unwrap().unwrap();
         assert!(find(&first).revoked && find(&second).revoked);
@@ -381,12 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn a_token_stops_working_after_its_time_and_its_place_is_free_again() {
+    fn a_token_expires_and_its_place_is_free_again() {
         let (_dir, authority, registry) = federation();
         let (token, invitation) = registry.invite(&authority, "a", Some(0), INVITATION_LASTS).unwrap();
         let path = registry.tokens.join(Token::name_of(&token.secret) + ".toml");
         let late = Invitation { expires: 1, ..invitation };
-        write_synced(&path, to_toml(&late).unwrap().as_bytes()).unwrap();
+        write_toml(&path, &late).unwrap();
         let error = registry.enrol(&authority, &token.secret, &node_request().unwrap().1, 10).unwrap_err();
         assert!(error.to_string().contains("has expired"), "{error}");
         assert!(registry.nodes().unwrap().is_empty());
@@ -395,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn invitations_at_the_same_time_give_a_client_once() {
+    fn invitations_at_the_same_time_get_different_clients() {
         let (_dir, authority, registry) = federation();
         let invite = |n: u32| registry.invite(&authority, &format!("n{n}"), None, INVITATION_LASTS).unwrap().1.client;
         let mut clients: Vec<u32> = std::thread::scope(|scope| {

@@ -1,68 +1,88 @@
-//! What the doors of [`crate::server::http`] lead to: the requests of nodes, and of strangers with a token.
+//! The requests of nodes, and of strangers with a token.
 
+use super::door::Peer;
+use super::http::Server;
+use super::journal::Event;
+use super::{NodeEntry, lock};
 use crate::error::{Error, Result};
-use crate::server::door::Peer;
-use crate::server::http::Server;
-use crate::server::journal::Event;
-use crate::server::registry::NodeEntry;
-use crate::wire::message::{
-    BLOCK_BYTES, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, VERSION, Wait, Work,
-    WorkRequest, decode, work,
+use crate::wire::{
+    BLOCK_BYTES, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, Request as WireRequest,
+    VERSION, Work, WorkKind, WorkRequest, decode,
 };
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Extension, Path, Request, State};
+use axum::extract::{DefaultBodyLimit, Extension, FromRequest, Path, Request, State};
+use axum::handler::Handler;
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
+use axum::routing::{get, post};
 use futures_util::StreamExt;
 use prost::Message;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a request for work is held where there is none.
+/// How long the server holds a request for work when there is none.
 const LONG_POLL: Duration = Duration::from_secs(25);
 
 /// How long a request may take, long polls included.
 pub(crate) const REQUEST_TIME_MAX: Duration = Duration::from_mins(2);
 
-/// Bodies of small messages, and of a contribution: a few names and hashes.
-const SMALL: usize = 1 << 12;
-const CONTRIBUTION: usize = 1 << 16;
+type TheServer = State<Arc<Server>>;
+type Node = Extension<NodeEntry>;
 
 pub(crate) fn node_routes(server: &Arc<Server>) -> Router {
-    let at_most = DefaultBodyLimit::max;
-    Router::new()
-        .route("/v1/work", post(work_for).layer(at_most(SMALL)))
-        .route("/v1/heartbeat", post(heartbeat).layer(at_most(SMALL)))
-        .route("/v1/contribute", post(contribute).layer(at_most(CONTRIBUTION)))
-        .route("/v1/decline", post(decline).layer(at_most(SMALL)))
-        .route("/v1/blob/{hash}/{from}", get(fetch))
-        // Taken in blocks, up to a piece.
-        .route("/v1/blob/{hash}/{from}", put(receive))
+    let routes = on::<WorkRequest, _>(Router::new(), work);
+    let routes = on::<Heartbeat, _>(routes, heartbeat);
+    let routes = on::<Decline, _>(routes, decline);
+    on::<Contribution, _>(routes, contribute)
+        // The body is read in blocks, up to a piece.
+        .route("/v1/blob/{hash}/{from}", get(fetch).put(receive))
         .layer(middleware::from_fn_with_state(Arc::clone(server), only_nodes))
         .with_state(Arc::clone(server))
 }
 
-/// Lets nodes in that belong here and are not too busy, and counts what goes through. A node that was let in may have been
-/// shut out since: each request is looked at.
+pub(crate) fn enrol_routes(server: &Arc<Server>) -> Router {
+    on::<EnrolRequest, _>(Router::new(), enrol).with_state(Arc::clone(server))
+}
+
+/// Adds a request's route.
+fn on<R: WireRequest, T: 'static>(
+    routes: Router<Arc<Server>>,
+    handler: impl Handler<T, Arc<Server>>,
+) -> Router<Arc<Server>> {
+    routes.route(R::PATH, post(handler).layer(DefaultBodyLimit::max(R::BYTES_MAX)))
+}
+
+/// The message in a request's body.
+struct Proto<M>(M);
+
+impl<M: Message + Default> FromRequest<Arc<Server>> for Proto<M> {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, server: &Arc<Server>) -> std::result::Result<Self, Response> {
+        let body = Bytes::from_request(request, server).await.map_err(IntoResponse::into_response)?;
+        decode(&body).map(Self).map_err(IntoResponse::into_response)
+    }
+}
+
+/// Admits members that do not exceed their rate, and counts bytes. Each request is checked: a node may have been revoked
+/// since it connected.
 async fn only_nodes(
-    State(server): State<Arc<Server>>,
+    State(server): TheServer,
     Extension(peer): Extension<Peer>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let admitted = server.registry.admit(&peer.0).and_then(|node| {
-        let has_time = server.has_time(node.client);
-        if has_time { Ok(node) } else { Err(Error::TooMany("too many requests; wait a second")) }
+        if server.has_time(node.client) { Ok(node) } else { Err(Error::TooMany("too many requests; wait a second")) }
     });
     let node = match admitted {
         Ok(node) => node,
         Err(error) => {
             if let Some(left_out) = server.warnings.next() {
-                tracing::warn!(fingerprint = peer.0, %error, left_out, "request refused");
+                tracing::warn!(fingerprint = peer.0, %error, left_out, "request rejected");
             }
             return error.into_response();
         }
@@ -76,49 +96,34 @@ async fn only_nodes(
     }
 }
 
-async fn work_for(
-    State(server): State<Arc<Server>>,
-    Extension(node): Extension<NodeEntry>,
-    body: Bytes,
-) -> Result<Response> {
-    let request: WorkRequest = decode(&body)?;
+async fn work(State(server): TheServer, Extension(node): Node, Proto(request): Proto<WorkRequest>) -> Result<Response> {
     if request.version != VERSION {
-        let problem =
-            format!("this server speaks version {VERSION}, the node {}; use the same release", request.version);
+        let theirs = request.version;
+        let problem = format!("the server has protocol version {VERSION}, the node {theirs}; use the same release");
         return Err(Error::protocol(problem));
     }
     let _poll = server.desk.presence.poll(node.client);
     let mut changes = server.desk.changes();
     let end = tokio::time::Instant::now() + LONG_POLL;
     loop {
-        let work = server.desk.work(node.client);
-        let waits = matches!(work.kind, Some(work::Kind::Wait(_)));
-        if !waits {
+        let work: Work = server.desk.work(node.client);
+        let waits = matches!(work.kind, Some(WorkKind::Wait(_)));
+        if !waits || !matches!(tokio::time::timeout_at(end, changes.changed()).await, Ok(Ok(()))) {
             return Ok(reply(&server, &work));
-        }
-        match tokio::time::timeout_at(end, changes.changed()).await {
-            Ok(Ok(())) => (),
-            _ => return Ok(reply(&server, &Work { kind: Some(work::Kind::Wait(Wait {})) })),
         }
     }
 }
 
-async fn heartbeat(
-    State(server): State<Arc<Server>>,
-    Extension(node): Extension<NodeEntry>,
-    body: Bytes,
-) -> Result<StatusCode> {
-    let beat: Heartbeat = decode(&body)?;
+async fn heartbeat(State(server): TheServer, Extension(node): Node, Proto(beat): Proto<Heartbeat>) -> StatusCode {
     server.desk.presence.heard(node.client, beat.round);
-    Ok(StatusCode::NO_CONTENT)
+    StatusCode::NO_CONTENT
 }
 
 async fn contribute(
-    State(server): State<Arc<Server>>,
-    Extension(node): Extension<NodeEntry>,
-    body: Bytes,
+    State(server): TheServer,
+    Extension(node): Node,
+    Proto(contribution): Proto<Contribution>,
 ) -> Result<Response> {
-    let contribution: Contribution = decode(&body)?;
     server.desk.presence.heard(node.client, Some(contribution.round));
     let desk = Arc::clone(&server.desk);
     let verdict = blocking(move || desk.submit(node.client, &contribution)).await?;
@@ -126,23 +131,21 @@ async fn contribute(
 }
 
 async fn decline(
-    State(server): State<Arc<Server>>,
-    Extension(node): Extension<NodeEntry>,
-    body: Bytes,
+    State(server): TheServer,
+    Extension(node): Node,
+    Proto(decline): Proto<Decline>,
 ) -> Result<StatusCode> {
-    let Decline { run, round, reason } = decode(&body)?;
-    let desk = Arc::clone(&server.desk);
-    blocking(move || desk.decline(node.client, &run, round, &reason)).await?;
+    blocking(move || server.desk.decline(node.client, decline)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn fetch(State(server): State<Arc<Server>>, Path((hash, from)): Path<(String, u64)>) -> Result<Response> {
+async fn fetch(State(server): TheServer, Path((hash, from)): Path<(String, u64)>) -> Result<Response> {
     let hash = Blob::parse_hex(&hash).ok_or_else(|| Error::protocol("not a hash"))?;
     let end = from.saturating_add(PIECE_BYTES as u64);
     let block = async move |server: Arc<Server>, hash: Vec<u8>, at: u64| {
         let n_max = BLOCK_BYTES.min(end.saturating_sub(at) as usize);
         let desk = Arc::clone(&server.desk);
-        let read = blocking(move || desk.fetch(&hash, at, n_max)).await?;
+        let read = blocking(move || desk.blobs.read(&hash, at, n_max)).await?;
         server.desk.bytes_down.fetch_add(read.as_ref().map_or(0, |(bytes, _)| bytes.len()) as u64, Ordering::Relaxed);
         Ok::<_, Error>(read)
     };
@@ -165,8 +168,8 @@ async fn fetch(State(server): State<Arc<Server>>, Path((hash, from)): Path<(Stri
 }
 
 async fn receive(
-    State(server): State<Arc<Server>>,
-    Extension(node): Extension<NodeEntry>,
+    State(server): TheServer,
+    Extension(node): Node,
     Path((hash, from)): Path<(String, u64)>,
     body: Body,
 ) -> Result<Response> {
@@ -190,24 +193,18 @@ async fn receive(
         at += emptied.len() as u64;
         block = emptied;
         block.clear();
-        // A gap cannot be filled by what follows it.
+        // After a gap, nothing that follows can be stored.
         if frame.is_none() || received.have < at {
             return Ok(reply(&server, &received));
         }
     }
 }
 
-pub(crate) fn enrol_routes(server: &Arc<Server>) -> Router {
-    let routes = Router::new().route("/v1/enrol", post(enrol));
-    routes.layer(DefaultBodyLimit::max(1 << 14)).with_state(Arc::clone(server))
-}
-
-async fn enrol(State(server): State<Arc<Server>>, body: Bytes) -> Result<Response> {
-    let EnrolRequest { secret, request } = decode(&body)?;
-    let may = server.enrolments.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now());
-    if !may {
+async fn enrol(State(server): TheServer, Proto(request): Proto<EnrolRequest>) -> Result<Response> {
+    if !lock(&server.enrolments).take(Instant::now()) {
         return Err(Error::TooMany("too many enrolments at present; try again in a minute"));
     }
+    let EnrolRequest { secret, request } = request;
     let for_reply = Arc::clone(&server);
     let enrolled = blocking(move || {
         let days = server.config.certificate_days;
@@ -216,26 +213,23 @@ async fn enrol(State(server): State<Arc<Server>>, body: Bytes) -> Result<Respons
         let NodeEntry { name, client, .. } = node;
         Ok((EnrolReply { name, client, certificate, authority: server.authority.certificate().to_owned() }, is_new))
     });
-    match enrolled.await {
-        Ok((enrolled, true)) => Ok(reply(&for_reply, &enrolled)),
-        repeated_or_refused => {
-            // Guessing takes time, even though a secret has 256 bits; and so does asking for the same again.
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            let refused = |error: Error| {
-                if let Some(left_out) = for_reply.warnings.next() {
-                    tracing::warn!(%error, left_out, "enrolment refused");
-                }
-                error
-            };
-            repeated_or_refused.map(|(enrolled, _)| reply(&for_reply, &enrolled)).map_err(refused)
-        }
+    let enrolled = enrolled.await;
+    if !matches!(enrolled, Ok((_, true))) {
+        // Slows down guessing, even though a secret has 256 bits, and repeated requests.
+        tokio::time::sleep(Duration::from_millis(500)).await;
     }
+    if let Err(error) = &enrolled
+        && let Some(left_out) = for_reply.warnings.next()
+    {
+        tracing::warn!(%error, left_out, "enrolment rejected");
+    }
+    enrolled.map(|(enrolled, _)| reply(&for_reply, &enrolled))
 }
 
-/// Enters an enrolment in the journal, if it is not there: a node that repeats its request, because the answer was lost on
-/// its way, is enrolled once. Whether it was new.
+/// Enters an enrolment in the journal and returns true, unless it is already there: a node whose answer was lost repeats its
+/// request, and is enrolled once.
 fn enter(server: &Server, node: &NodeEntry) -> Result<bool> {
-    let mut enrolled = server.enrolled.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut enrolled = lock(&server.enrolled);
     if enrolled.contains(&node.fingerprint) {
         return Ok(false);
     }
@@ -251,7 +245,7 @@ fn reply(server: &Server, message: &impl Message) -> Response {
     ([(header::CONTENT_TYPE, "application/x-protobuf")], bytes).into_response()
 }
 
-/// Disk and hashing are for threads that may wait.
+/// Runs disk access and hashing on threads that may block.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| Error::config(format!("a request failed: {e}")))?
+    tokio::task::spawn_blocking(work).await.map_err(Error::internal)?
 }

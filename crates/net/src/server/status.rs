@@ -1,6 +1,7 @@
-//! What people and monitoring see of a server: a page without scripts, JSON, and Prometheus' text.
+//! What people and monitoring see of a server: a page without scripts, JSON, and Prometheus' text format.
 
-use crate::server::desk::Desk;
+use super::desk::Desk;
+use super::lock;
 use axum::Router;
 use axum::extract::State;
 use axum::http::header;
@@ -9,13 +10,13 @@ use fedproj_core::RoundRecord;
 use serde::Serialize;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// A node counts as alive for so long after its last sign of life.
+/// How long a node counts as alive after its last sign of life.
 const ALIVE: Duration = Duration::from_mins(1);
 
-/// The state of a run, for reading only.
+/// The state of a run, for display.
 #[derive(Debug)]
 pub struct Status {
     view: Mutex<View>,
@@ -30,7 +31,7 @@ pub struct View {
     pub method: String,
     /// Rounds of the whole run.
     pub n_rounds: u32,
-    /// The round that is open, counted from 0.
+    /// The open round, counted from 0.
     pub round: u32,
     /// Clients asked in it.
     pub asked: Vec<u32>,
@@ -40,19 +41,19 @@ pub struct View {
     pub needed: usize,
     /// Whether the run is over.
     pub done: bool,
-    /// Rounds that are done.
+    /// Finished rounds.
     pub rounds: Vec<RoundLine>,
     /// Contributions since the start.
     pub n_contributions: u64,
-    /// Clients that were asked and were late, since the start.
+    /// Clients that were late, since the start.
     pub n_late: u64,
     /// Clients that dropped out, since the start.
     pub n_dropped_out: u64,
-    /// Clients that had dropped out and were asked again, since the start.
+    /// Clients asked again after they dropped out, since the start.
     pub n_asked_again: u64,
 }
 
-/// A round that is done.
+/// A finished round.
 #[derive(Clone, Debug, Serialize)]
 pub struct RoundLine {
     /// The round.
@@ -86,14 +87,14 @@ impl RoundLine {
 }
 
 impl Status {
-    /// The status of a run with the rounds that are done already.
+    /// The status of a run with its finished rounds.
     pub fn new(run: &str, method: &str, n_rounds: u32, rounds: &[RoundRecord]) -> Self {
         let rounds = rounds.iter().map(RoundLine::of).collect();
         Self { view: Mutex::new(View { run: run.into(), method: method.into(), n_rounds, rounds, ..View::default() }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.view)
     }
 
     /// A copy.
@@ -140,21 +141,21 @@ impl Status {
             let _ = write!(out, "# HELP fedproj_{name} {help}\n# TYPE fedproj_{name} {kind}\nfedproj_{name} {value}\n");
         };
         let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed) as f64;
-        metric("rounds_done", "gauge", "Rounds that are done.", view.rounds.len() as f64);
+        metric("rounds_done", "gauge", "Finished rounds.", view.rounds.len() as f64);
         metric("rounds", "gauge", "Rounds of the whole run.", f64::from(view.n_rounds));
-        metric("nodes_alive", "gauge", "Nodes heard of within a minute.", alive as f64);
+        metric("nodes_alive", "gauge", "Nodes heard from within a minute.", alive as f64);
         metric("round_asked", "gauge", "Clients asked in the open round.", view.asked.len() as f64);
         metric("round_arrived", "gauge", "Contributions to the open round.", view.arrived.len() as f64);
         metric("contributions_total", "counter", "Contributions that count.", view.n_contributions as f64);
-        metric("late_total", "counter", "Clients that were asked in vain.", view.n_late as f64);
-        metric("dropped_out_total", "counter", "Clients that declined or were refused.", view.n_dropped_out as f64);
+        metric("late_total", "counter", "Clients that were asked but did not contribute.", view.n_late as f64);
+        metric("dropped_out_total", "counter", "Clients that declined or were rejected.", view.n_dropped_out as f64);
         metric(
             "asked_again_total",
             "counter",
             "Clients asked again after they dropped out.",
             view.n_asked_again as f64,
         );
-        metric("refused_total", "counter", "Contributions that were refused.", load(&desk.n_refused));
+        metric("refused_total", "counter", "Rejected contributions.", load(&desk.n_rejected));
         metric("received_bytes_total", "counter", "Bytes from nodes.", load(&desk.bytes_up));
         metric("sent_bytes_total", "counter", "Bytes to nodes.", load(&desk.bytes_down));
         if let Some(accuracy) = view.rounds.iter().rev().find_map(|r| r.accuracy) {
@@ -184,7 +185,7 @@ impl Status {
             .map(|(client, seen)| {
                 let doing = match (seen.round, view.arrived.contains(client)) {
                     (_, true) => "has contributed".to_owned(),
-                    (Some(round), _) => format!("at work on round {}", round.saturating_add(1)),
+                    (Some(round), _) => format!("working on round {}", round.saturating_add(1)),
                     (None, _) => "waiting".to_owned(),
                 };
                 format!("<tr><td>{client}<td>{doing}<td>{} s ago</tr>", desk.presence.silence(*client).as_secs())
@@ -222,7 +223,7 @@ impl Status {
     }
 }
 
-/// The page, JSON and metrics; nothing can be changed through them.
+/// The page, JSON and metrics, all read-only.
 pub(crate) fn routes(status: &Arc<Status>, desk: &Arc<Desk>) -> Router {
     type Both = State<(Arc<Status>, Arc<Desk>)>;
     const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";

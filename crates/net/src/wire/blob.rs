@@ -1,11 +1,22 @@
-//! Blobs: bytes named by their BLAKE3 hash, kept in a folder, written in pieces that can be taken up again after a crash.
+//! Blobs: bytes named by their BLAKE3 hash. A [`Store`] keeps them in a folder; an interrupted transfer resumes.
 
 use crate::error::{Error, Result};
 use crate::files::{create_dir, sync_dir, write_synced};
-use crate::wire::message::Blob;
+use prost::Message;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+
+/// Bytes named by their hash.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Message)]
+pub struct Blob {
+    /// BLAKE3, 32 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub hash: Vec<u8>,
+    /// Length in bytes.
+    #[prost(uint64, tag = "2")]
+    pub len: u64,
+}
 
 impl Blob {
     /// The name of these bytes.
@@ -13,23 +24,23 @@ impl Blob {
         Self { hash: blake3::hash(bytes).as_bytes().to_vec(), len: bytes.len() as u64 }
     }
 
-    /// The hash as file names and addresses have it.
+    /// The hash in file names and addresses.
     pub fn hex(&self) -> String {
         hex(&self.hash)
     }
 
-    /// Whether the hash is one: 32 bytes. Nothing else may become a file name.
+    /// Checks that the hash has 32 bytes. Nothing else may become a file name.
     ///
     /// # Errors
-    /// If it is not.
+    /// If it has not.
     pub fn check(&self) -> Result<()> {
         if self.hash.len() == 32 {
             return Ok(());
         }
-        Err(Error::protocol(format!("a hash of {} bytes; BLAKE3 has 32", self.hash.len())))
+        Err(Error::protocol(format!("a hash of {} bytes; expected 32", self.hash.len())))
     }
 
-    /// The hash that stands in an address.
+    /// Reads a hash in an address.
     pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
         let digits = text.as_bytes();
         if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
@@ -39,17 +50,17 @@ impl Blob {
     }
 }
 
-/// A folder of blobs. A file with the name of a hash is complete and has been checked; `.part` files are on their way.
+/// A folder of blobs. A file named by a hash is complete and checked; a `.part` file is incomplete.
 #[derive(Clone, Debug)]
 pub struct Store {
     dir: PathBuf,
 }
 
 impl Store {
-    /// The store in a folder, which is made if need be.
+    /// Opens the store in a folder; creates the folder if it is missing.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the folder cannot be created.
     pub fn open(dir: &Path) -> Result<Self> {
         create_dir(dir)?;
         Ok(Self { dir: dir.into() })
@@ -63,12 +74,12 @@ impl Store {
         self.dir.join(blob.hex() + ".part")
     }
 
-    /// Whether the blob is there. An empty one always is.
+    /// Whether the blob is complete. An empty one always is.
     pub fn has(&self, blob: &Blob) -> bool {
         blob.len == 0 || std::fs::metadata(self.path(blob)).is_ok_and(|m| m.len() == blob.len)
     }
 
-    /// Keeps bytes.
+    /// Stores bytes.
     ///
     /// # Errors
     /// If they cannot be written.
@@ -83,7 +94,7 @@ impl Store {
     /// The bytes of a blob.
     ///
     /// # Errors
-    /// If it is not there, or is not what its name says.
+    /// If it is missing, or its content does not match its hash.
     pub fn get(&self, blob: &Blob) -> Result<Vec<u8>> {
         if blob.len == 0 {
             return Ok(Vec::new());
@@ -91,21 +102,27 @@ impl Store {
         let path = self.path(blob);
         let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
         if Blob::of(&bytes) != *blob {
-            return Err(Error::Corrupt { path, problem: "its content does not match its hash".into() });
+            return Err(Error::corrupt(&path)("its content does not match its hash"));
         }
         Ok(bytes)
     }
 
-    /// The file of a complete blob.
+    /// Reads `out.len()` values of a vector, beginning with value `from`.
     ///
     /// # Errors
-    /// If it is not there.
-    pub fn file(&self, blob: &Blob) -> Result<File> {
-        let path = self.path(blob);
-        File::open(&path).map_err(Error::io("open", &path))
+    /// If the file is missing or too short.
+    pub fn read_values(&self, blob: &Blob, from: usize, out: &mut [f32]) -> Result<()> {
+        let (path, mut bytes) = (self.path(blob), vec![0; 4 * out.len()]);
+        // Opened for each block, so that a round of many clients does not need one open file per client.
+        let mut file = File::open(&path).map_err(Error::io("open", &path))?;
+        let read = file.seek(SeekFrom::Start(4 * from as u64)).and_then(|_| file.read_exact(&mut bytes));
+        read.map_err(Error::io("read", &path))?;
+        let (quads, _) = bytes.as_chunks::<4>();
+        out.iter_mut().zip(quads).for_each(|(v, b)| *v = f32::from_le_bytes(*b));
+        Ok(())
     }
 
-    /// At most `n_max` bytes from an offset, and the blob's length; `None` if there is no such blob.
+    /// Max `n_max` bytes from an offset, and the blob's length; `None` if there is no such blob.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -115,7 +132,7 @@ impl Store {
         let mut read = || -> std::io::Result<(Vec<u8>, u64)> {
             let len = file.metadata()?.len();
             let mut bytes = vec![0; len.saturating_sub(from).min(n_max as u64) as usize];
-            // No system seeks as far as a peer can ask.
+            // A peer can ask for an offset beyond what any system can seek.
             if !bytes.is_empty() {
                 file.seek(SeekFrom::Start(from))?;
                 file.read_exact(&mut bytes)?;
@@ -125,7 +142,7 @@ impl Store {
         read().map(Some).map_err(Error::io("read", &path))
     }
 
-    /// Bytes of a blob that are there: all, or as far as an interrupted transfer came.
+    /// Bytes of a blob that are stored: all, or the part that an interrupted transfer left.
     pub fn have(&self, blob: &Blob) -> u64 {
         if self.has(blob) {
             return blob.len;
@@ -133,7 +150,7 @@ impl Store {
         let part = self.part_path(blob);
         match std::fs::metadata(&part).map_or(0, |m| m.len()) {
             n if n < blob.len => n,
-            // A crash came between the last piece and the check of the whole: it is made up for now.
+            // A crash came between the last piece and the check of the whole: check now.
             _ => match self.complete(blob, &part) {
                 Ok(()) => blob.len,
                 Err(_) => std::fs::remove_file(&part).map_or(0, |()| 0),
@@ -141,15 +158,15 @@ impl Store {
         }
     }
 
-    /// Takes the next piece of a blob. A piece that is there already is skipped, one that leaves a gap is not taken; the
-    /// last one completes the blob, if its hash is right. Returns how many bytes are there now.
+    /// Appends the next piece of a blob and returns how many bytes are stored now. A piece that is already stored, or that
+    /// would leave a gap, changes nothing. The last piece completes the blob if the hash matches.
     ///
     /// # Errors
-    /// If the blob is longer than it should be, its hash is wrong (all of it is dropped then), or the disk is full.
+    /// If the piece exceeds the blob's length, the hash does not match (the whole blob is dropped then), or the disk fails.
     pub fn append(&self, blob: &Blob, from: u64, bytes: &[u8]) -> Result<u64> {
         let have = self.have(blob);
         let end = from.checked_add(bytes.len() as u64).filter(|&end| end <= blob.len);
-        let end = end.ok_or_else(|| Error::protocol(format!("bytes beyond the {} of a blob", blob.len)))?;
+        let end = end.ok_or_else(|| Error::protocol(format!("bytes beyond the blob's length of {}", blob.len)))?;
         if from > have || end <= have {
             return Ok(have);
         }
@@ -174,7 +191,7 @@ impl Store {
             std::fs::remove_file(part).map_err(Error::io("remove", part))?;
             return Err(Error::protocol("the bytes of a blob do not match its hash; send it again"));
         }
-        // Under its own name it is believed in after any crash, so it must be on disk before it gets it.
+        // After a crash, the file's name says that it is complete. So it must be on disk before it gets that name.
         file.sync_all().map_err(Error::io("sync", part))?;
         let path = self.path(blob);
         std::fs::rename(part, &path).map_err(Error::io("rename", part))?;
@@ -184,7 +201,7 @@ impl Store {
     /// Removes all blobs but these.
     ///
     /// # Errors
-    /// If the folder cannot be read or a file not removed.
+    /// If the folder cannot be read, or a file cannot be removed.
     pub fn retain(&self, keep: &[&Blob]) -> Result<()> {
         let keep: Vec<String> = keep.iter().map(|blob| blob.hex()).collect();
         let entries = std::fs::read_dir(&self.dir).map_err(Error::io("list", &self.dir))?;
@@ -199,7 +216,7 @@ impl Store {
     }
 }
 
-/// Bytes as people write them.
+/// Bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     bytes.iter().flat_map(|b| [b >> 4, b & 15]).map(|d| char::from(DIGITS[usize::from(d)])).collect()
@@ -211,7 +228,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_crash_before_the_last_check_is_made_up_for() {
+    fn a_blob_is_checked_after_a_crash_before_its_last_check() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let blob = Blob::of(b"hello");

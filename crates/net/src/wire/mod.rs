@@ -1,5 +1,80 @@
-//! What travels between server and nodes: messages, blobs, and vectors as bytes.
+//! What travels between server and nodes: messages, contributions, blobs and vectors.
+//!
+//! Messages are protobuf and small. Models, logits and public data travel beside them as [`Blob`]s, named by their hash.
+//! Decoding gives text and numbers only; the code that uses a message checks its sizes and shapes.
 
-pub mod blob;
-pub mod message;
-pub mod numbers;
+mod blob;
+mod contribution;
+mod message;
+mod public;
+mod vectors;
+
+pub(crate) use blob::hex;
+pub use blob::{Blob, Store};
+pub use contribution::{Contribution, NamedBlob, part_name};
+pub use message::{
+    Accepted, Decline, Done, EnrolReply, EnrolRequest, Heartbeat, Missing, ROUND_TRIPS, Received, Rejected, Request,
+    Task, TaskMemory, Verdict, VerdictKind, Wait, Work, WorkKind, WorkRequest,
+};
+pub use public::{decode_public, encode_public};
+pub use vectors::{decode_f32, decode_u32, encode_f32, encode_u32, gather_rows, place_rows};
+
+use crate::error::{Error, Result};
+use fedproj_core::Config;
+use prost::Message;
+
+/// Version of the protocol; server and nodes must agree.
+pub const VERSION: u32 = 1;
+
+/// The largest message.
+pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// The piece of a blob that travels in one request. It is large because a slow line answers late. A server passes it on in
+/// blocks of [`BLOCK_BYTES`].
+pub const PIECE_BYTES: usize = 1 << 22;
+
+/// What a server holds of a blob in memory: a hundred nodes upload at the same time.
+pub const BLOCK_BYTES: usize = 1 << 16;
+
+/// Decodes a message.
+///
+/// # Errors
+/// If it is too long or of another kind.
+pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
+    if bytes.len() > MESSAGE_BYTES_MAX {
+        let n = bytes.len();
+        return Err(Error::protocol(format!("a message of {n} bytes exceeds the limit of {MESSAGE_BYTES_MAX}")));
+    }
+    M::decode(bytes).map_err(|e| Error::protocol(format!("not a message of this kind: {e}")))
+}
+
+/// Rejects runs on texts: they name a checkpoint and a vocabulary by path, and a node takes no path from the network.
+///
+/// # Errors
+/// If the run is one.
+pub(crate) fn reject_texts(config: &Config) -> Result<()> {
+    if config.model.checkpoint.is_empty() && config.data.text.vocabulary.as_os_str().is_empty() {
+        return Ok(());
+    }
+    Err(Error::config(
+        "only the simulator runs on texts so far: model.checkpoint and data.text.vocabulary are paths, which nodes do not \
+         take from the network",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_names_a_checkpoint_is_rejected() {
+        let config = |pairs: &[&str]| {
+            Config::from_layers(None, &pairs.iter().map(|pair| (*pair).to_owned()).collect::<Vec<_>>()).unwrap()
+        };
+        assert!(reject_texts(&config(&[])).is_ok());
+        for pairs in [&["model.name=bert", "model.checkpoint=/etc"][..], &["data.text.vocabulary=/etc/passwd"]] {
+            let message = reject_texts(&config(pairs)).unwrap_err().to_string();
+            assert!(message.contains("do not take from the network"), "{message}");
+        }
+    }
+}

@@ -3,16 +3,15 @@
 #![allow(dead_code, reason = "not every test file uses every helper")]
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
-use fedproj_core::Config;
-use fedproj_net::identity::Authority;
-use fedproj_net::node::home::Home;
+use fedproj_core::{Config, LocalStats};
+use fedproj_net::node::Home;
 use fedproj_net::server::http::Addresses;
 use fedproj_net::server::journal::{Event, Journal};
-use fedproj_net::server::registry::{INVITATION_LASTS, Registry};
-use fedproj_net::wire::blob::Store;
-use fedproj_net::wire::message::{Contribution, Named, Stats, Train, verdict, work};
-use fedproj_net::wire::numbers::encode_f32;
-use fedproj_net::{Error, Link, Node, NodeData, Policy, ServeSetup, ServerConfig, Setup, serve};
+use fedproj_net::server::{Authority, INVITATION_LASTS, Registry, ServeSetup, ServerConfig, serve};
+use fedproj_net::wire::{
+    Contribution, Heartbeat, NamedBlob, Store, Task, VerdictKind, WorkKind, WorkRequest, encode_f32,
+};
+use fedproj_net::{Error, Link, Node, NodeData, Policy, Setup};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -38,10 +37,10 @@ impl Scene {
         let (tell, told) = tokio::sync::oneshot::channel();
         let serving = tokio::spawn(serve(setup, move |addresses, _| tell.send(*addresses).unwrap()));
         let scene = Self { dir, addresses: told.await.unwrap(), serving };
-        // A round begins when all are there.
+        // A round begins when all nodes are alive.
         for client in 0..n_clients {
             scene.enrol(client).await;
-            scene.attacker(client).heartbeat(None).await.unwrap();
+            scene.attacker(client).send(&Heartbeat::default()).await.unwrap();
         }
         scene
     }
@@ -67,7 +66,7 @@ impl Scene {
         fedproj_net::enrol(&home, &enrol, &token.to_string()).await.unwrap();
     }
 
-    /// The attacker's own line to the server, with a node's certificate.
+    /// The attacker's own connection to the server, with a node's certificate.
     pub fn attacker(&self, client: u32) -> Link {
         Link::new(&self.address(), Home::new(&self.home(client)).tls().unwrap()).unwrap()
     }
@@ -85,25 +84,25 @@ impl Scene {
     }
 
     /// A contribution of these weights to a task, its blobs in a folder of this name.
-    pub fn contribution(&self, folder: &str, task: &Train, weights: &[f32]) -> (Contribution, Store) {
+    pub fn contribution(&self, folder: &str, task: &Task, weights: &[f32]) -> (Contribution, Store) {
         let store = Store::open(&self.dir.path().join(folder)).unwrap();
         let named =
-            |name: &str, values: &[f32]| Named { name: name.into(), blob: store.put(&encode_f32(values)).unwrap() };
+            |name: &str, values: &[f32]| NamedBlob { name: name.into(), blob: store.put(&encode_f32(values)).unwrap() };
         let parts = vec![named("weights", weights), named("buffers", &[])];
-        let (run, stats) = (task.run.clone(), Stats { loss: 1.0, ..Stats::default() });
+        let (run, stats) = (task.run.clone(), LocalStats { loss: 1.0, ..LocalStats::default() });
         (Contribution { run, round: task.round, client: task.client, n_samples: 10, n_steps: 1, stats, parts }, store)
     }
 }
 
-/// A machine under load may stop everything for a minute; whoever waits longer has found a hang.
+/// A loaded machine may pause everything for a minute; a longer wait is a hang.
 const PATIENCE: Duration = Duration::from_mins(3);
 
-pub async fn task_of(link: &Link) -> Train {
+pub async fn task_of(link: &Link) -> Task {
     let asking = async {
         loop {
-            match link.work().await.unwrap().kind {
-                Some(work::Kind::Train(task)) => return *task,
-                Some(work::Kind::Done(_)) => panic!("the run is over"),
+            match link.send(&WorkRequest::current()).await.unwrap().kind {
+                Some(WorkKind::Train(task)) => return *task,
+                Some(WorkKind::Done(_)) => panic!("the run is over"),
                 _ => (),
             }
         }
@@ -111,12 +110,12 @@ pub async fn task_of(link: &Link) -> Train {
     tokio::time::timeout(PATIENCE, asking).await.expect("there is a task")
 }
 
-/// Hands in as a node does; the server's last word.
-pub async fn hand_in(link: &Link, contribution: &Contribution, store: &Store) -> verdict::Kind {
+/// Hands in as a node does; returns the final verdict.
+pub async fn hand_in(link: &Link, contribution: &Contribution, store: &Store) -> VerdictKind {
     loop {
-        match link.contribute(contribution).await {
+        match link.send(contribution).await {
             Ok(verdict) => match verdict.kind.unwrap() {
-                verdict::Kind::Missing(missing) => {
+                VerdictKind::Missing(missing) => {
                     for part in &contribution.parts {
                         if let Some(have) = missing.have.iter().find(|have| have.hash == part.blob.hash) {
                             link.upload(&part.blob, have.len, store).await.unwrap();
@@ -125,16 +124,16 @@ pub async fn hand_in(link: &Link, contribution: &Contribution, store: &Store) ->
                 }
                 last => return last,
             },
-            // Between two rounds the server cannot say yet.
-            Err(Error::Refused { status: 503, .. }) => tokio::task::yield_now().await,
+            // Between two rounds the server cannot answer yet.
+            Err(Error::Rejected { status: 503, .. }) => tokio::task::yield_now().await,
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-pub fn reason(verdict: verdict::Kind) -> String {
+pub fn reason(verdict: VerdictKind) -> String {
     match verdict {
-        verdict::Kind::Refused(refusal) => refusal.reason,
+        VerdictKind::Rejected(rejected) => rejected.reason,
         other => panic!("not refused: {other:?}"),
     }
 }

@@ -1,80 +1,37 @@
-//! Vectors and public data sets as bytes, and back with every size checked.
-//!
-//! A vector is its values, little-endian. A public set is `FEDPROJP`, the length of a header (u32), the header
-//! ([`PublicHeader`]), the samples, and the labels where there are any.
+//! A public set as bytes: `FEDPROJP`, the length of the header (u32), the header ([`PublicHeader`]), the samples, and the
+//! labels if there are any. Decoding checks every size.
 
+use super::{decode_f32, decode_u32, encode_f32, encode_u32};
 use crate::error::{Error, Result};
 use fedproj_data::{Dataset, Normalisation, Samples, Shape, Tokens, WORDS_PER_TEXT};
 use prost::Message;
 
 const MAGIC: &[u8; 8] = b"FEDPROJP";
 
-/// Values as bytes.
-pub fn encode_f32(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-/// Values as bytes.
-pub fn encode_u32(values: &[u32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-/// Exactly `n` values, all finite.
-///
-/// # Errors
-/// If there are more or fewer, or one is not finite.
-pub fn decode_f32(bytes: &[u8], n: usize, what: &str) -> Result<Vec<f32>> {
-    let values: Vec<f32> = quads(bytes, n, what)?.iter().map(|b| f32::from_le_bytes(*b)).collect();
-    match values.iter().find(|v| !v.is_finite()) {
-        Some(v) => Err(Error::protocol(format!("{what}: holds the value {v}"))),
-        None => Ok(values),
-    }
-}
-
-/// Exactly `n` whole numbers below `limit`.
-///
-/// # Errors
-/// If there are more or fewer, or one is too large.
-pub fn decode_u32(bytes: &[u8], n: usize, limit: u32, what: &str) -> Result<Vec<u32>> {
-    let values: Vec<u32> = quads(bytes, n, what)?.iter().map(|b| u32::from_le_bytes(*b)).collect();
-    match values.iter().find(|&&v| v >= limit) {
-        Some(v) => Err(Error::protocol(format!("{what}: {v} is not below {limit}"))),
-        None => Ok(values),
-    }
-}
-
-fn quads<'a>(bytes: &'a [u8], n: usize, what: &str) -> Result<&'a [[u8; 4]]> {
-    let (quads, rest) = bytes.as_chunks::<4>();
-    if quads.len() == n && rest.is_empty() {
-        return Ok(quads);
-    }
-    Err(Error::protocol(format!("{what}: {} bytes where {n} values of 4 bytes are expected", bytes.len())))
-}
-
-/// What precedes the samples of a public set.
+/// The header of a public set.
 #[derive(Clone, PartialEq, Message)]
-pub struct PublicHeader {
-    /// Height, width and channels of an image; the features of a row; or the slots of a text and the tokens of all texts.
+struct PublicHeader {
+    /// Height, width and channels of an image; features of a row; or slots per text and tokens of all texts.
     #[prost(uint64, repeated, tag = "1")]
-    pub shape: Vec<u64>,
+    shape: Vec<u64>,
     /// Samples.
     #[prost(uint64, tag = "2")]
-    pub n_samples: u64,
-    /// Whether values are bytes rather than floats.
+    n_samples: u64,
+    /// Values are bytes, not floats.
     #[prost(bool, tag = "3")]
-    pub bytes: bool,
+    bytes: bool,
     /// See [`Normalisation`].
     #[prost(float, tag = "4")]
-    pub unit: f32,
+    unit: f32,
     /// See [`Normalisation`].
     #[prost(float, repeated, tag = "5")]
-    pub mean: Vec<f32>,
+    mean: Vec<f32>,
     /// See [`Normalisation`].
     #[prost(float, repeated, tag = "6")]
-    pub std: Vec<f32>,
-    /// Names of the classes, where labels follow.
+    std: Vec<f32>,
+    /// Names of the classes, if labels follow.
     #[prost(string, repeated, tag = "7")]
-    pub class_names: Vec<String>,
+    class_names: Vec<String>,
 }
 
 /// A public set as bytes.
@@ -82,7 +39,7 @@ pub fn encode_public(data: &Dataset) -> Vec<u8> {
     let shape = match data.shape() {
         Shape::Image { height, width, channels } => vec![height as u64, width as u64, channels as u64],
         Shape::Vector { features } => vec![features as u64],
-        // Texts are ragged: the second number says how many tokens follow.
+        // Texts are ragged: the second number is the number of tokens.
         Shape::Tokens { len } => {
             let n_tokens = if let Samples::Tokens(texts) = data.samples() { texts.n_tokens() } else { 0 };
             vec![len as u64, n_tokens as u64]
@@ -105,13 +62,13 @@ pub fn encode_public(data: &Dataset) -> Vec<u8> {
     out
 }
 
-/// The public set that [`encode_public`] wrote.
+/// Reads what [`encode_public`] wrote.
 ///
 /// # Errors
-/// If a size is not what the header says, or a value is not finite.
+/// If a size contradicts the header, or a value is not finite.
 pub fn decode_public(bytes: &[u8]) -> Result<Dataset> {
-    let cut = || Error::protocol("public set: cut short");
-    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| Error::protocol("public set: not one"))?;
+    let cut = || Error::protocol("public set: truncated");
+    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| Error::protocol("not a public set"))?;
     let (len, rest) = rest.split_first_chunk::<4>().ok_or_else(cut)?;
     let header_len = u32::from_le_bytes(*len) as usize;
     let (header, rest) = rest.split_at_checked(header_len).ok_or_else(cut)?;
@@ -125,7 +82,7 @@ pub fn decode_public(bytes: &[u8]) -> Result<Dataset> {
         [features] => Shape::Vector { features: size(features)? },
         _ => return Err(Error::protocol("public set: neither images, texts nor rows")),
     };
-    // The product may not even fit; sizes are compared with what is there before anything is allocated.
+    // The product may overflow. Sizes are checked against the bytes before anything is allocated.
     let n_samples = size(header.n_samples)?;
     let n_values = match header.shape[..] {
         [_, n_tokens] => n_samples.checked_mul(WORDS_PER_TEXT).and_then(|n| n.checked_add(size(n_tokens).ok()?)),
@@ -179,19 +136,9 @@ mod tests {
         }
     }
 
+    /// Found by fuzzing: protobuf omits a unit of −0. It came back as 0, and the set's hash changed.
     #[test]
-    fn vectors_of_the_wrong_length_or_with_nan_are_refused() {
-        let bytes = encode_f32(&[1.0, 2.0]);
-        assert_eq!(decode_f32(&bytes, 2, "w").unwrap(), [1.0, 2.0]);
-        for (bytes, n) in [(&bytes[..], 3), (&bytes[..7], 2), (&encode_f32(&[f32::NAN])[..], 1)] {
-            assert!(decode_f32(bytes, n, "w").is_err());
-        }
-        assert!(decode_u32(&encode_u32(&[1, 9]), 2, 9, "i").unwrap_err().to_string().contains("9 is not below 9"));
-    }
-
-    /// Found by fuzzing: protobuf leaves out a unit of −0, which then came back as 0, in a set of another hash.
-    #[test]
-    fn a_unit_that_makes_all_inputs_equal_is_refused() {
+    fn a_unit_that_makes_all_inputs_equal_is_rejected() {
         for unit in [0.0, -0.0, -1.0, f32::NAN] {
             let mut bytes = encode_public(&images());
             let at = bytes.windows(4).position(|four| four == (1.0f32 / 255.0).to_le_bytes()).unwrap();
