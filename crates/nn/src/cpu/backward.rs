@@ -2,14 +2,13 @@
 
 use super::{Workspace, check_len, len_of, spans_mut};
 use crate::error::Result;
-use crate::graph::{NORM_EPS, Op};
+use crate::graph::{NORM_EPS, Node, Op};
 use crate::kernels::attention::Attention;
-use crate::kernels::conv::Scratch;
 use crate::kernels::dense::Dense;
 use crate::kernels::layer_norm::LayerNorm;
 use crate::kernels::linear::Linear;
 use crate::kernels::norm::{self, BatchNorm, FusedBackward, GroupNorm};
-use crate::kernels::{Buffer, Sum, dropout, elementwise, embedding, pool};
+use crate::kernels::{Buffer, Cpu, Sum, dropout, elementwise, embedding, pool};
 
 /// The gradient memory of a node, taken out of the workspace's list while a step runs.
 struct Taken {
@@ -147,24 +146,8 @@ impl Workspace {
             norm::column_sums(cpu, dy, second, &mut scratch.shared);
         }
         match (node.op, dx) {
-            (Op::Conv(geometry), dx) => {
-                let s = Scratch { shared: &mut scratch.shared, private: &mut scratch.private };
-                geometry.backward(cpu, x, w, dy, dx, dw, s);
-            }
-            (Op::Linear, dx) if node.packed => {
-                let layer = Dense { inputs: node.linear_inputs(), outputs: c };
-                layer.backward_weights(cpu, x, dy, dw, &mut scratch.shared);
-                if let Some(dx) = dx {
-                    layer.backward_input(cpu, w, dy, dx, &mut scratch.shared);
-                }
-            }
-            (Op::Linear, dx) => {
-                let layer = Linear { inputs: node.linear_inputs(), outputs: c };
-                layer.backward_weights(cpu, x, dy, dw);
-                if let Some(dx) = dx {
-                    layer.backward_input(cpu, w, dy, dx, &mut scratch.shared);
-                }
-            }
+            (Op::Conv(geometry), dx) => geometry.backward(cpu, x, w, dy, dx, dw, scratch.both()),
+            (Op::Linear, dx) => linear_backward(node, cpu, x, w, dy, dx, dw, &mut scratch.shared),
             (Op::Embedding, dx) => {
                 embedding::backward(cpu, tokens, dy, c, [dw, second, third], &mut scratch.shared);
                 // Tokens themselves have no gradient.
@@ -199,6 +182,34 @@ impl Workspace {
             // Normalisations have been served elsewhere.
             (_, None)
             | (Op::Input | Op::Flatten | Op::BatchNorm | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) => {}
+        }
+    }
+}
+
+/// dw of a linear layer, and its part of dx where that is wanted.
+#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
+fn linear_backward(
+    node: &Node,
+    cpu: &mut Cpu,
+    x: &[f32],
+    w: &[f32],
+    dy: &[f32],
+    dx: Option<Sum<'_>>,
+    dw: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let (inputs, outputs) = (node.linear_inputs(), node.shape.c);
+    if node.packed {
+        let layer = Dense { inputs, outputs };
+        layer.backward_weights(cpu, x, dy, dw, scratch);
+        if let Some(dx) = dx {
+            layer.backward_input(cpu, w, dy, dx, scratch);
+        }
+    } else {
+        let layer = Linear { inputs, outputs };
+        layer.backward_weights(cpu, x, dy, dw);
+        if let Some(dx) = dx {
+            layer.backward_input(cpu, w, dy, dx, scratch);
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{Workspace, check_len, len_of, spans_mut};
 use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
 use crate::kernels::attention::Attention;
-use crate::kernels::conv::{Epilogue, Scratch};
+use crate::kernels::conv::Epilogue;
 use crate::kernels::dense::Dense;
 use crate::kernels::layer_norm::LayerNorm;
 use crate::kernels::linear::Linear;
@@ -58,10 +58,7 @@ impl Workspace {
         let end = Epilogue { bias: node.has_bias().then_some(bias), relu: step.relu };
         let c = node.shape.c;
         match node.op {
-            Op::Conv(geometry) => {
-                let s = Scratch { shared: &mut scratch.shared, private: &mut scratch.private };
-                geometry.forward(cpu, x, weight, end, y, s);
-            }
+            Op::Conv(geometry) => geometry.forward(cpu, x, weight, end, y, scratch.both()),
             Op::Linear if node.packed => {
                 let layer = Dense { inputs: node.linear_inputs(), outputs: c };
                 layer.forward(cpu, x, weight, end, y, &mut scratch.shared);

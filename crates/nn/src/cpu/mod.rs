@@ -5,6 +5,7 @@ mod forward;
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, NodeId, Saved};
+use crate::kernels::conv::Scratch;
 use crate::kernels::{Buffer, Cpu, Isa};
 use crate::loss::Loss;
 use crate::mode::{Mode, Options};
@@ -38,6 +39,12 @@ pub struct Workspace {
 struct ScratchMemory {
     shared: Buffer,
     private: Buffer,
+}
+
+impl ScratchMemory {
+    fn both(&mut self) -> Scratch<'_> {
+        Scratch { shared: &mut self.shared, private: &mut self.private }
+    }
 }
 
 impl Workspace {
