@@ -56,6 +56,10 @@ pub fn all() -> Result<Vec<Net>> {
         let name = format!("group-norm of {channels} channels");
         nets.push(Net::new(name, residual(channels, Some(groups))?, 6));
     }
+    for channels in [9, 64] {
+        let name = format!("standardised convolutions to {channels} channels");
+        nets.push(Net::new(name, standardized(channels)?, 5).tapped(&["conv1"]));
+    }
     for channels in [4, 5, 16, 20] {
         nets.push(Net::new(format!("residual block of {channels} channels"), residual(channels, None)?, 9));
         // Nodes that are observed are not fused with what follows.
@@ -245,6 +249,21 @@ fn pool(window: Window) -> Result<Graph> {
     let x = g.activation("tanh", x, Activation::Tanh)?;
     let x = g.max_pool("pool", x, window)?;
     let x = g.flatten("flatten", x)?;
+    g.linear("classes", x, 4, true)?;
+    Ok(g)
+}
+
+/// Of a stem, of 3×3 and stride 1 (Winograd's, and Hopper's for 64 channels) and of another stride, with and without bias.
+fn standardized(channels: usize) -> Result<Graph> {
+    let mut g = Graph::new(Shape::image(12, 9, 3));
+    let x = g.standardized_conv2d("conv1", g.input(), channels, Window::new(3, 1, 1), false)?;
+    let x = g.group_norm("norm1", x, 1)?;
+    let x = g.activation("relu1", x, Activation::Relu)?;
+    let x = g.standardized_conv2d("conv2", x, channels, Window::new(3, 1, 1), true)?;
+    let x = g.activation("relu2", x, Activation::Relu)?;
+    let x = g.standardized_conv2d("conv3", x, channels, Window::new(2, 2, 0), false)?;
+    let x = g.group_norm("norm3", x, 1)?;
+    let x = g.global_average_pool("mean", x)?;
     g.linear("classes", x, 4, true)?;
     Ok(g)
 }

@@ -203,6 +203,34 @@ impl Graph {
     /// # Errors
     /// If the kernel does not fit the image, there is no output channel, or the name is taken.
     pub fn conv2d(&mut self, name: &str, x: NodeId, channels: usize, window: Window, bias: bool) -> Result<NodeId> {
+        self.convolution(name, x, channels, window, bias, Op::Conv)
+    }
+
+    /// A convolution by ŵ = (w − mean) / √(variance + ε), taken over the weights of each output channel (Qiao et al. 2019,
+    /// arXiv:1903.10520). It replaces [`Graph::conv2d`] before a [`Graph::group_norm`]; parameters are the same.
+    ///
+    /// # Errors
+    /// As [`Graph::conv2d`].
+    pub fn standardized_conv2d(
+        &mut self,
+        name: &str,
+        x: NodeId,
+        channels: usize,
+        window: Window,
+        bias: bool,
+    ) -> Result<NodeId> {
+        self.convolution(name, x, channels, window, bias, Op::StandardizedConv)
+    }
+
+    fn convolution(
+        &mut self,
+        name: &str,
+        x: NodeId,
+        channels: usize,
+        window: Window,
+        bias: bool,
+        op: fn(Conv) -> Op,
+    ) -> Result<NodeId> {
         self.check_image(name, x)?;
         let from = self.shape(x);
         if channels == 0 {
@@ -218,7 +246,7 @@ impl Graph {
         let role = Role::ConvBias { fan_in: taps * from.c };
         let bias = bias.then(|| self.params.push(format!("{name}.bias"), vec![channels], Storage::Plain, role));
         let params = [weight, bias.unwrap_or_default(), 0..0];
-        self.add_layer(name, Op::Conv(geometry), x, Shape::image(ho, wo, channels), params)
+        self.add_layer(name, op(geometry), x, Shape::image(ho, wo, channels), params)
     }
 
     /// A fully connected layer to `outputs` features, of each token where there are tokens; parameters `name.weight` and, if

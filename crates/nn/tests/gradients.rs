@@ -10,7 +10,8 @@ use fedproj_nn::{Activation, Cpu, Direction, Dropout, Mode, NormMode, Options, S
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use reference::{
-    Kind, Layer, Net, Problem, RELU, TANH, bits, check_gradients, conv, conv_bias, id, linear, norm, normals, stream,
+    Kind, Layer, Net, Problem, RELU, TANH, bits, check_gradients, conv, conv_bias, id, linear, norm, normals,
+    standardized_conv, stream,
 };
 
 /// Shapes are drawn, but the same ones in every run: a kink within a rounding error would fail at random.
@@ -39,6 +40,17 @@ proptest! {
         let window = Window::new(kernel, stride, padding);
         prop_assume!(h.min(w) + 2 * padding >= kernel);
         check(Shape::image(h, w, from), &[Layer::Conv { channels: to, window, bias }], batch, NormMode::Frozen);
+    }
+
+    // One weight alone would be standardised to zero.
+    #[test]
+    fn standardized_convolutions_have_the_right_gradients(
+        (h, w) in (1usize..9, 1usize..9), kernel in prop::sample::select(&[1usize, 2, 3, 5]), stride in 1usize..4,
+        from in prop::sample::select(&CHANNELS[1..]), to in prop::sample::select(&CHANNELS), batch in 1usize..4, bias: bool,
+    ) {
+        let window = Window::new(kernel, stride, kernel / 2);
+        let layer = Layer::StandardizedConv { channels: to, window, bias };
+        check(Shape::image(h, w, from), &[layer], batch, NormMode::Frozen);
     }
 
     // 3×3 windows of stride 1 with 8 channels or more are what Winograd's algorithm takes.
@@ -142,6 +154,8 @@ fn layers_fused_with_their_activation_have_the_right_gradients() {
     check(Shape::image(6, 5, 3), &[conv_bias(9, 3, 2, 1), RELU], 3, NormMode::Frozen);
     check(Shape::image(6, 5, 9), &[conv(17, 3, 1, 1), RELU, conv_bias(8, 3, 1, 1), RELU], 3, NormMode::Frozen);
     check(Shape::vector(9), &[linear(33), RELU, linear(5), RELU], 35, NormMode::Frozen);
+    let layers = [standardized_conv(17, 3, 1, 1), RELU, standardized_conv(8, 3, 2, 1), Layer::GroupNorm(4), RELU];
+    check(Shape::image(6, 5, 9), &layers, 3, NormMode::Frozen);
     let image = Shape::image(5, 4, 3);
     check(image, &[conv_bias(8, 1, 1, 0), Layer::BatchNorm, RELU, Layer::Flatten, linear(3)], 3, NormMode::Update);
 }

@@ -6,7 +6,7 @@
 mod reference;
 
 use fedproj_nn::{Activation, Cpu, Isa, NormMode, Shape, Window};
-use reference::{Kind, Layer, Net, Problem, RELU, TANH, conv, conv_bias, linear, relative_error};
+use reference::{Kind, Layer, Net, Problem, RELU, TANH, conv, conv_bias, linear, relative_error, standardized_conv};
 
 /// Relative L2 error of a tensor. A sum of n products carries an error of about √n·6e-8 of its terms; the F(4×4)
 /// transforms multiply that by up to 100 (Lavin and Gray report 1e-5 to 1e-4 for single layers), and a layer adds its
@@ -73,6 +73,10 @@ fn convolutions_agree() {
         ] {
             let net = Net::chain(Shape::image(h, w, from), &[conv_bias(to, kernel, stride, padding), RELU]);
             check(&net, 2, NormMode::Frozen);
+            if kernel * kernel * from > 1 {
+                let standardized = standardized_conv(to, kernel, stride, padding);
+                check(&Net::chain(Shape::image(h, w, from), &[standardized, RELU]), 2, NormMode::Frozen);
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::graph::{NORM_EPS, Node, Op};
 use crate::kernels::attention::Attention;
 use crate::kernels::dense::Dense;
-use crate::kernels::layer_norm::LayerNorm;
+use crate::kernels::layer_norm::{self, LayerNorm};
 use crate::kernels::linear::Linear;
 use crate::kernels::norm::{self, BatchNorm, FusedBackward, GroupNorm};
 use crate::kernels::{Buffer, Cpu, Sum, dropout, elementwise, embedding, pool};
@@ -147,6 +147,11 @@ impl Workspace {
         }
         match (node.op, dx) {
             (Op::Conv(geometry), dx) => geometry.backward(cpu, x, w, dy, dx, dw, scratch.both()),
+            (Op::StandardizedConv(geometry), dx) => {
+                let (w, inverses) = saved[i].split_at(w.len());
+                geometry.backward(cpu, x, w, dy, dx, dw, scratch.both());
+                layer_norm::standardize_backward(cpu, w, inverses, dw);
+            }
             (Op::Linear, dx) => linear_backward(node, cpu, x, w, dy, dx, dw, &mut scratch.shared),
             (Op::Embedding, dx) => {
                 embedding::backward(cpu, tokens, dy, c, [dw, second, third], &mut scratch.shared);

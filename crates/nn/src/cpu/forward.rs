@@ -6,7 +6,7 @@ use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
 use crate::kernels::attention::Attention;
 use crate::kernels::conv::Epilogue;
 use crate::kernels::dense::Dense;
-use crate::kernels::layer_norm::LayerNorm;
+use crate::kernels::layer_norm::{self, LayerNorm};
 use crate::kernels::linear::Linear;
 use crate::kernels::norm::{BatchNorm, Fused, GroupNorm};
 use crate::kernels::{Sum, dropout, elementwise, embedding, pool};
@@ -59,6 +59,11 @@ impl Workspace {
         let c = node.shape.c;
         match node.op {
             Op::Conv(geometry) => geometry.forward(cpu, x, weight, end, y, scratch.both()),
+            Op::StandardizedConv(geometry) => {
+                let (w, inverses) = saved[i].split_at_mut(weight.len());
+                layer_norm::standardize(cpu, weight, NORM_EPS, w, inverses);
+                geometry.forward(cpu, x, w, end, y, scratch.both());
+            }
             Op::Linear if node.packed => {
                 let layer = Dense { inputs: node.linear_inputs(), outputs: c };
                 layer.forward(cpu, x, weight, end, y, &mut scratch.shared);

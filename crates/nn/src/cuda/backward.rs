@@ -243,12 +243,17 @@ impl Cohort {
         }
         match (&node.op, dx) {
             (Op::Conv(_), _) if self.first_layer_before(i + 1) == Some(i) => self.first_layer_backward(i, dw),
-            (Op::Conv(_) | Op::Linear, dx) => {
+            (Op::Conv(_) | Op::StandardizedConv(_) | Op::Linear, dx) => {
                 let (pass, after) = (gpu::Pass::Weight, After::NOTHING);
                 let operands = Operands { pass, x, w: dw, y: dy, after, fresh: true, relu: false };
                 self.product(step.node, &operands, None)?;
+                let [mut w, ..] = self.params_of(step.node, params);
+                if let Op::StandardizedConv(_) = node.op {
+                    let (co, len) = self.weight_rows(i);
+                    w = self.saved_rows(i);
+                    self.launch("standardize_backward", [co, 1], [256, 1], 0, &[&lanes, &(len as i32), &w, &dw])?;
+                }
                 let Some(Sum { rows: x, fresh }) = dx else { return Ok(()) };
-                let [w, ..] = self.params_of(step.node, params);
                 self.product(step.node, &Operands { pass: gpu::Pass::Input, x, w, fresh, ..operands }, None)
             }
             (Op::Activation(f), Some(dx)) => {

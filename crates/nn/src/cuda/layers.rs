@@ -163,7 +163,8 @@ impl Cohort {
         let residual = step.residual.map_or(Rows::NONE, |node| self.value(node));
         let relu = i32::from(step.relu);
         match node.op {
-            Op::Conv(_) | Op::Linear => {
+            Op::Conv(_) | Op::StandardizedConv(_) | Op::Linear => {
+                let w = if let Op::StandardizedConv(_) = node.op { self.standardize(i, w)? } else { w };
                 let norm = match step.norm {
                     Some(norm) => self.norm_statistics(i, norm, Rows::NONE, params, buffers)?,
                     None => Rows::NONE,
@@ -209,6 +210,21 @@ impl Cohort {
                 self.text_forward(i, params)
             }
         }
+    }
+
+    /// The standardised weights of a convolution, kept with step `i`.
+    fn standardize(&self, i: usize, w: Rows) -> Result<Rows> {
+        let (co, len) = self.weight_rows(i);
+        let saved = self.saved_rows(i);
+        let p: [&dyn Parameter; 5] = [&self.lanes.at(), &(len as i32), &w, &saved, &NORM_EPS];
+        self.launch("standardize", [co, 1], [256, 1], 0, &p)?;
+        Ok(saved)
+    }
+
+    /// Output channels of a convolution, and the weights of each.
+    pub(super) fn weight_rows(&self, i: usize) -> (usize, usize) {
+        let node = &self.graph.nodes[self.plan.steps[i].node];
+        (node.shape.c, node.params[0].len() / node.shape.c)
     }
 
     /// Statistics and coefficients of a batch-norm for this pass, kept with step `i`.

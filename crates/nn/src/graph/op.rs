@@ -14,6 +14,8 @@ use std::ops::Range;
 pub(crate) enum Op {
     Input,
     Conv(Conv),
+    /// A convolution with standardised weights.
+    StandardizedConv(Conv),
     /// The weight and the bias may each be several tensors that follow each other.
     Linear,
     BatchNorm,
@@ -49,6 +51,7 @@ impl Op {
             Self::Embedding => true,
             Self::Input | Self::FirstToken | Self::MeanOfTokens => false,
             Self::Conv(_)
+            | Self::StandardizedConv(_)
             | Self::Linear
             | Self::BatchNorm
             | Self::GroupNorm { .. }
@@ -69,6 +72,7 @@ impl Op {
             Self::BatchNorm | Self::GroupNorm { .. } | Self::LayerNorm { .. } => true,
             Self::Input
             | Self::Conv(_)
+            | Self::StandardizedConv(_)
             | Self::Linear
             | Self::Activation(_)
             | Self::MaxPool(_)
@@ -127,7 +131,7 @@ impl Node {
     /// The convolution that its products compute; a linear layer is one of a single pixel.
     pub fn convolution(&self) -> Option<Conv> {
         match self.op {
-            Op::Conv(geometry) => Some(geometry),
+            Op::Conv(geometry) | Op::StandardizedConv(geometry) => Some(geometry),
             Op::Linear => {
                 let (ci, co) = (self.linear_inputs(), self.shape.c);
                 Some(Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 })
@@ -173,6 +177,8 @@ impl Node {
             // Mean and 1/σ of each channel; a GPU adds the scale and shift that follow from them.
             Op::BatchNorm => floats(4 * c),
             Op::GroupNorm { groups } => floats(2 * n * groups),
+            // The standardised weights, then 1/σ of each output channel.
+            Op::StandardizedConv(_) => floats(self.params[0].len() + c),
             Op::LayerNorm { .. } => floats(2 * len / c),
             // The largest score and the sum of exponentials of each row.
             Op::Attention { heads, .. } => floats(2 * len / c * heads),
@@ -196,7 +202,7 @@ impl Node {
         let (len, c) = (n * self.shape.len(), self.shape.c);
         let shared = |shared: usize| ScratchLen { shared, private: 0 };
         match &self.op {
-            Op::Conv(geometry) => {
+            Op::Conv(geometry) | Op::StandardizedConv(geometry) => {
                 let (shared, private) = geometry.scratch_len(n);
                 ScratchLen { shared: shared.max(norm::scratch_len(len, c)), private }
             }

@@ -1,4 +1,5 @@
-//! Layer normalisation: every row of C values for itself.
+//! Layer normalisation: every row of C values for itself. Also the standardisation of weights, whose rows are the output
+//! channels of a convolution.
 
 use super::Cpu;
 use super::flat::sum_of_halves;
@@ -67,6 +68,32 @@ impl LayerNorm<'_> {
     }
 }
 
+/// ŵ = (w − mean) / √(variance + ε) for each row of weights, of which there are as many as `inverses`; these keep 1/σ.
+pub(crate) fn standardize(cpu: &mut Cpu, w: &[f32], eps: f32, out: &mut [f32], inverses: &mut [f32]) {
+    let (n_rows, len, isa) = (inverses.len(), w.len() / inverses.len(), cpu.isa);
+    let (out, inverses) = (Shards::new(out), Shards::new(inverses));
+    cpu.team.run(n_rows, &|row, _| {
+        let range = row * len..(row + 1) * len;
+        // SAFETY: each unit has its own row.
+        let (out, inverse) = unsafe { (out.part(range.clone()), inverses.part(row..row + 1)) };
+        inverse[0] = standardize_row(isa, &w[range], eps, out);
+    });
+}
+
+/// The gradient of ŵ, `dw`, becomes that of w.
+pub(crate) fn standardize_backward(cpu: &mut Cpu, standardized: &[f32], inverses: &[f32], dw: &mut [f32]) {
+    let (n_rows, len, isa) = (inverses.len(), dw.len() / inverses.len(), cpu.isa);
+    let dw = Shards::new(dw);
+    cpu.team.run(n_rows, &|row, _| {
+        let range = row * len..(row + 1) * len;
+        // SAFETY: each unit has its own row.
+        let dw = unsafe { dw.part(range.clone()) };
+        standardize_backward_row(isa, &standardized[range], inverses[row], dw);
+    });
+}
+
+dispatch! { fn standardize_row(w: &[f32], eps: f32, out: &mut [f32]) -> f32 = standardize_one }
+dispatch! { fn standardize_backward_row(standardized: &[f32], inverse: f32, dw: &mut [f32]) = standardize_backward_one }
 dispatch! { fn normalise_rows(norm: LayerNorm<'_>, x: &[f32], y: &mut [f32], saved: &mut [f32]) = normalise }
 dispatch! {
     fn derive_rows(norm: LayerNorm<'_>, x: &[f32], saved: &[f32], dy: &mut [f32], dweight: &mut [f32], dbias: &mut [f32])
@@ -128,5 +155,50 @@ unsafe fn derive<S: Simd>(
             dbias[i] += dy[i];
             dy[i] = inv * (weight[i] * dy[i] - g1 - normal * g2);
         }
+    }
+}
+
+#[inline(always)]
+unsafe fn standardize_one<S: Simd>(w: &[f32], eps: f32, out: &mut [f32]) -> f32 {
+    let n = w.len() as f32;
+    let mean = sum(w.len(), |i| w[i]) / n;
+    let inverse = 1.0 / (sum(w.len(), |i| (w[i] - mean) * (w[i] - mean)) / n + eps).sqrt();
+    for (out, w) in out.iter_mut().zip(w) {
+        *out = (w - mean) * inverse;
+    }
+    inverse
+}
+
+#[inline(always)]
+unsafe fn standardize_backward_one<S: Simd>(standardized: &[f32], inverse: f32, dw: &mut [f32]) {
+    let n = dw.len() as f32;
+    // dw = 1/σ (dŵ − Σdŵ/n − ŵ Σ(dŵ ŵ)/n)
+    let g1 = sum(dw.len(), |i| dw[i]) / n;
+    let g2 = sum(dw.len(), |i| dw[i] * standardized[i]) / n;
+    for (dw, s) in dw.iter_mut().zip(standardized) {
+        *dw = inverse * (*dw - g1 - s * g2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn standardized_weights_and_their_gradient_are_those_worked_out_by_hand() {
+        // Mean 2, variance 1/2; the second row is a multiple of the first, moved.
+        let w = [3.0, 1.0, 2.0, 2.0, -1.0, -5.0, -3.0, -3.0];
+        let (mut out, mut inverses) = ([0.0; 8], [0.0; 2]);
+        let mut cpu = Cpu::new(1);
+        standardize(&mut cpu, &w, 0.0, &mut out, &mut inverses);
+        let root = 2f32.sqrt();
+        let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
+        assert!(close(&out, &[root, -root, 0.0, 0.0, root, -root, 0.0, 0.0]), "{out:?}");
+        assert!(close(&inverses, &[root, root / 2.0]), "{inverses:?}");
+        let mut dw = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0];
+        standardize_backward(&mut cpu, &out, &inverses, &mut dw);
+        let quarter = root / 4.0;
+        let expected = [1.0, 1.0, -1.0, -1.0, 0.5, 0.5, -0.5, -0.5].map(|v| v * quarter);
+        assert!(close(&dw, &expected), "{dw:?}");
     }
 }

@@ -25,6 +25,12 @@ pub enum Layer {
         window: Window,
         bias: bool,
     },
+    /// A convolution with standardised weights.
+    StandardizedConv {
+        channels: usize,
+        window: Window,
+        bias: bool,
+    },
     Linear {
         outputs: usize,
         bias: bool,
@@ -55,6 +61,10 @@ pub fn conv(channels: usize, kernel: usize, stride: usize, padding: usize) -> La
 
 pub fn conv_bias(channels: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
     Layer::Conv { channels, window: Window::new(kernel, stride, padding), bias: true }
+}
+
+pub fn standardized_conv(channels: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
+    Layer::StandardizedConv { channels, window: Window::new(kernel, stride, padding), bias: false }
 }
 
 pub fn linear(outputs: usize) -> Layer {
@@ -121,6 +131,9 @@ impl Net {
             let (name, x) = (&format!("n{}", i + 1), ids[x]);
             let id = match layer {
                 Layer::Conv { channels, window, bias } => g.conv2d(name, x, channels, window, bias),
+                Layer::StandardizedConv { channels, window, bias } => {
+                    g.standardized_conv2d(name, x, channels, window, bias)
+                }
                 Layer::Linear { outputs, bias } => g.linear(name, x, outputs, bias),
                 Layer::BatchNorm => g.batch_norm(name, x),
                 Layer::GroupNorm(groups) => g.group_norm(name, x, groups),
@@ -375,6 +388,15 @@ impl Problem {
         match layer {
             Layer::Conv { window, .. } => {
                 convolve(x, s_in, s_out, window, param("weight").expect("a weight"), param("bias"))
+            }
+            Layer::StandardizedConv { window, .. } => {
+                let weight = param("weight").expect("a weight");
+                let standardize = |row: &[f64]| {
+                    let (m, v) = moments(row, &(0..row.len()).collect::<Vec<_>>());
+                    row.iter().map(|w| (w - m) / (v + EPS).sqrt()).collect::<Vec<_>>()
+                };
+                let weight: Vec<f64> = weight.chunks_exact(weight.len() / s_out.c).flat_map(standardize).collect();
+                convolve(x, s_in, s_out, window, &weight, param("bias"))
             }
             Layer::Linear { .. } => {
                 let inputs = if self.net.has_tokens(from) { s_in.c } else { s_in.len() };

@@ -312,3 +312,30 @@ extern "C" __global__ void group_norm_gradients(const int* lanes, int channels, 
     of(dweight, lane)[c] = float(s2);
     of(dbias, lane)[c] = float(s1);
 }
+
+// Weight standardisation, a block for each output channel: ŵ = (w − mean) / √(variance + ε); behind all ŵ stands each channel's 1/σ.
+extern "C" __global__ void standardize(const int* lanes, int len, Rows w_rows, Rows saved_rows, float eps) {
+    const int lane = lanes[blockIdx.z], channel = blockIdx.x;
+    const float* w = of(w_rows, lane) + (long long)channel * len;
+    float* saved = of(saved_rows, lane);
+    double s1 = 0;
+    for (int i = threadIdx.x; i < len; i += blockDim.x) s1 += w[i];
+    const double mean = block_sum(s1) / len;
+    double s2 = 0;
+    for (int i = threadIdx.x; i < len; i += blockDim.x) s2 += (w[i] - mean) * (w[i] - mean);
+    const double inverse = 1.0 / sqrt(block_sum(s2) / len + double(eps));
+    for (int i = threadIdx.x; i < len; i += blockDim.x) saved[(long long)channel * len + i] = float((w[i] - mean) * inverse);
+    if (threadIdx.x == 0) saved[(long long)gridDim.x * len + channel] = float(inverse);
+}
+
+// The gradient of ŵ, dw, becomes that of w: 1/σ (dŵ − Σdŵ/n − ŵ Σ(dŵ ŵ)/n).
+extern "C" __global__ void standardize_backward(const int* lanes, int len, Rows saved_rows, Rows dw_rows) {
+    const int lane = lanes[blockIdx.z], channel = blockIdx.x;
+    const float* saved = of(saved_rows, lane) + (long long)channel * len;
+    float* dw = of(dw_rows, lane) + (long long)channel * len;
+    double s1 = 0, s2 = 0;
+    for (int i = threadIdx.x; i < len; i += blockDim.x) s1 += dw[i], s2 += double(dw[i]) * saved[i];
+    const double m1 = block_sum(s1) / len, m2 = block_sum(s2) / len;
+    const double inverse = of(saved_rows, lane)[(long long)gridDim.x * len + channel];
+    for (int i = threadIdx.x; i < len; i += blockDim.x) dw[i] = float(inverse * (dw[i] - m1 - saved[i] * m2));
+}
