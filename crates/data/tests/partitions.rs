@@ -60,9 +60,9 @@ proptest! {
 
     #[test]
     fn iid_sizes_differ_by_at_most_one(data in labelled(), n_clients in 1_usize..40, seed: u64) {
-        if let Some(p) = check(&PartitionConfig::Iid { clients: n_clients }, &data, n_clients, 1, seed) {
-            prop_assert!(p.sizes().max() <= p.sizes().min().map(|least| least + 1));
-        }
+        let found = check(&PartitionConfig::Iid { clients: n_clients }, &data, n_clients, 1, seed);
+        prop_assert_eq!(found.is_some(), n_clients <= data.n_samples());
+        prop_assert!(found.is_none_or(|p| p.sizes().max() <= p.sizes().min().map(|least| least + 1)));
     }
 
     #[test]
