@@ -404,27 +404,7 @@ impl Problem {
             }
             Layer::BatchNorm => {
                 let (weight, bias) = (param("weight").expect("a weight"), param("bias").expect("a bias"));
-                let range = |suffix| self.graph.buffers().find(&format!("n{node}.{suffix}")).expect("a buffer").range();
-                let (mean, var) = (range("running_mean").start, range("running_var").start);
-                let mut y = vec![0.0; x.len()];
-                for c in 0..s_in.c {
-                    let places: Vec<usize> = (c..x.len()).step_by(s_in.c).collect();
-                    let (mut m, mut v) = moments(x, &places);
-                    let n = places.len() as f64;
-                    match self.mode.norm {
-                        NormMode::Frozen => (m, v) = (buffers[mean + c], buffers[var + c]),
-                        NormMode::Update => {
-                            let unbiased = if n > 1.0 { v * n / (n - 1.0) } else { v };
-                            buffers[mean + c] += MOMENTUM * (m - buffers[mean + c]);
-                            buffers[var + c] += MOMENTUM * (unbiased - buffers[var + c]);
-                        }
-                        NormMode::Batch => (),
-                    }
-                    for i in places {
-                        y[i] = (x[i] - m) / (v + EPS).sqrt() * weight[c] + bias[c];
-                    }
-                }
-                y
+                self.batch_norm(node, x, weight, bias, buffers)
             }
             Layer::GroupNorm(groups) => {
                 let (weight, bias) = (param("weight").expect("a weight"), param("bias").expect("a bias"));
@@ -434,10 +414,7 @@ impl Problem {
                     for group in 0..groups {
                         let inside = |i: &usize| i % c / (c / groups) == group;
                         let places: Vec<usize> = (image * len..(image + 1) * len).filter(inside).collect();
-                        let (m, v) = moments(x, &places);
-                        for i in places {
-                            y[i] = (x[i] - m) / (v + EPS).sqrt() * weight[i % c] + bias[i % c];
-                        }
+                        normalise(&mut y, x, &places, moments(x, &places), EPS, (weight, bias));
                     }
                 }
                 y
@@ -458,6 +435,28 @@ impl Problem {
             },
             _ => self.apply_text(node, from, layer, params, x),
         }
+    }
+
+    fn batch_norm(&self, node: usize, x: &[f64], weight: &[f64], bias: &[f64], buffers: &mut [f64]) -> Vec<f64> {
+        let range = |suffix| self.graph.buffers().find(&format!("n{node}.{suffix}")).expect("a buffer").range();
+        let (mean, var) = (range("running_mean").start, range("running_var").start);
+        let mut y = vec![0.0; x.len()];
+        for c in 0..weight.len() {
+            let places: Vec<usize> = (c..x.len()).step_by(weight.len()).collect();
+            let (mut m, mut v) = moments(x, &places);
+            let n = places.len() as f64;
+            match self.mode.norm {
+                NormMode::Frozen => (m, v) = (buffers[mean + c], buffers[var + c]),
+                NormMode::Update => {
+                    let unbiased = if n > 1.0 { v * n / (n - 1.0) } else { v };
+                    buffers[mean + c] += MOMENTUM * (m - buffers[mean + c]);
+                    buffers[var + c] += MOMENTUM * (unbiased - buffers[var + c]);
+                }
+                NormMode::Batch => (),
+            }
+            normalise(&mut y, x, &places, (m, v), EPS, (weight, bias));
+        }
+        y
     }
 
     /// The layers of text encoders.
@@ -486,11 +485,7 @@ impl Problem {
                 let mut y = vec![0.0; x.len()];
                 for row in 0..x.len() / s_in.c {
                     let places: Vec<usize> = (row * s_in.c..(row + 1) * s_in.c).collect();
-                    let (m, v) = moments(x, &places);
-                    for i in places {
-                        let c = i % s_in.c;
-                        y[i] = (x[i] - m) / (v + f64::from(eps)).sqrt() * weight[c] + bias[c];
-                    }
+                    normalise(&mut y, x, &places, moments(x, &places), f64::from(eps), (weight, bias));
                 }
                 y
             }
@@ -559,6 +554,21 @@ pub enum Place {
 fn add_offset(y: &mut [f64], node: usize, offset: Option<(usize, &[f64])>) {
     if let Some((_, offset)) = offset.filter(|(at, _)| *at == node) {
         y.iter_mut().zip(offset).for_each(|(y, o)| *y += o);
+    }
+}
+
+/// The values at `places`, with the weight and bias of their channels.
+fn normalise(
+    y: &mut [f64],
+    x: &[f64],
+    places: &[usize],
+    (mean, variance): (f64, f64),
+    eps: f64,
+    (weight, bias): (&[f64], &[f64]),
+) {
+    for &i in places {
+        let c = i % weight.len();
+        y[i] = (x[i] - mean) / (variance + eps).sqrt() * weight[c] + bias[c];
     }
 }
 
