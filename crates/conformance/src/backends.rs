@@ -23,8 +23,8 @@ pub fn random_labels(id: u32, len: usize, classes: usize) -> Vec<u32> {
     (0..len).map(|_| stream.below(classes as u32)).collect()
 }
 
-/// Texts in `slots` slots each, of words and types so many: among the first a full one, one of a single token and an empty
-/// one, and pairs where there are two types.
+/// Texts of up to `slots` tokens, from so many words and types. The first ones are full, of one token, and empty. With two
+/// types the texts are pairs.
 pub fn random_texts(id: u32, len: usize, slots: usize, (words, types): (u32, u32)) -> Vec<f32> {
     let mut stream = Stream::new(5, Purpose::Synthetic, [id, 2, 0]);
     let mut x = vec![0.0; len * slots];
@@ -51,7 +51,7 @@ pub fn random_buffers(graph: &Graph, id: u32) -> Vec<f32> {
     graph.init_buffers().iter().zip(noise).map(|(b, n)| b + 0.2 * n.abs()).collect()
 }
 
-/// What one network starts from: weights, running statistics, its samples among all, and its dropout key.
+/// The start of one network: weights, running statistics, the indices of its samples, and its dropout key.
 #[derive(Clone)]
 pub struct Start {
     pub params: Vec<f32>,
@@ -73,11 +73,11 @@ impl Start {
 pub struct Samples {
     pub x: Vec<f32>,
     pub labels: Vec<u32>,
-    /// Targets at each tap, a row a sample.
+    /// Targets at each tap, one row per sample.
     pub targets: Vec<Vec<f32>>,
 }
 
-/// What a pass has computed.
+/// The results of a pass.
 pub struct Passed {
     pub logits: Vec<f32>,
     pub loss: f64,
@@ -131,7 +131,7 @@ impl Backend {
         Self::Cpu(Isa::detect(), n_threads)
     }
 
-    /// What names of comparisons begin with; empty for a GPU, the only one of its suite.
+    /// The prefix of names of comparisons; a suite has one GPU, so it needs none.
     pub fn prefix(&self) -> String {
         match self {
             Self::Cpu(isa, _) => format!("{isa:?}: "),
@@ -151,7 +151,7 @@ impl Backend {
     }
 }
 
-/// On the CPU: batches are as short as they are.
+/// On the CPU. Short batches are not padded.
 fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: NormMode) -> Result<Passed> {
     let (g, n) = (&net.graph, samples.labels.len());
     let options = Options { batch: net.batch, taps: &net.taps, training: true };
@@ -182,7 +182,7 @@ fn networks(cohort: &Cohort, starts: &[Start]) -> Result<(Vectors, Vectors)> {
     Ok((theta, buffers))
 }
 
-/// On the GPU, by a cohort that does not train: the logits.
+/// The logits on the GPU, from a cohort that does not train.
 pub fn gpu_evaluation(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start]) -> Result<Vec<Vec<f32>>> {
     let g = &net.graph;
     let options = Options { batch: net.batch, taps: &[], training: false };
@@ -197,7 +197,7 @@ pub fn gpu_evaluation(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[St
     starts.iter().enumerate().map(logits).collect()
 }
 
-/// On the GPU: all networks at once, short batches padded.
+/// On the GPU: all networks at once. Short batches are padded.
 pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], norm: NormMode) -> Result<Vec<Passed>> {
     let (g, n) = (&net.graph, samples.labels.len());
     let options = Options { batch: net.batch, taps: &net.taps, training: true };
@@ -209,7 +209,7 @@ pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], 
     for lane in 0..starts.len() {
         cohort.write(&mut gradient, lane, &vec![f32::NAN; g.params().len()])?;
     }
-    // Behind each batch one of the first sample, again and again: where samples are texts, it is of full length.
+    // A second batch repeats the first sample, which is of full length if samples are texts.
     let batches = starts.iter().map(|start| {
         let mut batch = start.padded(net.batch);
         batch.resize(2 * net.batch, 0);
@@ -218,7 +218,7 @@ pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], 
     cohort.set_table(Batches::Private, &batches.collect::<Vec<_>>(), net.batch)?;
     let keys = starts.iter().map(|start| vec![start.key as u32, (start.key >> 32) as u32]);
     cohort.set_table(Batches::DropoutKeys, &keys.collect::<Vec<_>>(), 2)?;
-    // What that batch leaves behind must not show in the next.
+    // It runs first; nothing of it may show in the next pass.
     cohort.gather(&data, Batches::Private, 1, false)?;
     cohort.forward(theta.rows(), buffers.rows(), Mode { norm: NormMode::Frozen, dropout: Dropout::Off })?;
     cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;

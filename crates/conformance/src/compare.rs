@@ -1,4 +1,4 @@
-//! Comparisons of vectors, and what a group of checks remembers of them.
+//! Comparisons of vectors, and a group's record of them.
 
 use anyhow::{Context, Result};
 use fedproj_nn::{Layout, Span};
@@ -11,11 +11,11 @@ pub struct Worst {
     pub place: String,
     /// Relative L2 error.
     pub error: f64,
-    /// What it may be.
+    /// The largest error allowed.
     pub tolerance: f64,
 }
 
-/// What a group has found so far.
+/// The findings of a group so far.
 #[derive(Debug, Default)]
 pub struct Group {
     pub n_compared: usize,
@@ -24,12 +24,12 @@ pub struct Group {
 }
 
 impl Group {
-    /// Something is wrong that no number describes.
+    /// A failure that no number describes.
     pub fn fail(&mut self, message: String) {
         self.failures.push(message);
     }
 
-    /// One of several cases: whatever becomes of it, the others are looked at.
+    /// One of several cases. An error does not stop the others.
     pub fn attempt(&mut self, case: &str, check: impl FnOnce(&mut Self) -> Result<()>) {
         if let Err(error) = check(self).with_context(|| case.to_owned()) {
             self.fail(format!("{error:#}"));
@@ -49,8 +49,8 @@ impl Group {
         self.compare_beside(place, found, expected, 0.0, tolerance);
     }
 
-    /// As [`Group::compare`], but an expected vector whose root mean square is below `floor` counts as that large: what is
-    /// zero but for rounding has no relative error.
+    /// As [`Group::compare`], but the root mean square of the expected vector counts as at least `floor`. A vector that is
+    /// zero except for rounding has no relative error.
     pub fn compare_beside(&mut self, place: &str, found: &[f32], expected: &[f32], floor: f64, tolerance: f64) {
         if found.len() != expected.len() {
             return self.fail(format!("{place}: {} values in place of {}", found.len(), expected.len()));
@@ -65,13 +65,13 @@ impl Group {
         self.note(place, (found - expected).abs() / expected.abs().max(1e-12), tolerance);
     }
 
-    /// Every tensor of a flat vector; those that are zero but for rounding are measured beside the whole vector.
+    /// Every tensor of a flat vector. Tensors that are zero except for rounding are measured against the whole vector.
     pub fn compare_tensors(&mut self, place: &str, layout: &Layout, found: &[f32], expected: &[f32], tolerance: f64) {
         self.compare_spans(place, layout, found, expected, tolerance, |_| true);
     }
 
-    /// Every tensor by itself, however small. A bias of the keys moves all scores of a query alike, so its gradient is
-    /// rounding noise: only these are measured beside the whole vector.
+    /// Every tensor by itself, however small. A bias of the keys shifts all scores of a query equally, so its gradient is
+    /// rounding noise. Only these biases are measured against the whole vector.
     pub fn compare_each(&mut self, place: &str, layout: &Layout, found: &[f32], expected: &[f32], tolerance: f64) {
         self.compare_spans(place, layout, found, expected, tolerance, |span| span.name.ends_with("key.bias"));
     }
@@ -101,7 +101,7 @@ impl Group {
             self.fail(format!("{place}: relative error {error:.2e} exceeds {tolerance:.0e}"));
         }
         let ratio = |error: f64, tolerance: f64| if error.is_nan() { f64::INFINITY } else { error / tolerance };
-        // What must be exact and is has no distance from its tolerance.
+        // An exact result that must be exact is no candidate for the worst.
         if tolerance == 0.0 && error == 0.0 {
             return;
         }
@@ -111,7 +111,7 @@ impl Group {
     }
 }
 
-/// Tensors this much smaller than the whole vector are zero but for rounding, such as the gradient of a bias before
+/// Tensors below this share of the whole vector's size are zero except for rounding, such as the gradient of a bias before
 /// batch-norm.
 const SMALL: f64 = 1e-2;
 

@@ -1,15 +1,15 @@
-//! Every method and switch for two rounds on the embedded digits: a GPU against the CPU, or two threads against one.
+//! Every method and setting for two rounds on the embedded digits: a GPU against the CPU, or two threads against one.
 
-use crate::Suite;
 use crate::compare::{Group, difference};
+use crate::{Suite, config};
 use anyhow::Result;
-use fedproj_core::{Config, Device, Experiment, RoundRecord, Simulation};
+use fedproj_core::{Device, Experiment, RoundRecord, Simulation};
 
-/// Of the movement from the start; single tensors are not looked at, since the sign of a nearly orthogonal projection may
-/// differ between two ways to round.
+/// For the movement from the start. Single tensors are not compared: rounding may decide the sign of a nearly orthogonal
+/// projection.
 const TOLERANCE: f64 = 1e-3;
 
-/// 240 digits on four clients of unequal size, all of which take part: MOON's second participation is in round 2.
+/// 240 digits on four clients of unequal size. All take part in every round, so MOON's second participation is in round 2.
 pub const BASE: &[&str] = &[
     "seed=5",
     "data.private_samples=240",
@@ -31,12 +31,12 @@ pub const BASE: &[&str] = &[
     "method.fedproj.distill.batch=20",
 ];
 
-/// Two instruction sets of one CPU are up to 2e-3 apart here, since rounding decides on which side of a ReLU's kink a value
-/// lies; a wrong mode of batch-norm shows as 1e-1 or more.
+/// Two instruction sets of one CPU differ by up to 2e-3 here, because rounding decides on which side of a ReLU's kink a value
+/// is. A wrong mode of batch-norm shows as 1e-1 or more.
 pub const TOLERANCE_DEEP: f64 = 1e-2;
 
-/// What deep networks are run with besides. They are chaotic on so few samples: after several large steps two instruction
-/// sets of one CPU have little in common.
+/// Further settings of deep networks. They are chaotic on so few samples: after several large steps two instruction sets of
+/// one CPU have little in common.
 const DEEP: &[&str] = &[
     "model.name=resnet8-thin",
     "data.private_samples=200",
@@ -48,7 +48,7 @@ const DEEP: &[&str] = &[
     "method.fedproj.distill.optimizer={kind='sgd', lr=0.002, weight_decay=0.0}",
 ];
 
-/// The method, and what differs from the base.
+/// The method, and its settings besides the base.
 const CASES: &[(&str, &[&str])] = &[
     ("fedavg", &[]),
     ("fedavg", &["local.optimizer={kind='sgd', lr=0.05, momentum=0.9, weight_decay=0.001}", "local.clip=0.5"]),
@@ -107,7 +107,7 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     Ok(())
 }
 
-/// A simulation on the device beside the same on the device's reference.
+/// A simulation on the device against the same on the device's reference.
 pub fn compare(
     suite: &Suite,
     group: &mut Group,
@@ -122,7 +122,7 @@ pub fn compare(
     });
 }
 
-/// A case and where its findings go.
+/// A case and the group that records it.
 struct Case<'a> {
     what: String,
     tolerance: f64,
@@ -130,7 +130,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Two rounds of either.
+    /// Two rounds of each.
     fn compare(&mut self, mut found: Simulation, mut expected: Simulation) -> Result<()> {
         let (init, init_buffers) = (expected.state().weights.clone(), expected.state().buffers.clone());
         for round in 1..=2 {
@@ -150,7 +150,7 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// What is told of a round, as far as rounding does not decide it.
+    /// The parts of a round's record that do not depend on rounding.
     fn compare_records(&mut self, what: &str, found: &RoundRecord, expected: &RoundRecord) {
         for (name, found, expected) in [
             ("training loss", Some(found.train_loss), Some(expected.train_loss)),
@@ -160,7 +160,7 @@ impl Case<'_> {
         ] {
             self.group.require(found.is_some() == expected.is_some(), &format!("{what} the presence of a {name}"));
             if let (Some(found), Some(expected)) = (found, expected) {
-                // A model's distance to itself is 0 but for rounding.
+                // A model's distance to itself is zero except for rounding.
                 let (place, found, expected) = (format!("{what} {name}"), found as f32, expected as f32);
                 self.group.compare_beside(&place, &[found], &[expected], 1e-2, self.tolerance);
             }
@@ -170,8 +170,7 @@ impl Case<'_> {
 
 /// A simulation of the base with further settings.
 pub fn simulation(method: &str, overrides: &[&str], device: Device) -> Result<Simulation> {
-    let settings = BASE.iter().chain(overrides).map(|s| (*s).to_owned()).chain([format!("method.name={method}")]);
-    let config = Config::from_layers(None, &settings.collect::<Vec<_>>())?;
+    let config = config(method, &[BASE, overrides])?;
     let method = config.method.build()?;
     let experiment = Experiment::load(config, method.as_ref(), None)?;
     Ok(Simulation::new(experiment, method, device)?)

@@ -1,4 +1,4 @@
-//! Tensors of golden files.
+//! The reader of golden files.
 
 use anyhow::{Context, Result, bail};
 use fedproj_nn::{Layout, Shape};

@@ -25,7 +25,7 @@ pub use compare::Worst;
 use anyhow::{Context, Result, bail};
 use backends::Backend;
 use compare::Group;
-use fedproj_core::Device;
+use fedproj_core::{Config, Device};
 use fedproj_nn::Isa;
 use fedproj_nn::cuda::{Gpu, Precision};
 use fixtures::Fixture;
@@ -146,8 +146,8 @@ impl Suite {
         }
     }
 
-    /// What methods on the device are compared with, and within which share of a tolerance: a GPU with the CPU; the CPU with one
-    /// thread of it, from which not a bit may differ.
+    /// The reference of methods on the device, and the share of a tolerance that is allowed. A GPU's reference is the CPU.
+    /// The CPU's is one of its threads, and no bit may differ.
     fn reference(&self) -> (Device, f64) {
         if self.gpu.is_some() { (Device::from(2), 1.0) } else { (Device::from(1), 0.0) }
     }
@@ -155,4 +155,10 @@ impl Suite {
     fn fixture(&self, name: &str) -> Result<Fixture> {
         Fixture::open(self.fixtures.as_deref().context("there are no fixtures")?, name)
     }
+}
+
+/// The configuration of a method; later layers override earlier ones.
+fn config(method: &str, layers: &[&[&str]]) -> Result<Config> {
+    let settings = layers.concat().into_iter().map(str::to_owned).chain([format!("method.name={method}")]);
+    Ok(Config::from_layers(None, &settings.collect::<Vec<_>>())?)
 }

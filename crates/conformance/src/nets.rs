@@ -1,14 +1,14 @@
-//! Small graphs of odd shapes that together have every operation.
+//! Small graphs of odd shapes. Together they have every operation.
 
 use fedproj_nn::{Activation, Graph, NodeId, Result, Shape, Window};
 
-/// A graph, the nodes besides the output at which a loss stands, and samples of a batch.
+/// A graph, the nodes with a loss besides the output, and the batch size.
 pub struct Net {
     pub name: String,
     pub graph: Graph,
     pub taps: Vec<NodeId>,
     pub batch: usize,
-    /// Words and types that its texts have, if it reads texts.
+    /// The numbers of words and types, if it reads texts.
     pub words: Option<(u32, u32)>,
 }
 
@@ -69,7 +69,7 @@ pub fn all() -> Result<Vec<Net>> {
     Ok(nets)
 }
 
-/// One convolution of each kind behind another, so that it has a gradient for its input.
+/// One convolution of each kind behind another one, so that it needs the gradient of its input.
 fn convolutions() -> Result<Vec<Net>> {
     let mut nets = Vec::new();
     // kernel, stride, padding; channels in and out; height and width; bias; batch
@@ -97,7 +97,7 @@ fn convolutions() -> Result<Vec<Net>> {
         let x = g.conv2d("before", g.input(), from, Window::new(3, 1, 1), true)?;
         let x = g.activation("tanh", x, Activation::Tanh)?;
         let x = g.conv2d("conv", x, to, Window::new(kernel, stride, padding), bias)?;
-        // Of many values some lie so near a kink that rounding decides on which side.
+        // Among many values a few are so near a kink that rounding decides their side.
         let is_large = batch * to * h * w > 20_000;
         let x = g.activation("after", x, if is_large { Activation::Tanh } else { Activation::Relu })?;
         let x = g.flatten("flatten", x)?;
@@ -133,7 +133,7 @@ pub fn square_convolutions() -> Result<Vec<Net>> {
         let x = g.flatten("flatten", x)?;
         g.linear("classes", x, 12, true)?;
         let name = format!("convolutions {from} → {between} → {to} on {h}×{w}");
-        // Channels of an image that is observed are not padded to four, which the kernel of a first layer wants.
+        // An observed image is not padded to four channels, which the kernel of a first layer needs.
         nets.push(Net::new(name, g, batch).tapped(if from < 64 { &[] } else { &["input"] }));
     }
     Ok(nets)
@@ -153,7 +153,7 @@ pub fn first_layers() -> Result<Vec<Net>> {
         let name = format!("convolution {channels} → {between} with a max-pool on {h}×{w}");
         Ok(Net::new(name, g, batch))
     };
-    // The first has more images than a large GPU runs blocks; in one part is the sum of the fifth.
+    // The first has more images than a large GPU runs blocks. The fifth has a sum of one part.
     let cases = [
         ((32, 32), 3, 64, 200),
         ((16, 16), 1, 128, 5),
@@ -195,7 +195,7 @@ fn activations() -> Result<Graph> {
     let x = g.activation("tanh", x, Activation::Tanh)?;
     let x = g.conv2d("conv2", x, 9, Window::new(1, 1, 0), true)?;
     let relu = g.activation("relu", x, Activation::Relu)?;
-    // Read twice: once as it is, once behind the ReLU.
+    // Read twice: directly and through the ReLU.
     let x = g.add("add", x, relu)?;
     let x = g.global_average_pool("mean", x)?;
     g.linear("classes", x, 4, true)?;
@@ -268,7 +268,7 @@ fn standardized(channels: usize) -> Result<Graph> {
     Ok(g)
 }
 
-/// Stem, residual block with a shortcut of its own, residual block with none.
+/// A stem, a residual block with a convolution in its shortcut, and one without.
 fn residual(channels: usize, groups: Option<usize>) -> Result<Graph> {
     let norm = |g: &mut Graph, name: &str, x| match groups {
         Some(groups) => g.group_norm(name, x, groups),

@@ -1,4 +1,4 @@
-//! Whole networks, several steps: the GPU beside the CPU.
+//! Several steps of whole networks: a GPU against the CPU.
 
 use crate::Suite;
 use crate::backends::{Backend, random, random_labels, random_weights};
@@ -11,12 +11,12 @@ use fedproj_nn::{Graph, Rule, Shape};
 const TOLERANCE_ONE_STEP: f64 = 1e-4;
 /// Rounding errors grow from step to step.
 const TOLERANCE_TEN_STEPS: f64 = 1e-3;
-/// With this rate two instruction sets of the CPU are within 5e-5 of each other after ten steps; with 0.05, weights that
-/// begin as zeros and data that are noise, they differ by 4e-2, and nothing could be told from a comparison.
+/// With this rate two instruction sets of the CPU differ by less than 5e-5 after ten steps. With 0.05, zero weights at the
+/// start and noise as data they differ by 4e-2, and a comparison would show nothing.
 const LR: f32 = 0.01;
-/// What is left of a difference of two nearly equal weights. Of a network's millions of values a few lie so near a kink of a
-/// ReLU or a pool that rounding decides on which side, and each such value changes the gradient: measured on an H200 against
-/// Winograd convolutions, up to 1.6e-3. A wrong term of a gradient shows as 1e-1 or more.
+/// For the difference of two nearly equal weights. Among a network's millions of values a few are so near a kink of a ReLU or
+/// a pool that rounding decides their side, and each of them changes the gradient. An H200 and Winograd convolutions differ by
+/// up to 1.6e-3. A wrong term of a gradient shows as 1e-1 or more.
 const TOLERANCE_MOVEMENT: f64 = 1e-2;
 const BATCH: usize = 64;
 const LANES: usize = 2;
@@ -31,7 +31,7 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     Ok(())
 }
 
-/// Ten steps on the same batch beside the CPU's.
+/// Ten steps on the same batch, against the CPU's.
 pub fn ten_steps(suite: &Suite, group: &mut Group, name: &str, graph: &Graph, batch: (&[f32], &[u32])) -> Result<()> {
     let start = |lane: usize| (random_weights(graph, lane as u32), graph.init_buffers());
     let starts: Vec<_> = (0..LANES).map(start).collect();
@@ -58,7 +58,7 @@ pub fn ten_steps(suite: &Suite, group: &mut Group, name: &str, graph: &Graph, ba
     Ok(())
 }
 
-/// Ten patterns with noise: something to learn, so that gradients are more than the noise of their batch.
+/// Ten patterns with noise. There is something to learn, so gradients are more than the noise of their batch.
 fn batch(shape: Shape) -> (Vec<f32>, Vec<u32>) {
     let labels = random_labels(101, BATCH, 10);
     let (patterns, noise) = (random(102, 10 * shape.len()), random(100, BATCH * shape.len()));

@@ -1,4 +1,4 @@
-//! The same bytes on every run, whichever clients share the launches.
+//! The same bytes on every run, whatever clients are trained together.
 
 use crate::Suite;
 use crate::compare::Group;
@@ -6,7 +6,7 @@ use crate::digits::simulation;
 use anyhow::Result;
 use fedproj_core::{Device, Simulation};
 
-/// Methods with all kinds of memory: of the server, of clients, of both.
+/// Methods with state on the server, on clients, and on both.
 const CASES: &[(&str, &[&str])] = &[
     ("fedproj", &["method.fedproj.projection.warmup=1"]),
     ("fedproj", &["model.name=resnet8-thin", "data.private_samples=100"]),
@@ -23,7 +23,7 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     Ok(())
 }
 
-/// Two rounds of four clients, again and in waves of one, of two, and of three and one.
+/// Two rounds of four clients: twice, and with one, two and three clients at a time.
 pub fn check_simulation(
     suite: &Suite,
     group: &mut Group,

@@ -7,9 +7,9 @@ use crate::nets::Net;
 use anyhow::Result;
 use fedproj_nn::{Activation, Graph, NormMode, Shape, Window};
 
-/// Half of the distance between the two ends of a difference. A loss of about 1 is computed to about 1e-6, so that its
-/// difference over 2·STEP is good to 1e-4 of a slope of a half; the curvature's part shrinks with the square of the step and
-/// is a few 1e-3 for these networks. A wrong term of a gradient shows as 1e-1 or more.
+/// Half the distance between the two ends of a difference. A loss of about 1 is exact to about 1e-6, so a slope of a half is
+/// exact to 1e-4 of itself. The error from curvature shrinks with the square of the step; it is a few 1e-3 for these networks.
+/// A wrong term of a gradient shows as 1e-1 or more.
 const STEP: f32 = 5e-3;
 const TOLERANCE: f64 = 1e-2;
 const DIRECTIONS: u32 = 4;
@@ -48,7 +48,7 @@ fn check_with(group: &mut Group, prefix: &str, pass: PassOf<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A unit vector, half random and half along the gradient: across it there would be no slope to measure.
+/// A unit vector, half random and half along the gradient. Orthogonal to the gradient there is no slope to measure.
 fn direction(id: u32, gradient: &[f32]) -> Vec<f32> {
     let norm = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt().max(1e-12) as f32;
     let noise = random(500 + id, gradient.len());
@@ -99,7 +99,7 @@ mod tests {
         let mut group = Group::default();
         let pass: PassOf<'_> = &|net, samples, starts, norm| {
             let mut passed = Backend::cpu(1).pass(net, samples, starts, norm)?;
-            // The first tensor's gradient is forgotten.
+            // The gradient of the first tensor is lost.
             for passed in &mut passed {
                 passed.gradient[net.graph.params().spans()[0].range()].fill(0.0);
             }

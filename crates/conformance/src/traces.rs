@@ -1,9 +1,9 @@
 //! Every method against an independent reference in double precision (`fixtures/methods`): two clients, three rounds, a
 //! small MLP.
 
-use crate::Suite;
 use crate::compare::{Group, difference};
 use crate::fixtures::Fixture;
+use crate::{Suite, config};
 use anyhow::Result;
 use fedproj_core::{Config, Experiment, Method, Simulation};
 use fedproj_data::{Dataset, Partition, Samples, Shape};
@@ -96,8 +96,7 @@ fn follow(
     method: &str,
     overrides: &[&str],
 ) -> Result<()> {
-    let settings = BASE.iter().chain(overrides).map(|s| (*s).to_owned()).chain([format!("method.name={method}")]);
-    let config = Config::from_layers(None, &settings.collect::<Vec<_>>())?;
+    let config = config(method, &[BASE, overrides])?;
     let method = config.method.build()?;
     let experiment = experiment(fixture, config, method.as_ref())?;
     let (graph, init) = (experiment.graph.clone(), experiment.weights.clone());

@@ -10,12 +10,12 @@ use fedproj_nn::{Cpu, Graph, Optimizer, Options, Rule, Shape, clip_norm};
 use std::sync::Arc;
 
 const TOLERANCE: f64 = 1e-5;
-/// What is left of the difference of two nearly equal vectors is less exact.
+/// The difference of two nearly equal vectors is less exact.
 const TOLERANCE_MOVEMENT: f64 = 1e-4;
 const LANES: usize = 3;
 const STEPS: usize = 5;
 
-/// More parameters than an inner product sums in one go, and tensors that start at odd places.
+/// More parameters than one block of an inner product, and tensors at odd offsets.
 fn graph() -> Result<Graph> {
     let mut g = Graph::new(Shape::vector(133));
     let x = g.linear("fc1", g.input(), 75, true)?;
@@ -34,7 +34,7 @@ impl Bench {
         Ok(Self { cohort: Cohort::new(gpu, graph, LANES, &options)?, n: graph.params().len() })
     }
 
-    /// A vector a lane, made by `of`.
+    /// One vector per lane, made by `of`.
     fn vectors(&self, of: impl Fn(usize) -> Vec<f32>) -> Result<Vectors> {
         let mut all = self.cohort.vectors(self.n)?;
         (0..LANES).try_for_each(|lane| self.cohort.write(&mut all, lane, &of(lane)))?;
@@ -65,7 +65,7 @@ pub fn check_optimisers(suite: &Suite, group: &mut Group) -> Result<()> {
         let gradient = |lane: usize, step: usize| random(40 + (lane * STEPS + step) as u32, n);
         let factor = |lane: usize, step: usize| 1.0 / (1.0 + lane as f32 + 0.5 * step as f32);
         let moments = bench.cohort.moments(&rule)?;
-        // Twice, since the second run must not see the first one's moments.
+        // Twice, because the second run must not see the moments of the first.
         for run in ["", " once more"] {
             bench.cohort.reset_lanes()?;
             bench.cohort.reset_moments(&moments)?;
@@ -125,7 +125,7 @@ fn sums(bench: &mut Bench, group: &mut Group) -> Result<()> {
     let (x, y) = (|lane: usize| random(60 + lane as u32, n), |lane: usize| random(70 + lane as u32, n));
     let (on_x, on_y) = (bench.vectors(x)?, bench.vectors(y)?);
     let mut cpu = Cpu::new(1);
-    // The lane in the middle takes no part, and must keep its bytes.
+    // The lane in the middle is inactive and must keep its bytes.
     let active = [2, 0];
     for (name, difference_to) in [("y + a·x", false), ("y + a·(x − y)", true)] {
         let out = bench.vectors(y)?;
@@ -162,7 +162,7 @@ fn sums(bench: &mut Bench, group: &mut Group) -> Result<()> {
     Ok(())
 }
 
-/// Lane 0 agrees with its reference, lane 1 conflicts with it, lane 2 does either from tensor to tensor.
+/// Lane 0 agrees with its reference and lane 1 conflicts with it. In lane 2 this alternates from tensor to tensor.
 fn projection(
     bench: &mut Bench,
     group: &mut Group,
@@ -182,7 +182,7 @@ fn projection(
         g
     };
     let (on_g, on_r) = (bench.vectors(g)?, bench.vectors(r)?);
-    // Weights that the step −g has reached: what is added to g is taken from them.
+    // The weights after the step −g: what the projection adds to g, it subtracts from them.
     let on_theta = bench.vectors(g)?;
     bench.cohort.reset_lanes()?;
     bench.cohort.project(on_g.rows(), on_r.rows(), bounds, by_tensor, false, on_theta.rows(), -1.0)?;
@@ -208,7 +208,7 @@ fn projection(
         }
         let (norm_g, norm_r) = (vector::squared_norm(&cpu, &before), vector::squared_norm(&cpu, &r));
         let cosine = vector::dot(&cpu, &before, &r) / (norm_g * norm_r).sqrt();
-        // Two comparisons, the first of which left g as it was.
+        // Two comparisons; the first left g unchanged.
         let counted = s.n_compared == 2 && s.n_projected == 2 * u32::from(active);
         group.require(counted, &format!("{what}, lane {lane}: its counts,"));
         group.compare_numbers(
