@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::files::write_atomically;
 use crate::fusion::ServerState;
 use crate::memory::Targets;
+use crate::trainer::ClientStates;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,8 +24,8 @@ struct Header {
     sections: Vec<(String, usize)>,
 }
 
-/// Writes the state.
-pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str) -> Result<()> {
+/// Writes the server's state and what the clients of a simulation keep.
+pub(crate) fn save(path: &Path, state: &ServerState, clients: &ClientStates, config_hash: &str) -> Result<()> {
     let mut sections: Vec<(String, &[f32])> =
         vec![("weights".into(), &state.weights), ("buffers".into(), &state.buffers)];
     sections.extend(state.vectors.iter().map(|(name, v)| (format!("vector:{name}"), &v[..])));
@@ -32,7 +33,7 @@ pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str) -> Resul
         sections.push(("targets.logits".into(), &targets.logits));
         sections.push(("targets.features".into(), &targets.features));
     }
-    for (client, vectors) in &state.clients {
+    for (client, vectors) in clients {
         sections.extend(vectors.iter().map(|(name, v)| (format!("client:{client}:{name}"), &v[..])));
     }
     let header = Header {
@@ -58,7 +59,7 @@ pub(crate) fn save(path: &Path, state: &ServerState, config_hash: &str) -> Resul
 }
 
 /// Reads a state that was saved under the same configuration.
-pub(crate) fn load(path: &Path, config_hash: &str) -> Result<ServerState> {
+pub(crate) fn load(path: &Path, config_hash: &str) -> Result<(ServerState, ClientStates)> {
     let name = path.file_name().unwrap_or_default().display();
     let hint = format!("hint: remove `{name}` to resume from the checkpoint before it");
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
@@ -86,6 +87,7 @@ pub(crate) fn load(path: &Path, config_hash: &str) -> Result<ServerState> {
     }
     let mut payload = &body[header_end..];
     let mut state = ServerState { n_rounds_done: header.n_rounds_done, ..ServerState::default() };
+    let mut clients = ClientStates::new();
     let (mut targets, mut has_targets) = (Targets::default(), false);
     for (name, len) in header.sections {
         let n_bytes = len.checked_mul(4).filter(|&n| n <= payload.len());
@@ -102,7 +104,7 @@ pub(crate) fn load(path: &Path, config_hash: &str) -> Result<ServerState> {
             ["vector", name] => drop(state.vectors.insert(name.to_owned(), values)),
             ["client", id, name] => {
                 let id: u32 = id.parse().map_err(|_| corrupt(&format!("section `{id}`")))?;
-                state.clients.entry(id).or_default().insert(name.to_owned(), values);
+                clients.entry(id).or_default().insert(name.to_owned(), values);
             }
             _ => return Err(corrupt(&format!("unknown section `{name}`"))),
         }
@@ -110,7 +112,7 @@ pub(crate) fn load(path: &Path, config_hash: &str) -> Result<ServerState> {
     if has_targets {
         state.targets = Some(Arc::new(targets));
     }
-    Ok(state)
+    Ok((state, clients))
 }
 
 #[cfg(test)]
@@ -122,23 +124,27 @@ mod tests {
         let mut state = ServerState { n_rounds_done: 3, weights: vec![1.0, -0.0], ..ServerState::default() };
         state.buffers = vec![f32::MIN_POSITIVE / 2.0];
         state.vectors.insert("send.c".into(), vec![7.0; 2]);
-        state.clients.entry(9).or_default().insert("h".into(), vec![2.0, 3.0]);
         state.targets = Some(Arc::new(targets));
         state
+    }
+
+    fn clients() -> ClientStates {
+        [(9, [("h".to_owned(), vec![2.0, 3.0])].into())].into()
     }
 
     #[test]
     fn a_state_comes_back_bit_for_bit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.ckpt");
-        save(&path, &state(), "h").unwrap();
-        let back = load(&path, "h").unwrap();
+        save(&path, &state(), &clients(), "h").unwrap();
+        let (back, kept) = load(&path, "h").unwrap();
+        assert_eq!(kept, clients());
         assert_eq!(back, state());
         assert!(back.weights[1].is_sign_negative());
         // Empty targets are not the same as none: with labels as the target there are no logits, but a memory.
         let empty = ServerState { targets: Some(Arc::default()), ..state() };
-        save(&path, &empty, "h").unwrap();
-        assert_eq!(load(&path, "h").unwrap(), empty);
+        save(&path, &empty, &clients(), "h").unwrap();
+        assert_eq!(load(&path, "h").unwrap(), (empty, clients()));
         assert!(load(&path, "other").unwrap_err().to_string().contains("another configuration"));
     }
 
@@ -146,7 +152,7 @@ mod tests {
     fn every_damage_is_an_error_that_names_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.ckpt");
-        save(&path, &state(), "h").unwrap();
+        save(&path, &state(), &clients(), "h").unwrap();
         let whole = std::fs::read(&path).unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();

@@ -6,11 +6,11 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Model, Score};
 use crate::experiment::Experiment;
-use crate::fusion::{Fusion, SEND, ServerState};
+use crate::fusion::{Fusion, GlobalModel, SEND, ServerState};
 use crate::memory;
 use crate::method::Method;
 use crate::record::{RoundRecord, Seconds};
-use crate::trainer::{ClientResult, Download};
+use crate::trainer::Download;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ pub struct Coordinator {
     method: Box<dyn Method>,
     device: Device,
     evaluator: Evaluator,
-    pub(crate) state: ServerState,
+    state: ServerState,
     /// The last evaluation of the global model, if it is of the current state.
     last_score: Option<Score>,
 }
@@ -111,10 +111,8 @@ impl Coordinator {
         let experiment = Arc::clone(&self.experiment);
         let round = self.state.n_rounds_done;
         if round == 0 {
-            let nothing = Vec::<ClientResult>::new();
-            let server = Fusion::new(&experiment, &self.evaluator, self.device.n_threads(), &nothing, &mut self.state)?;
-            let targets = self.method.first_targets(&server)?;
-            self.state.targets = targets.map(Arc::new);
+            let global = GlobalModel { experiment: &experiment, evaluator: &self.evaluator, state: &self.state };
+            self.state.targets = self.method.first_targets(&global)?.map(Arc::new);
         }
         let global_before = match (experiment.config.federation.evaluate_clients, self.last_score.take()) {
             (true, None) => Some(self.score(&self.state.weights, &self.state.buffers)?),
@@ -167,8 +165,7 @@ impl Coordinator {
     }
 
     fn score(&self, weights: &[f32], buffers: &[f32]) -> Result<Score> {
-        let scores = self.evaluator.scores(&[Model { weights, buffers }], &self.experiment.test)?;
-        Ok(scores.into_iter().next().unwrap_or_default())
+        self.evaluator.score_on_test(&self.experiment, Model { weights, buffers })
     }
 
     fn download(&self, round: u32) -> Download {

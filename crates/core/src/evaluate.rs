@@ -1,6 +1,7 @@
 //! Forward passes over whole data sets, shared out between threads in fixed chunks.
 
 use crate::error::Result;
+use crate::experiment::Experiment;
 use crate::gpu::{GpuEvaluator, OnGpu};
 use fedproj_data::Dataset;
 use fedproj_nn::{Cpu, Graph, Loss, Mode, NodeId, Options, Workspace};
@@ -19,6 +20,23 @@ pub struct Model<'a> {
     pub weights: &'a [f32],
     /// Running statistics.
     pub buffers: &'a [f32],
+}
+
+/// A data set of an experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    Test,
+    Public,
+}
+
+impl Which {
+    /// The set in host memory, if the experiment has it.
+    pub fn of(self, experiment: &Experiment) -> Option<&Dataset> {
+        match self {
+            Self::Test => Some(&experiment.test),
+            Self::Public => experiment.public.as_ref(),
+        }
+    }
 }
 
 /// Threads that evaluate, each with memory of its own.
@@ -70,17 +88,33 @@ impl Evaluator {
         self.workers.len()
     }
 
-    /// Outputs of several models on a data set, in evaluation mode.
+    /// Outputs of several models on a data set of the experiment: on the GPU where one holds it, else on the threads.
+    pub(crate) fn outputs_on(
+        &self,
+        experiment: &Experiment,
+        which: Which,
+        models: &[Model<'_>],
+        with_features: bool,
+    ) -> Result<Vec<Outputs>> {
+        if let Some((_, gpu)) = &self.gpu {
+            let mut gpu = gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            return gpu.outputs(models, which, with_features);
+        }
+        which.of(experiment).map_or(Ok(Vec::new()), |data| self.outputs(models, data, with_features))
+    }
+
+    /// How well a model does on the experiment's test set.
+    pub(crate) fn score_on_test(&self, experiment: &Experiment, model: Model<'_>) -> Result<Score> {
+        let outputs = self.outputs_on(experiment, Which::Test, &[model], false)?;
+        let labels = experiment.test.labels().unwrap_or(&[]);
+        outputs.first().map_or_else(|| Ok(Score::default()), |out| Score::of(&out.logits, labels))
+    }
+
+    /// Outputs of several models on any data set, in evaluation mode, on the threads.
     ///
     /// # Errors
     /// If a model does not fit the network.
     pub fn outputs(&self, models: &[Model<'_>], data: &Dataset, with_features: bool) -> Result<Vec<Outputs>> {
-        if let Some((_, gpu)) = &self.gpu {
-            let mut gpu = gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            if let Some(outputs) = gpu.outputs(models, data, with_features)? {
-                return Ok(outputs);
-            }
-        }
         let n_chunks = data.n_samples().div_ceil(CHUNK);
         let classes = self.graph.shape(self.graph.output()).len();
         let dim = self.graph.features().filter(|_| with_features).map_or(0, |node| self.graph.shape(node).len());

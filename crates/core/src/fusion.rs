@@ -5,7 +5,7 @@
 use crate::contributions::{Contributions, Head, Part};
 use crate::distill::{Distill, DistillTargets, EnsembleWeights};
 use crate::error::Result;
-use crate::evaluate::{Evaluator, Model, Outputs, Score};
+use crate::evaluate::{Evaluator, Model, Outputs, Score, Which};
 use crate::experiment::Experiment;
 use crate::memory::Targets;
 use crate::robust::{RobustRule, krum};
@@ -26,8 +26,30 @@ pub struct ServerState {
     pub vectors: BTreeMap<String, Vec<f32>>,
     /// Targets of the memory.
     pub targets: Option<Arc<Targets>>,
-    /// What clients keep, where the simulator stands in for them.
-    pub clients: BTreeMap<u32, BTreeMap<String, Vec<f32>>>,
+}
+
+/// The global model and what evaluates it, for what the server does before the first round.
+#[derive(Clone, Copy, Debug)]
+pub struct GlobalModel<'a> {
+    pub(crate) experiment: &'a Experiment,
+    pub(crate) evaluator: &'a Evaluator,
+    pub(crate) state: &'a ServerState,
+}
+
+impl GlobalModel<'_> {
+    /// Its outputs on the public set; none where there is no such set.
+    ///
+    /// # Errors
+    /// If the model does not fit the network.
+    pub fn public_outputs(&self, with_features: bool) -> Result<Targets> {
+        if self.experiment.public.is_none() {
+            return Ok(Targets::default());
+        }
+        let model = Model { weights: &self.state.weights, buffers: &self.state.buffers };
+        let outputs = self.evaluator.outputs_on(self.experiment, Which::Public, &[model], with_features)?;
+        let Outputs { logits, features } = outputs.into_iter().next().unwrap_or_default();
+        Ok(Targets { logits, features })
+    }
 }
 
 /// Prefix of vectors that go out to the clients.
@@ -291,7 +313,9 @@ impl Fusion<'_> {
 
     /// Every client's outputs, a few clients at a time: those it sent, else those of its model.
     fn each_output(&self, with_features: bool, mut take: impl FnMut(usize, Outputs)) -> Result<()> {
-        let Some(public) = &self.experiment.public else { return Ok(()) };
+        if self.experiment.public.is_none() {
+            return Ok(());
+        }
         let whole = |at: usize, part: Part<'_>| -> Result<Vec<f32>> {
             let mut values = vec![0.0; self.results.len_of(at, part)];
             self.read(at, part, 0, &mut values)?;
@@ -311,7 +335,7 @@ impl Fusion<'_> {
                 let models = ids.iter().map(pair).collect::<Result<Vec<_>>>()?;
                 let models: Vec<Model<'_>> =
                     models.iter().map(|(weights, buffers)| Model { weights, buffers }).collect();
-                self.evaluator.outputs(&models, public, with_features)?
+                self.evaluator.outputs_on(self.experiment, Which::Public, &models, with_features)?
             };
             outputs.into_iter().enumerate().for_each(|(i, out)| take(batch * at_once + i, out));
         }
@@ -355,10 +379,8 @@ impl Fusion<'_> {
     /// # Errors
     /// If the model does not fit the network.
     pub fn global_outputs(&self, with_features: bool) -> Result<Targets> {
-        let Some(public) = &self.experiment.public else { return Ok(Targets::default()) };
-        let model = Model { weights: &self.state.weights, buffers: &self.state.buffers };
-        let out = self.evaluator.outputs(&[model], public, with_features)?.pop().unwrap_or_default();
-        Ok(Targets { logits: out.logits, features: out.features })
+        GlobalModel { experiment: self.experiment, evaluator: self.evaluator, state: self.state }
+            .public_outputs(with_features)
     }
 
     /// Trains the state's weights towards targets on the public set. `previous` is what the clients started from.
@@ -380,6 +402,6 @@ impl Fusion<'_> {
 
     fn score(&self) -> Result<Score> {
         let model = Model { weights: &self.state.weights, buffers: &self.state.buffers };
-        Ok(self.evaluator.scores(&[model], &self.experiment.test)?.pop().unwrap_or_default())
+        self.evaluator.score_on_test(self.experiment, model)
     }
 }

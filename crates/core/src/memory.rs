@@ -168,13 +168,12 @@ impl Cursor {
         self.at = 0;
     }
 
-    /// Writes the next batch of `memory` to `out`.
+    /// Adds the next batch of `memory` to `out`.
     pub fn next(&mut self, memory: &[u32], out: &mut Vec<u32>) {
         if self.at + self.batch > self.order.len() {
             self.pass += 1;
             self.shuffle();
         }
-        out.clear();
         out.extend(self.order[self.at..self.at + self.batch].iter().map(|&i| memory[i as usize]));
         self.at += self.batch;
     }
@@ -197,15 +196,14 @@ mod tests {
     fn a_pass_shows_no_sample_twice() {
         let memory: Vec<u32> = (50..60).collect();
         let mut cursor = Cursor::new(1, 0, 0, memory.len(), 4);
-        let (mut seen, mut batch) = (Vec::new(), Vec::new());
+        let mut seen = Vec::new();
         for _ in 0..2 {
-            cursor.next(&memory, &mut batch);
-            seen.extend(batch.clone());
+            cursor.next(&memory, &mut seen);
         }
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 8);
-        cursor.next(&memory, &mut batch);
-        assert_eq!((batch.len(), cursor.pass), (4, 1));
+        cursor.next(&memory, &mut seen);
+        assert_eq!((seen.len(), cursor.pass), (12, 1));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::error::Result;
-use crate::fusion::Fusion;
+use crate::fusion::{Fusion, GlobalModel};
 use crate::memory::{MemoryConfig, Targets};
 use crate::step::{Batch, Finish, Step, Term};
 use fedproj_nn::models::Variant;
@@ -71,8 +71,8 @@ pub trait Method: Send + Sync + Debug {
     ///
     /// # Errors
     /// If the network cannot take a batch.
-    fn first_targets(&self, server: &Fusion<'_>) -> Result<Option<Targets>> {
-        let _ = server;
+    fn first_targets(&self, global: &GlobalModel<'_>) -> Result<Option<Targets>> {
+        let _ = global;
         Ok(None)
     }
 

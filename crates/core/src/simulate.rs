@@ -8,7 +8,8 @@ use crate::fusion::ServerState;
 use crate::gpu::{GpuResults, GpuTrainer};
 use crate::method::Method;
 use crate::record::RoundRecord;
-use crate::trainer::{ClientResult, ClientState, Download, Trainer};
+use crate::trainer::{ClientResult, ClientState, ClientStates, Download, Trainer};
+use fedproj_data::Partition;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -30,6 +31,8 @@ use std::time::Instant;
 pub struct Simulation {
     server: Coordinator,
     workers: Workers,
+    /// What clients keep between rounds. A round that fails leaves it as it was.
+    clients: ClientStates,
     /// What the clients of the last round sent.
     last_results: Vec<ClientResult>,
     /// The lanes in which their vectors still lie, where a GPU has trained them.
@@ -60,10 +63,10 @@ impl Simulation {
     /// # Errors
     /// If the network cannot be laid out.
     pub fn new(experiment: Experiment, method: Box<dyn Method>, device: impl Into<Device>) -> Result<Self> {
-        Self::with_server(Coordinator::new(experiment, method, device)?)
+        Self::with_server(Coordinator::new(experiment, method, device)?, ClientStates::new())
     }
 
-    /// A simulation that goes on from a state.
+    /// A simulation that resumes from a server's state and what its clients kept.
     ///
     /// # Errors
     /// If the state does not fit the network.
@@ -72,13 +75,14 @@ impl Simulation {
         method: Box<dyn Method>,
         device: impl Into<Device>,
         state: ServerState,
+        clients: ClientStates,
     ) -> Result<Self> {
-        Self::with_server(Coordinator::resume(experiment, method, device, state)?)
+        Self::with_server(Coordinator::resume(experiment, method, device, state)?, clients)
     }
 
-    fn with_server(server: Coordinator) -> Result<Self> {
+    fn with_server(server: Coordinator, clients: ClientStates) -> Result<Self> {
         let workers = Self::workers(&server)?;
-        Ok(Self { server, workers, last_results: Vec::new(), last_lanes: None })
+        Ok(Self { server, workers, clients, last_results: Vec::new(), last_lanes: None })
     }
 
     fn workers(server: &Coordinator) -> Result<Workers> {
@@ -95,6 +99,11 @@ impl Simulation {
     /// What the server keeps.
     pub fn state(&self) -> &ServerState {
         self.server.state()
+    }
+
+    /// What its clients keep.
+    pub fn clients(&self) -> &ClientStates {
+        &self.clients
     }
 
     /// What the simulation works on.
@@ -141,61 +150,61 @@ impl Simulation {
         self.last_results.clear();
         let start = Instant::now();
         let opening = self.server.open()?;
-        let mut jobs = self.jobs(cohort);
+        let none = ClientState::new();
+        let jobs = jobs(&self.server.experiment().partition, cohort, &self.clients, &none);
         let mut on_gpu = None;
         let mut results = match &mut self.workers {
-            Workers::Threads(trainers) => {
-                train(trainers, self.server.method(), std::mem::take(&mut jobs), &opening.download, progress)?
-            }
+            Workers::Threads(trainers) => train(trainers, self.server.method(), &jobs, &opening.download, progress)?,
             Workers::Gpu(trainer) => {
-                let (results, lanes) = trainer.train(self.server.method(), &opening.download, jobs, progress)?;
+                let (results, lanes) = trainer.train(self.server.method(), &opening.download, &jobs, progress)?;
                 on_gpu = lanes;
                 results
             }
         };
         let local = start.elapsed().as_secs_f64();
         progress(Progress::Fusing);
-        for result in &mut results {
-            let state = std::mem::take(&mut result.state);
-            if !state.is_empty() {
-                self.server.state.clients.insert(result.client, state);
-            }
-        }
+        let kept: Vec<(u32, ClientState)> = results
+            .iter_mut()
+            .map(|r| (r.client, std::mem::take(&mut r.state)))
+            .filter(|(_, s)| !s.is_empty())
+            .collect();
         if let (Workers::Gpu(trainer), Some(lanes)) = (&self.workers, on_gpu) {
             let record = self.server.close(&opening, &GpuResults::new(trainer, &results, &lanes), local)?;
+            self.clients.extend(kept);
             (self.last_results, self.last_lanes) = (results, Some(lanes));
             return Ok(record);
         }
         let record = self.server.close(&opening, &results, local)?;
+        self.clients.extend(kept);
         self.last_results = results;
         Ok(record)
     }
+}
 
-    /// The clients of a round with what they keep, largest first.
-    fn jobs(&mut self, cohort: &[u32]) -> Vec<(u32, ClientState)> {
-        let states = &mut self.server.state.clients;
-        let mut jobs: Vec<(u32, ClientState)> =
-            cohort.iter().map(|&client| (client, states.remove(&client).unwrap_or_default())).collect();
-        jobs.sort_by_key(|(client, _)| std::cmp::Reverse(self.experiment().partition.size(*client as usize)));
-        jobs
-    }
+/// The clients of a round with what they keep, largest first.
+fn jobs<'a>(
+    partition: &Partition,
+    cohort: &[u32],
+    kept: &'a ClientStates,
+    none: &'a ClientState,
+) -> Vec<(u32, &'a ClientState)> {
+    let mut jobs: Vec<_> = cohort.iter().map(|client| (*client, kept.get(client).unwrap_or(none))).collect();
+    jobs.sort_by_key(|(client, _)| std::cmp::Reverse(partition.size(*client as usize)));
+    jobs
 }
 
 /// Trains clients in the given order on all threads; results come back in the order of the clients' ids.
 fn train(
     trainers: &[Mutex<Trainer>],
     method: &dyn Method,
-    jobs: Vec<(u32, ClientState)>,
+    jobs: &[(u32, &ClientState)],
     download: &Arc<Download>,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Vec<ClientResult>> {
-    let jobs: Vec<(u32, Mutex<Option<ClientState>>)> =
-        jobs.into_iter().map(|(client, state)| (client, Mutex::new(Some(state)))).collect();
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::with_capacity(jobs.len()));
     let work = |trainer: &mut Trainer| {
         while let Some((client, state)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let state = state.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
             let result = trainer.train(method, download, *client, state);
             let failed = result.is_err();
             results.lock().unwrap_or_else(PoisonError::into_inner).push((*client, result));

@@ -1,11 +1,11 @@
 //! One local step as a method sees it: gradients, vector arithmetic on handles, and the optimiser's update.
 //!
-//! Handles name vectors; where the vectors live is the trainer's business. Nothing here returns a number that a method
-//! could branch on, except what is known before the step.
+//! A step is recorded, not computed: handles name vectors, and an executor later does what was asked for, on a CPU thread
+//! or a GPU. So nothing here returns a number that a method could branch on, except what is known before the step.
 
 use crate::error::Result;
+use crate::plan::{Op, Recorder, VectorId};
 use crate::terms;
-use crate::trainer::VectorId;
 use fedproj_nn::vector::Bounds;
 use fedproj_nn::{Graph, NodeId};
 use fedproj_rng::{Purpose, Stream};
@@ -82,30 +82,10 @@ pub enum Scope {
     Layer,
 }
 
-/// What stands behind the handles: a CPU thread that computes at once, or a recorder of what a GPU will do.
-pub(crate) trait Backend: Debug {
-    fn graph(&self) -> &Graph;
-    fn has_memory(&self) -> bool;
-    fn gradient(&mut self, place: Place, batch: Batch, objective: &[Term]) -> Result<VectorId>;
-    fn embed(&mut self, weights: VectorId, node: NodeId) -> Result<usize>;
-    fn broadcast_id(&mut self, name: &str) -> VectorId;
-    fn state_id(&mut self, name: &str) -> VectorId;
-    fn upload_id(&mut self, name: &str) -> VectorId;
-    fn kept_model(&self, name: &str) -> Option<VectorId>;
-    fn keep_model(&mut self, name: &str);
-    fn lr_total(&self) -> f32;
-    fn add_scaled(&mut self, y: VectorId, a: f32, x: VectorId);
-    fn add_scaled_diff(&mut self, g: VectorId, a: f32, x: VectorId, y: VectorId);
-    fn clip(&mut self, g: VectorId, norm_max: f32);
-    fn project(&mut self, g: VectorId, r: VectorId, rule: &ProjectionRule) -> Result<()>;
-    fn update(&mut self, g: VectorId);
-    fn update_projected(&mut self, g: VectorId, r: VectorId, rule: &ProjectionRule) -> Result<()>;
-}
-
 /// One local step of one client.
 #[derive(Debug)]
 pub struct Step<'a> {
-    pub(crate) trainer: &'a mut dyn Backend,
+    pub(crate) recorder: &'a mut Recorder,
     pub(crate) place: Place,
 }
 
@@ -134,12 +114,12 @@ impl Step<'_> {
 
     /// The network.
     pub fn graph(&self) -> &Graph {
-        self.trainer.graph()
+        &self.recorder.graph
     }
 
     /// Whether there is a memory with targets.
     pub fn has_memory(&self) -> bool {
-        self.trainer.has_memory()
+        self.recorder.has_memory
     }
 
     /// A number in [0, 1) that belongs to this client and round.
@@ -159,7 +139,7 @@ impl Step<'_> {
     /// # Errors
     /// If the loss is not finite.
     pub fn gradient(&mut self, batch: Batch, objective: &[Term]) -> Result<Vector> {
-        self.trainer.gradient(self.place, batch, objective).map(Vector)
+        Ok(Vector(self.recorder.gradient(batch, objective)))
     }
 
     /// Values of a node for the private batch under other weights, in evaluation mode.
@@ -167,7 +147,7 @@ impl Step<'_> {
     /// # Errors
     /// If the network cannot take the batch.
     pub fn embed(&mut self, weights: Vector, node: NodeId) -> Result<Embedding> {
-        self.trainer.embed(weights.0, node).map(Embedding)
+        self.recorder.embed(weights.0, node).map(Embedding)
     }
 
     /// The client's current weights θ_k.
@@ -182,32 +162,32 @@ impl Step<'_> {
 
     /// A vector that the server sent along, under the name it was given there; zeros if it sent none.
     pub fn broadcast(&mut self, name: &'static str) -> Vector {
-        Vector(self.trainer.broadcast_id(name))
+        Vector(self.recorder.broadcast_id(name))
     }
 
     /// A vector that the client keeps from round to round; zeros at first.
     pub fn state(&mut self, name: &'static str) -> Vector {
-        Vector(self.trainer.state_id(name))
+        Vector(self.recorder.state_id(name))
     }
 
     /// The model that [`Finish::keep_model`] kept in an earlier round, if it did.
     pub fn kept_model(&self, name: &str) -> Option<Vector> {
-        self.trainer.kept_model(name).map(Vector)
+        self.recorder.kept_model(name).map(Vector)
     }
 
     /// y ← y + a·x
     pub fn add_scaled(&mut self, y: Vector, a: f32, x: Vector) {
-        self.trainer.add_scaled(y.0, a, x.0);
+        self.recorder.push(Op::AddScaled { y: y.0, a, x: x.0 });
     }
 
     /// g ← g + a·(x − y)
     pub fn add_scaled_diff(&mut self, g: Vector, a: f32, x: Vector, y: Vector) {
-        self.trainer.add_scaled_diff(g.0, a, x.0, y.0);
+        self.recorder.push(Op::AddScaledDiff { g: g.0, a, x: x.0, y: y.0 });
     }
 
     /// Scales g to a norm of at most `norm_max`.
     pub fn clip(&mut self, g: Vector, norm_max: f32) {
-        self.trainer.clip(g.0, norm_max);
+        self.recorder.push(Op::Clip { g: g.0, norm_max });
     }
 
     /// g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r where g points against r, with the rule's exceptions.
@@ -215,12 +195,13 @@ impl Step<'_> {
     /// # Errors
     /// If the network cannot take the memory batch.
     pub fn project(&mut self, g: Vector, r: Vector, rule: &ProjectionRule) -> Result<()> {
-        self.trainer.project(g.0, r.0, rule)
+        self.recorder.push(Op::Project { g: g.0, r: r.0, rule: *rule });
+        Ok(())
     }
 
     /// One step of the local optimiser along g.
     pub fn update(&mut self, g: Vector) {
-        self.trainer.update(g.0);
+        self.recorder.push(Op::Update { g: g.0 });
     }
 
     /// As [`Step::update`], but the optimiser's step itself is projected against r, whatever the optimiser made of g.
@@ -228,14 +209,15 @@ impl Step<'_> {
     /// # Errors
     /// As [`Step::project`].
     pub fn update_projected(&mut self, g: Vector, r: Vector, rule: &ProjectionRule) -> Result<()> {
-        self.trainer.update_projected(g.0, r.0, rule)
+        self.recorder.push(Op::UpdateProjected { g: g.0, r: r.0, rule: *rule });
+        Ok(())
     }
 }
 
 /// The end of a client's local training.
 #[derive(Debug)]
 pub struct Finish<'a> {
-    pub(crate) trainer: &'a mut dyn Backend,
+    pub(crate) recorder: &'a mut Recorder,
 }
 
 impl Finish<'_> {
@@ -251,36 +233,36 @@ impl Finish<'_> {
 
     /// As [`Step::broadcast`].
     pub fn broadcast(&mut self, name: &'static str) -> Vector {
-        Vector(self.trainer.broadcast_id(name))
+        Vector(self.recorder.broadcast_id(name))
     }
 
     /// As [`Step::state`].
     pub fn state(&mut self, name: &'static str) -> Vector {
-        Vector(self.trainer.state_id(name))
+        Vector(self.recorder.state_id(name))
     }
 
     /// A vector of zeros that will be sent to the server beside the weights.
     pub fn upload(&mut self, name: &'static str) -> Vector {
-        Vector(self.trainer.upload_id(name))
+        Vector(self.recorder.upload_id(name))
     }
 
     /// Σ of the learning rates of all local steps.
     pub fn lr_total(&self) -> f32 {
-        self.trainer.lr_total()
+        self.recorder.lr_total
     }
 
     /// y ← y + a·x
     pub fn add_scaled(&mut self, y: Vector, a: f32, x: Vector) {
-        self.trainer.add_scaled(y.0, a, x.0);
+        self.recorder.push(Op::AddScaled { y: y.0, a, x: x.0 });
     }
 
     /// g ← g + a·(x − y)
     pub fn add_scaled_diff(&mut self, g: Vector, a: f32, x: Vector, y: Vector) {
-        self.trainer.add_scaled_diff(g.0, a, x.0, y.0);
+        self.recorder.push(Op::AddScaledDiff { g: g.0, a, x: x.0, y: y.0 });
     }
 
     /// Keeps the weights and their buffers for later rounds, see [`Step::kept_model`].
     pub fn keep_model(&mut self, name: &'static str) {
-        self.trainer.keep_model(name);
+        self.recorder.keep_model(name);
     }
 }

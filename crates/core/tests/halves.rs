@@ -27,7 +27,7 @@ fn federate(settings: &[&str], tamper: impl Fn(&mut ClientResult)) -> (f64, Stri
             let (training, state) = clients.entry(client).or_insert_with(|| {
                 (LocalTraining::new(server.experiment(), server.method()).unwrap(), ClientState::new())
             });
-            let mut result = training.run(server.method(), &opening.download, client, std::mem::take(state)).unwrap();
+            let mut result = training.run(server.method(), &opening.download, client, state).unwrap();
             *state = std::mem::take(&mut result.state);
             tamper(&mut result);
             results.push(result);

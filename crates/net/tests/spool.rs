@@ -26,7 +26,7 @@ fn order_of_arrival_and_the_way_through_the_disk_do_not_show() {
         let mut in_memory = server();
         let opening = in_memory.open().unwrap();
         let mut training = LocalTraining::new(in_memory.experiment(), in_memory.method()).unwrap();
-        let train = |client| training.run(in_memory.method(), &opening.download, client, ClientState::new()).unwrap();
+        let train = |client| training.run(in_memory.method(), &opening.download, client, &ClientState::new()).unwrap();
         let results: Vec<_> = [1, 4, 6, 9].map(train).into();
         let dir = tempfile::tempdir().unwrap();
         let spool = Spool::new(dir.path(), "run", 0);

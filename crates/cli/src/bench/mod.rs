@@ -8,7 +8,7 @@ use crate::device::DeviceArgs;
 use crate::say;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use fedproj_core::{Config, Experiment, Seconds, ServerState, Simulation, Targets};
+use fedproj_core::{ClientStates, Config, Experiment, Seconds, ServerState, Simulation, Targets};
 use fedproj_data::{Dataset, Normalisation, Partition, Samples};
 use fedproj_nn::models::{self, Variant};
 use fedproj_nn::{Cpu, Dropout, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
@@ -309,7 +309,7 @@ impl Round {
         };
         let opened = self.device.open()?;
         let device = opened.gpu_name().unwrap_or_else(|| "cpu".into());
-        let mut simulation = Simulation::resume(experiment, method, opened, state)?;
+        let mut simulation = Simulation::resume(experiment, method, opened, state, ClientStates::new())?;
         let mut rounds = Vec::new();
         for _ in 0..self.rounds {
             rounds.push(simulation.round(&|_| ())?.seconds);

@@ -2,8 +2,7 @@
 
 use super::OnGpu;
 use crate::error::Result;
-use crate::evaluate::{Model, Outputs};
-use fedproj_data::Dataset;
+use crate::evaluate::{Model, Outputs, Which};
 use fedproj_nn::cuda::{Cohort, Vectors};
 use fedproj_nn::{Mode, NodeId, Options};
 use std::sync::Arc;
@@ -43,15 +42,10 @@ impl GpuEvaluator {
         self.cohort.n_lanes()
     }
 
-    /// Outputs of models on one of the experiment's data sets; nothing if it is another.
-    pub fn outputs(
-        &mut self,
-        models: &[Model<'_>],
-        data: &Dataset,
-        with_features: bool,
-    ) -> Result<Option<Vec<Outputs>>> {
+    /// Outputs of models on one of the experiment's data sets; nothing if it has no such set.
+    pub fn outputs(&mut self, models: &[Model<'_>], which: Which, with_features: bool) -> Result<Vec<Outputs>> {
         let on = Arc::clone(&self.on);
-        let Some(samples) = on.data(data) else { return Ok(None) };
+        let (Some(data), Some(samples)) = (which.of(&on.experiment), on.data(which)) else { return Ok(Vec::new()) };
         let graph = &on.experiment.graph;
         let (n, output) = (data.n_samples(), graph.output());
         let features = graph.features().filter(|_| with_features);
@@ -80,6 +74,6 @@ impl GpuEvaluator {
                 });
             }
         }
-        Ok(Some(all))
+        Ok(all)
     }
 }

@@ -1,13 +1,20 @@
 //! What a recorded step does on a GPU: each call of a method as launches for the active lanes.
 
-use super::record::Op;
 use super::trainer::GpuTrainer;
 use crate::error::Result;
-use crate::memory::{MemoryConfig, MemoryTarget};
-use crate::step::{Batch, Scope, Term};
-use crate::trainer::{VectorId, buffers_name};
+use crate::plan::{Op, VectorId};
+use crate::step::{Batch, ProjectionRule, Scope, Term};
 use fedproj_nn::cuda::{At, Batches, Cohort, LossTerm, RelaxedContrast, Rows, Target as LossTarget};
 use fedproj_nn::{Direction, Dropout, Mode, NodeId, NormMode};
+
+/// How far a step has come.
+#[derive(Debug, Default)]
+pub(super) struct Current {
+    /// Memory batches taken.
+    n_memory: usize,
+    /// Whether the current batch has a loss.
+    has_loss: bool,
+}
 
 impl GpuTrainer {
     /// Runs a program on the active lanes, recorded from its second use on.
@@ -15,13 +22,13 @@ impl GpuTrainer {
         if self.cohort.replay(program as u64)? {
             return Ok(());
         }
-        let ops = self.programs[program].ops.clone();
-        let n_memory = self.programs[program].n_memory();
+        let ops = self.planner.programs[program].ops.clone();
+        let n_memory = self.planner.programs[program].n_memory();
         // The cohort records what happens between these two calls.
         let recording = self.cohort.begin_recording(program as u64)?;
         let done = (|| {
-            let mut offset = 0;
-            ops.iter().try_for_each(|op| self.execute(op, &mut offset))?;
+            let mut current = Current::default();
+            ops.iter().try_for_each(|op| self.execute(op, &mut current))?;
             Ok(self.cohort.advance(1, n_memory)?)
         })();
         self.cohort.end_recording(recording)?;
@@ -39,62 +46,63 @@ impl GpuTrainer {
         }
     }
 
-    /// Does what a method asked for; `offset` counts the memory batches of this step.
-    pub(super) fn execute(&mut self, op: &Op, offset: &mut usize) -> Result<()> {
-        let n = self.start_len();
-        match op {
-            Op::Gradient { batch, objective, out } => self.gradient(*batch, objective, *out, offset)?,
+    /// Does one operation for the active lanes.
+    pub(super) fn execute(&mut self, op: &Op, current: &mut Current) -> Result<()> {
+        match *op {
+            Op::Forward { batch } => self.forward(batch, current)?,
+            Op::Loss { term } => self.add_term(&term, current)?,
+            Op::Backward { batch, out } => {
+                let at = if batch == Batch::Private { At::Private } else { At::Memory };
+                self.cohort.record_loss(at)?;
+                self.cohort.backward(self.theta.rows(), self.gradients[out].rows())?;
+            }
             Op::Embed { index } => {
-                let row = self.on.experiment.graph.shape(self.names.embeddings[*index].1).len();
-                self.cohort.gather_embedding(&self.embeddings[*index], row, *index)?;
+                let (_, node) = self.planner.names().embeddings[index];
+                let row = self.on.experiment.graph.shape(node).len();
+                self.cohort.gather_embedding(&self.embeddings[index], row, index)?;
             }
-            Op::AddScaled { y, a, x } => self.cohort.axpy(*a, self.rows(*x), self.rows(*y))?,
+            Op::AddScaled { y, a, x } => self.cohort.axpy(a, self.rows(x), self.rows(y))?,
             Op::AddScaledDiff { g, a, x, y } => {
-                self.cohort.axpy_difference(*a, self.rows(*x), self.rows(*y), self.rows(*g))?;
+                self.cohort.axpy_difference(a, self.rows(x), self.rows(y), self.rows(g))?;
             }
-            Op::Clip { g, norm_max } => self.cohort.clip(self.rows(*g), *norm_max)?,
+            Op::Clip { g, norm_max } => self.cohort.clip(self.rows(g), norm_max)?,
             Op::Project { g, r, rule } => {
                 if rule.from_round_start {
                     self.start_memory_loss()?;
                 }
-                let (g, r) = (self.rows(*g), self.rows(*r));
-                self.cohort.project(g, r, &rule.bounds, rule.scope == Scope::Layer, rule.from_round_start, g, 1.0)?;
+                let (g, r) = (self.rows(g), self.rows(r));
+                self.project(g, r, &rule, g, 1.0)?;
             }
-            Op::Update { g } => self.update(*g)?,
-            Op::UpdateProjected { g, r, rule } => {
-                let Some((before, moved)) = &self.before else { return Ok(()) };
-                let (before, moved, theta) = (before.rows(), moved.rows(), self.theta.rows());
-                self.cohort.assign(theta, before, n)?;
-                self.update(*g)?;
-                if rule.from_round_start {
-                    self.start_memory_loss()?;
-                }
-                // u = θ_before − θ_after takes the gradient's part, so what is added to u is taken from θ.
-                self.cohort.clear(moved, n)?;
-                self.cohort.axpy_difference(1.0, before, theta, moved)?;
-                let by_tensor = rule.scope == Scope::Layer;
-                self.cohort.project(
-                    moved,
-                    self.rows(*r),
-                    &rule.bounds,
-                    by_tensor,
-                    rule.from_round_start,
-                    theta,
-                    -1.0,
-                )?;
-            }
-            Op::KeepModel { name } => {
-                for (name, from, len) in [
-                    (name.clone(), &self.theta, n),
-                    (buffers_name(name), &self.buffers, self.on.experiment.buffers.len()),
-                ] {
-                    if let Some(at) = self.names.states.iter().position(|n| *n == name) {
-                        self.cohort.assign(from.rows(), self.states[at].rows(), len)?;
-                    }
-                }
+            Op::Update { g } => self.update(g)?,
+            Op::UpdateProjected { g, r, rule } => self.update_projected(g, r, &rule)?,
+            Op::KeepModel { weights, buffers } => {
+                let (n, n_buffers) = (self.start_len(), self.on.experiment.buffers.len());
+                self.cohort.assign(self.theta.rows(), self.states[weights].rows(), n)?;
+                self.cohort.assign(self.buffers.rows(), self.states[buffers].rows(), n_buffers)?;
             }
         }
         Ok(())
+    }
+
+    /// Measures g against r, and adds `sign` times what the projection adds to g to `to`.
+    fn project(&self, g: Rows, r: Rows, rule: &ProjectionRule, to: Rows, sign: f32) -> Result<()> {
+        let by_tensor = rule.scope == Scope::Layer;
+        Ok(self.cohort.project(g, r, &rule.bounds, by_tensor, rule.from_round_start, to, sign)?)
+    }
+
+    fn update_projected(&mut self, g: VectorId, r: VectorId, rule: &ProjectionRule) -> Result<()> {
+        let Some((before, moved)) = &self.before else { return Ok(()) };
+        let (before, moved, theta) = (before.rows(), moved.rows(), self.theta.rows());
+        let n = self.start_len();
+        self.cohort.assign(theta, before, n)?;
+        self.update(g)?;
+        if rule.from_round_start {
+            self.start_memory_loss()?;
+        }
+        // u = θ_before − θ_after takes the gradient's part, so what is added to u is taken from θ.
+        self.cohort.clear(moved, n)?;
+        self.cohort.axpy_difference(1.0, before, theta, moved)?;
+        self.project(moved, self.rows(r), rule, theta, -1.0)
     }
 
     fn update(&self, g: VectorId) -> Result<()> {
@@ -106,27 +114,21 @@ impl GpuTrainer {
         Ok(self.cohort.update(&self.rule, &self.moments, self.theta.rows(), g)?)
     }
 
-    fn gradient(&mut self, batch: Batch, objective: &[Term], out: usize, offset: &mut usize) -> Result<()> {
-        let (pass, at) = match batch {
+    fn forward(&mut self, batch: Batch, current: &mut Current) -> Result<()> {
+        let pass = match batch {
             Batch::Private => {
                 self.cohort.gather(&self.on.private, Batches::Private, 0, false)?;
-                (Mode { norm: NormMode::Update, dropout: Dropout::OfStep }, At::Private)
+                Mode { norm: NormMode::Update, dropout: Dropout::OfStep }
             }
             Batch::Memory => {
-                self.gather_memory(*offset)?;
-                *offset += 1;
+                self.gather_memory(current.n_memory)?;
+                current.n_memory += 1;
                 let norm = self.memory_config.as_ref().map_or(NormMode::Frozen, |m| m.bn.mode());
-                (Mode { norm, dropout: Dropout::Off }, At::Memory)
+                Mode { norm, dropout: Dropout::Off }
             }
         };
-        let theta = self.theta.rows();
-        self.cohort.forward(theta, self.buffers.rows(), pass)?;
-        let mut first = true;
-        for term in objective {
-            self.add_term(term, &mut first)?;
-        }
-        self.cohort.record_loss(at)?;
-        Ok(self.cohort.backward(theta, self.gradients[out].rows())?)
+        current.has_loss = false;
+        Ok(self.cohort.forward(self.theta.rows(), self.buffers.rows(), pass)?)
     }
 
     pub(super) fn gather_memory(&mut self, offset: usize) -> Result<()> {
@@ -142,11 +144,12 @@ impl GpuTrainer {
         Ok(())
     }
 
-    fn add_term(&mut self, term: &Term, first: &mut bool) -> Result<()> {
+    fn add_term(&mut self, term: &Term, current: &mut Current) -> Result<()> {
         let output = self.on.experiment.graph.output();
         let mut add =
             |cohort: &mut Cohort, node: NodeId, term: LossTerm, target: LossTarget, weight: f32| -> Result<()> {
-                Ok(cohort.add_loss(node, &term, target, weight, std::mem::take(first))?)
+                let first = !std::mem::replace(&mut current.has_loss, true);
+                Ok(cohort.add_loss(node, &term, target, weight, first)?)
             };
         match *term {
             Term::CrossEntropy => add(&mut self.cohort, output, LossTerm::CrossEntropy, LossTarget::Logits, 1.0),
@@ -175,26 +178,19 @@ impl GpuTrainer {
 
     /// The memory loss of the round's first weights on the batch gathered last.
     fn start_memory_loss(&mut self) -> Result<()> {
-        let Some(config) = self.memory_config.clone() else { return Ok(()) };
-        self.memory_loss_of(self.start.rows(), self.start_buffers.rows(), &config)
+        self.memory_loss_of(self.start.rows(), self.start_buffers.rows())
     }
 
-    /// As [`crate::trainer`]'s: batch-norm as in the gradient, without moving averages.
-    pub(super) fn memory_loss_of(&mut self, params: Rows, buffers: Rows, config: &MemoryConfig) -> Result<()> {
+    /// As on the CPU: batch-norm as in the gradient, without moving averages.
+    pub(super) fn memory_loss_of(&mut self, params: Rows, buffers: Rows) -> Result<()> {
+        let Some(config) = &self.memory_config else { return Ok(()) };
         let norm = match config.bn.mode() {
             NormMode::Update => NormMode::Batch,
             other => other,
         };
+        let ((objective, n_terms), mut current) = (config.loss(), Current::default());
         self.cohort.forward(params, buffers, Mode { norm, dropout: Dropout::Off })?;
-        let target = match config.target {
-            MemoryTarget::Labels => Term::CrossEntropy,
-            MemoryTarget::Ensemble | MemoryTarget::GlobalModel => Term::MemoryKl { temperature: config.temperature },
-        };
-        let mut first = true;
-        self.add_term(&target, &mut first)?;
-        if config.feature_weight > 0.0 {
-            self.add_term(&Term::MemoryFeatures { weight: config.feature_weight }, &mut first)?;
-        }
+        objective[..n_terms].iter().try_for_each(|term| self.add_term(term, &mut current))?;
         Ok(self.cohort.record_loss(At::RoundStart)?)
     }
 }

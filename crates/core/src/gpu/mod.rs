@@ -1,12 +1,11 @@
 //! The simulator's work on a GPU: clients as lanes of a cohort, evaluation and distillation.
 //!
-//! A method's calls are recorded for every client and step before anything runs ([`record`]); clients with the same
-//! recording share launches ([`trainer`], [`execute`]). Nothing crosses to the host inside a client's local training.
+//! The plans of all clients are made before anything runs ([`crate::plan`]); clients with the same program share launches
+//! ([`trainer`], [`execute`]). Nothing crosses to the host inside a client's local training.
 
 mod distill;
 mod evaluate;
 mod execute;
-mod record;
 mod results;
 mod trainer;
 
@@ -15,6 +14,7 @@ pub(crate) use results::GpuResults;
 pub(crate) use trainer::GpuTrainer;
 
 use crate::error::Result;
+use crate::evaluate::Which;
 use crate::experiment::Experiment;
 use fedproj_data::Dataset;
 use fedproj_nn::cuda::{Data, Gpu};
@@ -55,14 +55,10 @@ impl OnGpu {
     }
 
     /// The device's copy of one of the experiment's data sets.
-    fn data(&self, data: &Dataset) -> Option<&Data> {
-        if std::ptr::eq(data, &raw const self.experiment.test) {
-            Some(&self.test)
-        } else if std::ptr::eq(data, &raw const self.experiment.private) {
-            Some(&self.private)
-        } else {
-            let is_public = self.experiment.public.as_ref().is_some_and(|public| std::ptr::eq(data, public));
-            self.public.as_ref().filter(|_| is_public)
+    pub fn data(&self, which: Which) -> Option<&Data> {
+        match which {
+            Which::Test => Some(&self.test),
+            Which::Public => self.public.as_ref(),
         }
     }
 }

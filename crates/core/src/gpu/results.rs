@@ -26,7 +26,7 @@ impl<'a> GpuResults<'a> {
             Part::Weights => Some(&self.trainer.theta),
             Part::Buffers => Some(&self.trainer.buffers),
             Part::Upload(name) => {
-                let at = self.trainer.names.uploads.iter().position(|n| n == name)?;
+                let at = self.trainer.planner.names().uploads.iter().position(|n| n == name)?;
                 self.trainer.uploads.get(at)
             }
             Part::Logits | Part::Features => None,

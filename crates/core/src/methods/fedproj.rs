@@ -13,7 +13,7 @@ use crate::authors::Authors;
 use crate::config::Config;
 use crate::distill::{Distill, DistillTargets};
 use crate::error::Result;
-use crate::fusion::Fusion;
+use crate::fusion::{Fusion, GlobalModel};
 use crate::memory::{MemoryConfig, MemoryTarget, Round0, Targets};
 use crate::method::Method;
 use crate::projection::Projection;
@@ -78,11 +78,11 @@ impl Method for FedProj {
         Ok(())
     }
 
-    fn first_targets(&self, round: &Fusion<'_>) -> Result<Option<Targets>> {
+    fn first_targets(&self, global: &GlobalModel<'_>) -> Result<Option<Targets>> {
         match (self.projection.is_on(), self.memory.round0, self.memory.target) {
             // Labels need no ensemble: they are there from the start.
             (true, _, MemoryTarget::Labels) => Ok(Some(Targets::default())),
-            (true, Round0::GlobalModel, _) => round.global_outputs(self.needs_features()).map(Some),
+            (true, Round0::GlobalModel, _) => global.public_outputs(self.needs_features()).map(Some),
             _ => Ok(None),
         }
     }

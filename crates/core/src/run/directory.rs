@@ -10,6 +10,7 @@ use crate::experiment::Experiment;
 use crate::files::write_atomically;
 use crate::fusion::ServerState;
 use crate::record::{RoundRecord, Summary};
+use crate::trainer::ClientStates;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -47,7 +48,7 @@ impl RunDir {
         experiment: &Experiment,
         device: impl Into<Device>,
         resume: bool,
-    ) -> Result<(Self, Option<ServerState>)> {
+    ) -> Result<(Self, Option<(ServerState, ClientStates)>)> {
         let (config, device) = (&experiment.config, device.into());
         let exists = dir.join("config.toml").exists();
         if exists {
@@ -67,7 +68,7 @@ impl RunDir {
         let newest = if exists { checkpoints(dir)?.pop() } else { None };
         let state = newest.map(|(_, path)| checkpoint::load(&path, &config_hash)).transpose()?;
         let rounds = match &state {
-            Some(state) => read_metrics(dir, Some(state.n_rounds_done))?,
+            Some((state, _)) => read_metrics(dir, Some(state.n_rounds_done))?,
             None => Vec::new(),
         };
         if !exists {
@@ -97,7 +98,13 @@ impl RunDir {
     ///
     /// # Errors
     /// If the disk is full; what was on disk before stays.
-    pub fn record(&mut self, record: RoundRecord, state: &ServerState, federation: &FederationConfig) -> Result<()> {
+    pub fn record(
+        &mut self,
+        record: RoundRecord,
+        state: &ServerState,
+        clients: &ClientStates,
+        federation: &FederationConfig,
+    ) -> Result<()> {
         let (path, line) = (self.dir.join("metrics.jsonl"), line_of(&record)?);
         let mut append = || -> std::io::Result<()> {
             self.metrics.write_all(line.as_bytes())?;
@@ -106,16 +113,16 @@ impl RunDir {
         append().map_err(Error::io("append to", &path))?;
         let done = record.round + 1;
         if done.is_multiple_of(federation.checkpoint_every) || done >= federation.rounds {
-            self.checkpoint(state)?;
+            self.checkpoint(state, clients)?;
         }
         self.rounds.push(record);
         Ok(())
     }
 
     /// Writes a checkpoint and removes all but the newest two.
-    pub(super) fn checkpoint(&self, state: &ServerState) -> Result<()> {
+    pub(super) fn checkpoint(&self, state: &ServerState, clients: &ClientStates) -> Result<()> {
         let path = self.dir.join("checkpoints").join(format!("round-{:06}.ckpt", state.n_rounds_done));
-        checkpoint::save(&path, state, &self.config_hash)?;
+        checkpoint::save(&path, state, clients, &self.config_hash)?;
         let all = checkpoints(&self.dir)?;
         for (_, path) in &all[..all.len().saturating_sub(2)] {
             std::fs::remove_file(path).map_err(Error::io("remove", path))?;

@@ -53,7 +53,7 @@ impl Run {
         let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
         let (directory, state) = RunDir::open(dir, &experiment, device.clone(), resume)?;
         let simulation = match state {
-            Some(state) => Simulation::resume(experiment, method, device, state)?,
+            Some((state, clients)) => Simulation::resume(experiment, method, device, state, clients)?,
             None => Simulation::new(experiment, method, device)?,
         };
         Ok(Self { directory, simulation })
@@ -84,7 +84,7 @@ impl Run {
         }
         let record = self.simulation.round(progress)?;
         let federation = &self.simulation.experiment().config.federation;
-        self.directory.record(record, self.simulation.state(), federation)?;
+        self.directory.record(record, self.simulation.state(), self.simulation.clients(), federation)?;
         Ok(self.rounds().last())
     }
 
@@ -93,7 +93,10 @@ impl Run {
     /// # Errors
     /// If the disk is full.
     pub fn save(&self) -> Result<()> {
-        if self.rounds().is_empty() { Ok(()) } else { self.directory.checkpoint(self.simulation.state()) }
+        if self.rounds().is_empty() {
+            return Ok(());
+        }
+        self.directory.checkpoint(self.simulation.state(), self.simulation.clients())
     }
 
     /// As [`RunDir::finish`].

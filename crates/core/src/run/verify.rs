@@ -49,7 +49,10 @@ pub fn verify(
     let experiment = Experiment::load(config, method.as_ref(), data_dir)?;
     let oldest = if part.from_checkpoint { checkpoints(dir)?.into_iter().next() } else { None };
     let mut simulation = match oldest {
-        Some((_, path)) => Simulation::resume(experiment, method, device, checkpoint::load(&path, &hash)?)?,
+        Some((_, path)) => {
+            let (state, clients) = checkpoint::load(&path, &hash)?;
+            Simulation::resume(experiment, method, device, state, clients)?
+        }
         None => Simulation::new(experiment, method, device)?,
     };
     let from = simulation.state().n_rounds_done;

@@ -1,17 +1,17 @@
-//! A client's local training on one CPU thread: what stands behind [`Step`].
+//! A client's local training on one CPU thread: a plan, and the executor that runs it.
 
-mod backend;
-mod gradient;
+mod batch;
+mod executor;
 mod vectors;
 
-use crate::config::LocalConfig;
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::memory::{Cursor, MemoryConfig, Targets};
+use crate::memory::{MemoryConfig, Targets};
 use crate::method::Method;
-use crate::step::{Finish, Place, Step};
-use fedproj_nn::{Buffer, Cpu, NodeId, Optimizer, Options, Workspace};
-use fedproj_rng::{Purpose, Stream};
+use crate::plan::{LocalPlan, Planner, VectorId};
+use batch::Feed;
+use executor::{Executor, Feeds};
+use fedproj_nn::{Buffer, Cpu, Mode, NodeId, NormMode, Optimizer, Options, Workspace};
 use prost::Message;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,16 +20,8 @@ use std::sync::Arc;
 /// Vectors that a client keeps between rounds, by name.
 pub type ClientState = BTreeMap<String, Vec<f32>>;
 
-/// What names a vector inside a trainer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum VectorId {
-    Weights,
-    RoundStart,
-    Gradient(usize),
-    State(usize),
-    Broadcast(usize),
-    Upload(usize),
-}
+/// What the clients of a simulation keep, by client.
+pub type ClientStates = BTreeMap<u32, ClientState>;
 
 /// What the server sends to every client of a round.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -115,90 +107,41 @@ impl LocalTraining {
         method: &dyn Method,
         download: &Arc<Download>,
         client: u32,
-        state: ClientState,
+        state: &ClientState,
     ) -> Result<ClientResult> {
         self.0.train(method, download, client, state)
     }
 }
 
-/// Memory and state of one thread that trains clients one after another.
+/// One thread that trains clients one after another: it plans a client's round, then executes it.
 #[derive(Debug)]
 pub(crate) struct Trainer {
     experiment: Arc<Experiment>,
-    memory_config: Option<MemoryConfig>,
+    memory: Option<MemoryConfig>,
     truncates_memory: bool,
-    ws: Workspace,
-    /// Made when a method first asks for an embedding.
+    planner: Planner,
+    executor: Executor,
+    taps: Vec<NodeId>,
+    /// Made when a plan first has an embedding.
     embed_ws: Option<Workspace>,
-    optimizer: Optimizer,
-    lr_factor: f32,
-    lr_factor_total: f64,
-    download: Arc<Download>,
-    theta: Buffer,
-    buffers: Vec<f32>,
-    gradients: Vec<Buffer>,
-    n_gradients: usize,
-    broadcasts: Vec<(String, Buffer)>,
-    states: Vec<(String, Buffer)>,
-    uploads: Vec<(String, Buffer)>,
-    samples: Vec<u32>,
-    /// Positions in `samples` of the current batch.
-    positions: Vec<u32>,
-    cursor: Option<Cursor>,
-    x: Vec<f32>,
-    indices: Vec<u32>,
-    labels: Vec<u32>,
-    target_logits: Vec<f32>,
-    target_features: Vec<f32>,
-    /// Memory loss of the last memory gradient.
-    memory_loss: f64,
-    /// Embeddings of all samples of the client, computed once a round.
-    embeddings: Vec<(VectorId, NodeId, Vec<f32>)>,
-    embedded: Vec<Vec<f32>>,
-    stats: LocalStats,
-    cosine_total: f64,
-    loss_total: f64,
 }
 
 impl Trainer {
     pub fn new(experiment: &Arc<Experiment>, method: &dyn Method) -> Result<Self> {
         let (graph, local) = (&experiment.graph, &experiment.config.local);
-        let memory_config = method.memory().cloned();
-        let batch = memory_config.as_ref().map_or(local.batch, |m| m.batch.min(m.size).max(local.batch));
+        let planner = Planner::new(experiment, method);
         let taps = method.taps(graph);
-        let options = Options { batch, taps: &taps, training: true };
-        let n = graph.params().len();
+        let options = Options { batch: planner.batch_max(), taps: &taps, training: true };
+        let ws = Workspace::new(graph, &options, Cpu::new(1))?;
+        let optimizer = Optimizer::new(local.optimizer.rule(), graph.params().len())?;
         Ok(Self {
-            ws: Workspace::new(graph, &options, Cpu::new(1))?,
-            embed_ws: None,
-            optimizer: Optimizer::new(local.optimizer.rule(), n)?,
-            lr_factor: 1.0,
-            lr_factor_total: 0.0,
-            download: Arc::default(),
-            theta: Buffer::zeros(n),
-            buffers: Vec::new(),
-            gradients: Vec::new(),
-            n_gradients: 0,
-            broadcasts: Vec::new(),
-            states: Vec::new(),
-            uploads: Vec::new(),
-            samples: Vec::new(),
-            positions: Vec::new(),
-            cursor: None,
-            x: Vec::new(),
-            indices: Vec::new(),
-            labels: Vec::new(),
-            target_logits: Vec::new(),
-            target_features: Vec::new(),
-            memory_loss: 0.0,
-            embeddings: Vec::new(),
-            embedded: Vec::new(),
-            stats: LocalStats::default(),
-            cosine_total: 0.0,
-            loss_total: 0.0,
-            memory_config,
-            truncates_memory: method.truncates_memory(),
             experiment: Arc::clone(experiment),
+            memory: method.memory().cloned(),
+            truncates_memory: method.truncates_memory(),
+            planner,
+            executor: Executor::new(ws, optimizer, local.clip),
+            taps,
+            embed_ws: None,
         })
     }
 
@@ -208,87 +151,125 @@ impl Trainer {
         method: &dyn Method,
         download: &Arc<Download>,
         client: u32,
-        state: ClientState,
+        state: &ClientState,
     ) -> Result<ClientResult> {
-        let experiment = Arc::clone(&self.experiment);
-        let config = &experiment.config;
-        self.begin(download, client, state);
-        let mut place = Place {
-            seed: config.seed,
-            round: download.round,
-            n_rounds: config.federation.rounds,
-            client,
-            epoch: 0,
-            step: 0,
-        };
         let start = std::time::Instant::now();
-        for epoch in 0..config.local.epochs {
-            place.epoch = epoch;
-            let ids = [download.round, client, epoch];
-            let order = Stream::new(config.seed, Purpose::BatchOrder, ids).permutation(self.samples.len());
-            self.lr_factor = config.local.schedule.factor(epoch, config.local.epochs);
-            for positions in order.chunks(config.local.batch) {
-                self.positions.clear();
-                self.positions.extend_from_slice(positions);
-                self.n_gradients = 0;
-                method.local_step(&mut Step { trainer: self, place })?;
-                place.step += 1;
-            }
+        self.planner.receive(download);
+        let plan = self.planner.plan(method, download, client, state)?;
+        self.executor.begin(&download.weights, &download.buffers, download);
+        self.place_vectors(&plan, download, state);
+        self.embed(&plan)?;
+        let Self { experiment, memory, truncates_memory, planner, executor, .. } = self;
+        let feeds = feeds(experiment, memory.as_ref(), *truncates_memory, download);
+        executor.run(&plan, &planner.programs, &feeds)?;
+        if executor.tally.stats.memory_loss_before.is_some() {
+            executor.tally.stats.memory_loss_after = Some(executor.first_memory_loss(&plan, &feeds)?);
         }
-        if self.stats.memory_loss_before.is_some() {
-            self.stats.memory_loss_after = Some(self.first_memory_loss(place)?);
-        }
-        method.finish_local(&mut Finish { trainer: self });
-        self.stats.seconds = start.elapsed().as_secs_f64();
-        Ok(self.end(client, place.step))
+        plan.finish.ops.iter().for_each(|op| executor.combine(op));
+        executor.tally.stats.seconds = start.elapsed().as_secs_f64();
+        Ok(self.result(&plan))
     }
 
-    fn begin(&mut self, download: &Arc<Download>, client: u32, state: ClientState) {
-        self.download = Arc::clone(download);
-        self.theta.copy_from_slice(&download.weights);
-        self.buffers.clear();
-        self.buffers.extend_from_slice(&download.buffers);
-        self.optimizer.reset();
-        self.lr_factor_total = 0.0;
-        self.samples = self.experiment.partition.indices(client as usize).into_owned();
-        self.broadcasts = download.vectors.iter().map(|(name, v)| (name.clone(), Buffer::from(&v[..]))).collect();
-        self.states = state.into_iter().map(|(name, v)| (name, Buffer::from(&v[..]))).collect();
-        self.uploads.clear();
-        self.embeddings.clear();
-        self.stats = LocalStats::default();
-        (self.cosine_total, self.loss_total) = (0.0, 0.0);
-        self.cursor = match (&self.memory_config, &download.memory) {
-            (Some(config), Some((indices, _))) => {
-                Some(Cursor::new(self.experiment.config.seed, download.round, client, indices.len(), config.batch))
+    /// Vectors for every name that the plan uses.
+    fn place_vectors(&mut self, plan: &LocalPlan, download: &Download, state: &ClientState) {
+        let (names, vectors) = (self.planner.names(), &mut self.executor.vectors);
+        let (n, n_buffers) = (vectors.theta.len(), vectors.buffers.len());
+        vectors.states.resize(names.states.len(), Buffer::default());
+        for &at in &plan.kept {
+            vectors.states[at] = match state.get(&names.states[at]) {
+                Some(values) => Buffer::from(&values[..]),
+                None => Buffer::zeros(if names.is_buffers(at) { n_buffers } else { n }),
+            };
+        }
+        let received = |name: &String| download.vectors.get(name).map(|v| Buffer::from(&v[..]));
+        vectors.broadcasts = names.broadcasts.iter().map(|b| received(b).unwrap_or_else(|| Buffer::zeros(n))).collect();
+        vectors.uploads.resize(names.uploads.len(), Buffer::default());
+        for &at in &plan.uploaded {
+            vectors.uploads[at] = Buffer::zeros(n);
+        }
+    }
+
+    /// Values of nodes for every sample of the client, under weights that do not move within the round.
+    fn embed(&mut self, plan: &LocalPlan) -> Result<()> {
+        let (experiment, names) = (&self.experiment, self.planner.names());
+        let (data, batch) = (&experiment.private, experiment.config.local.batch);
+        for &index in &plan.embeddings {
+            if self.embed_ws.is_none() {
+                let options = Options { batch, taps: &self.taps, training: false };
+                self.embed_ws = Some(Workspace::new(&experiment.graph, &options, Cpu::new(1))?);
             }
-            _ => None,
+            let Some(ws) = &mut self.embed_ws else { return Ok(()) };
+            let (weights, node) = names.embeddings[index];
+            let Executor { vectors, embeddings, .. } = &mut self.executor;
+            let kept = match weights {
+                VectorId::State(at) => names.buffers_of(at).filter(|b| plan.kept.contains(b)),
+                _ => None,
+            };
+            let mut buffers = kept.map_or(&vectors.download.buffers[..], |b| &vectors.states[b]).to_vec();
+            embeddings.resize(embeddings.len().max(index + 1), Vec::new());
+            embeddings[index].clear();
+            let mut x = vec![0.0; batch * data.sample_len()];
+            for chunk in plan.samples.chunks(batch) {
+                let x = &mut x[..chunk.len() * data.sample_len()];
+                data.gather(chunk, x);
+                ws.forward(vectors.get(weights), &mut buffers, x, Mode::EVAL)?;
+                embeddings[index].extend_from_slice(ws.value(node)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn result(&mut self, plan: &LocalPlan) -> ClientResult {
+        let (names, Executor { vectors, tally, .. }) = (self.planner.names(), &mut self.executor);
+        let n_steps = plan.steps.len() as u32;
+        let mut stats = std::mem::take(&mut tally.stats);
+        stats.loss = tally.loss_total / f64::from(n_steps.max(1));
+        stats.cosine = (stats.n_compared > 0).then(|| tally.cosine_total / f64::from(stats.n_compared));
+        let named = |names: &[String], vectors: &[Buffer], places: &[usize]| {
+            places.iter().map(|&at| (names[at].clone(), vectors[at].to_vec())).collect()
         };
-    }
-
-    fn end(&mut self, client: u32, n_steps: u32) -> ClientResult {
-        let mut stats = std::mem::take(&mut self.stats);
-        stats.loss = self.loss_total / f64::from(n_steps.max(1));
-        stats.cosine = (stats.n_compared > 0).then(|| self.cosine_total / f64::from(stats.n_compared));
         ClientResult {
-            client,
-            n_samples: self.samples.len(),
+            client: plan.client,
+            n_samples: plan.samples.len(),
             n_steps,
-            weights: self.theta.to_vec(),
-            buffers: self.buffers.clone(),
-            uploads: self.uploads.drain(..).map(|(name, v)| (name, v.to_vec())).collect(),
-            state: self.states.drain(..).map(|(name, v)| (name, v.to_vec())).collect(),
+            weights: vectors.theta.to_vec(),
+            buffers: vectors.buffers.clone(),
+            uploads: named(&names.uploads, &vectors.uploads, &plan.uploaded),
+            state: named(&names.states, &vectors.states, &plan.kept),
             stats,
         }
     }
 }
 
-impl LocalConfig {
-    fn clip_norm(&self) -> Option<f32> {
-        (self.clip > 0.0).then_some(self.clip)
-    }
-}
-
-/// The name under which a kept model's buffers are kept.
-pub(crate) fn buffers_name(model: &str) -> String {
-    format!("{model}.buffers")
+/// A client's own samples, and the memory where it has one.
+fn feeds<'a>(
+    experiment: &'a Experiment,
+    memory: Option<&MemoryConfig>,
+    truncates_memory: bool,
+    download: &'a Download,
+) -> Feeds<'a> {
+    let own = Feed {
+        data: &experiment.private,
+        norm: NormMode::Update,
+        drops: true,
+        truncates: false,
+        logits: &[],
+        features: &[],
+    };
+    let memory_feed = match (memory, &download.memory, &experiment.public) {
+        (Some(config), Some((_, targets)), Some(data)) => Some(Feed {
+            data,
+            norm: config.bn.mode(),
+            drops: false,
+            truncates: truncates_memory,
+            logits: &targets.logits,
+            features: &targets.features,
+        }),
+        _ => None,
+    };
+    let memory_objective = memory.map_or_else(Vec::new, |config| {
+        let (terms, n) = config.loss();
+        terms[..n].to_vec()
+    });
+    Feeds { own, memory: memory_feed, memory_objective }
 }

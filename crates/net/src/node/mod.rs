@@ -150,7 +150,7 @@ impl Node {
             };
             setup.policy.check_bytes(&task, session.upload_bytes(&task))?;
             let kept = home.kept(&task.run)?;
-            let (contribution, kept) = session.train(&task, kept, &cache, &home.outbox()?)?;
+            let (contribution, kept) = session.train(&task, &kept, &cache, &home.outbox()?)?;
             home.set_pending(&contribution, &kept)?;
             Ok(session)
         });

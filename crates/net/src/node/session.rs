@@ -97,7 +97,7 @@ impl Session {
     pub fn train(
         &mut self,
         task: &Task,
-        kept: ClientState,
+        kept: &ClientState,
         cache: &Store,
         outbox: &Store,
     ) -> Result<(Contribution, ClientState)> {
@@ -265,7 +265,7 @@ mod tests {
             let setup = Setup { data: NodeData::OfRun, data_dir: None, policy: Policy::default() };
             let mut session = Session::open(&task, &cache, &setup).unwrap();
             let expected = session.upload_bytes(&task);
-            let (contribution, _) = session.train(&task, ClientState::new(), &cache, &outbox).unwrap();
+            let (contribution, _) = session.train(&task, &ClientState::new(), &cache, &outbox).unwrap();
             assert_eq!(contribution.parts.iter().map(|p| p.blob.len).sum::<u64>(), expected, "{settings:?}");
         }
     }

@@ -102,7 +102,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
         summary
     } else {
         let coordinator = match state {
-            Some(state) => Coordinator::resume(experiment, method, n_threads, state)?,
+            Some((state, _)) => Coordinator::resume(experiment, method, n_threads, state)?,
             None => Coordinator::new(experiment, method, n_threads)?,
         };
         let (desk, stop, started) = (Arc::clone(&desk), Arc::new(AtomicBool::new(false)), Instant::now());

@@ -11,7 +11,9 @@ use crate::wire::{
     Blob, Contribution, Done, NamedBlob, Task, TaskMemory, encode_f32, encode_public, encode_u32, gather_rows,
     part_name,
 };
-use fedproj_core::{Coordinator, Download, Experiment, FederationConfig, Method, Opening, Part, RunDir, Summary};
+use fedproj_core::{
+    ClientStates, Coordinator, Download, Experiment, FederationConfig, Method, Opening, Part, RunDir, Summary,
+};
 use fedproj_data::Dataset;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -136,7 +138,7 @@ impl Rounds {
         let model_hash = record.model_hash.clone();
         // With a checkpoint per round, a server must keep the spool of one round only.
         let every_round = FederationConfig { checkpoint_every: 1, ..experiment.config.federation.clone() };
-        self.directory.record(record, self.coordinator.state(), &every_round)?;
+        self.directory.record(record, self.coordinator.state(), &ClientStates::new(), &every_round)?;
         self.desk.log(Event::RoundDone { run: self.run.clone(), round, model_hash })?;
         spool.remove();
         Ok(())

@@ -1,0 +1,169 @@
+//! The plan of a client's round, made once on the host: which samples, learning rate and dropout key each step takes, and
+//! which recorded [`Program`] it runs.
+//!
+//! A method's `local_step` is called here, once per client and step, and nowhere else. Two executors run plans: a CPU
+//! thread ([`crate::trainer`]) and a GPU ([`crate::gpu`]). Both take every draw from the plan, so they agree.
+
+mod program;
+mod record;
+
+pub(crate) use program::{Names, Op, Program, VectorId};
+pub(crate) use record::Recorder;
+
+use crate::error::Result;
+use crate::experiment::Experiment;
+use crate::memory::{Cursor, MemoryConfig};
+use crate::method::Method;
+use crate::step::{Finish, Place, Step};
+use crate::trainer::{ClientState, Download};
+use fedproj_rng::{Purpose, Stream};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One client's round.
+#[derive(Debug, Default)]
+pub(crate) struct LocalPlan {
+    pub client: u32,
+    /// The client's samples in the private set.
+    pub samples: Vec<u32>,
+    pub steps: Vec<LocalStep>,
+    /// Places among `samples` that the steps take, one step after another.
+    pub order: Vec<u32>,
+    /// Public samples of the memory batches, one batch after another.
+    pub memory: Vec<u32>,
+    /// Samples in a memory batch.
+    pub memory_batch: usize,
+    /// Embeddings that its steps use, by their places in [`Names::embeddings`].
+    pub embeddings: Vec<usize>,
+    /// What the client keeps after the round, by places in [`Names::states`].
+    pub kept: Vec<usize>,
+    /// What it sends beside its weights, by places in [`Names::uploads`].
+    pub uploaded: Vec<usize>,
+    /// What it does after the last step.
+    pub finish: Program,
+}
+
+/// One step of a plan.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalStep {
+    /// The place of its program in [`Planner::programs`].
+    pub program: usize,
+    pub epoch: u32,
+    pub lr_factor: f32,
+    pub dropout_key: u64,
+    /// Its part of [`LocalPlan::order`].
+    pub batch: Range<usize>,
+}
+
+/// Makes plans, and holds what they share: distinct programs, and the names of vectors.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    experiment: Arc<Experiment>,
+    memory: Option<MemoryConfig>,
+    recorder: Recorder,
+    pub programs: Vec<Program>,
+}
+
+impl Planner {
+    pub fn new(experiment: &Arc<Experiment>, method: &dyn Method) -> Self {
+        Self {
+            recorder: Recorder::new(&experiment.graph),
+            memory: method.memory().cloned(),
+            programs: Vec::new(),
+            experiment: Arc::clone(experiment),
+        }
+    }
+
+    pub fn names(&self) -> &Names {
+        &self.recorder.names
+    }
+
+    /// The largest batch that a step takes.
+    pub fn batch_max(&self) -> usize {
+        let batch = self.experiment.config.local.batch;
+        self.memory.as_ref().map_or(batch, |m| m.batch.min(m.size).max(batch))
+    }
+
+    /// Names the vectors that came with the weights.
+    pub fn receive(&mut self, download: &Download) {
+        for name in download.vectors.keys() {
+            self.recorder.broadcast_id(name);
+        }
+    }
+
+    /// Asks the method what a client does, step by step.
+    pub fn plan(
+        &mut self,
+        method: &dyn Method,
+        download: &Download,
+        client: u32,
+        state: &ClientState,
+    ) -> Result<LocalPlan> {
+        let experiment = Arc::clone(&self.experiment);
+        let (config, local) = (&experiment.config, &experiment.config.local);
+        let samples = experiment.partition.indices(client as usize).into_owned();
+        let names = &mut self.recorder.names;
+        self.recorder.kept = state.keys().map(|name| names.state(name)).collect();
+        self.recorder.uploaded.clear();
+        self.recorder.has_memory = self.memory.is_some() && download.memory.is_some();
+        let mut place = Place {
+            seed: config.seed,
+            round: download.round,
+            n_rounds: config.federation.rounds,
+            client,
+            epoch: 0,
+            step: 0,
+        };
+        let mut plan = LocalPlan { client, ..LocalPlan::default() };
+        let mut lr_factor_total = 0.0;
+        for epoch in 0..local.epochs {
+            place.epoch = epoch;
+            let lr_factor = local.schedule.factor(epoch, local.epochs);
+            let ids = [place.round, client, epoch];
+            let order = Stream::new(place.seed, Purpose::BatchOrder, ids).permutation(samples.len());
+            for chunk in order.chunks(local.batch) {
+                let program = self.record_step(method, place)?;
+                for _ in 0..self.programs[program].n_updates() {
+                    lr_factor_total += f64::from(lr_factor);
+                }
+                let ids = [place.round, client, place.step];
+                let dropout_key = Stream::new(place.seed, Purpose::Dropout, ids).next_u64();
+                let first = plan.order.len();
+                plan.order.extend_from_slice(chunk);
+                plan.steps.push(LocalStep { program, epoch, lr_factor, dropout_key, batch: first..plan.order.len() });
+                place.step += 1;
+            }
+        }
+        if let Some((config, (indices, _))) = self.memory.as_ref().zip(download.memory.as_ref()) {
+            let mut cursor = Cursor::new(place.seed, place.round, client, indices.len(), config.batch);
+            plan.memory_batch = config.batch.min(indices.len());
+            let n_batches: usize = plan.steps.iter().map(|step| self.programs[step.program].n_memory()).sum();
+            (0..n_batches).for_each(|_| cursor.next(indices, &mut plan.memory));
+        }
+        self.recorder.lr_total = (lr_factor_total * f64::from(local.optimizer.lr)) as f32;
+        self.recorder.program.ops.clear();
+        method.finish_local(&mut Finish { recorder: &mut self.recorder });
+        plan.finish = self.recorder.program.clone();
+        plan.kept = std::mem::take(&mut self.recorder.kept);
+        plan.uploaded = std::mem::take(&mut self.recorder.uploaded);
+        plan.embeddings = (0..self.names().embeddings.len()).filter(|&index| self.uses(&plan, index)).collect();
+        plan.samples = samples;
+        Ok(plan)
+    }
+
+    /// The program of a step, by its place in the list. Nothing is allocated for one that is known.
+    fn record_step(&mut self, method: &dyn Method, place: Place) -> Result<usize> {
+        self.recorder.program.ops.clear();
+        method.local_step(&mut Step { recorder: &mut self.recorder, place })?;
+        let recorded = &self.recorder.program;
+        Ok(self.programs.iter().position(|known| known == recorded).unwrap_or_else(|| {
+            self.programs.push(recorded.clone());
+            self.programs.len() - 1
+        }))
+    }
+
+    fn uses(&self, plan: &LocalPlan, index: usize) -> bool {
+        let embeds = |step: &LocalStep| self.programs[step.program].ops.contains(&Op::Embed { index });
+        plan.steps.iter().any(embeds)
+    }
+}

@@ -1,0 +1,264 @@
+//! Execution of plans on the CPU, by one thread for a client or by a team for a student.
+
+use super::batch::{Feed, Gathered, gather_rows};
+use super::vectors::Vectors;
+use super::{Download, LocalStats};
+use crate::error::{Error, Result};
+use crate::plan::{LocalPlan, LocalStep, Op, Program, VectorId};
+use crate::step::{Batch, ProjectionRule, Scope, Term};
+use fedproj_nn::vector::{self, Conflict};
+use fedproj_nn::{Buffer, Dropout, Mode, NormMode, Optimizer, Workspace, clip_norm};
+use std::sync::Arc;
+
+/// What the batches of a plan are made of.
+#[derive(Debug)]
+pub(crate) struct Feeds<'a> {
+    /// Of [`Batch::Private`].
+    pub own: Feed<'a>,
+    /// Of [`Batch::Memory`].
+    pub memory: Option<Feed<'a>>,
+    /// The objective on the memory, for what is measured beside the steps.
+    pub memory_objective: Vec<Term>,
+}
+
+/// What a plan's steps have measured.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// Sum of the losses of private batches.
+    pub loss_total: f64,
+    /// Loss of the last memory batch.
+    memory_loss: f64,
+    pub cosine_total: f64,
+    pub stats: LocalStats,
+}
+
+/// Memory that runs programs. After the first step nothing is allocated.
+#[derive(Debug)]
+pub(crate) struct Executor {
+    pub ws: Workspace,
+    pub vectors: Vectors,
+    pub tally: Tally,
+    optimizer: Optimizer,
+    /// Largest norm of a gradient that reaches the optimiser; 0 is no limit.
+    clip: f32,
+    gathered: Gathered,
+    /// Values of a node for all samples of a client, by place in [`crate::plan::Names::embeddings`].
+    pub embeddings: Vec<Vec<f32>>,
+    /// The objective of the current batch.
+    loss: f64,
+    /// Memory batches taken so far.
+    n_memory: usize,
+}
+
+/// The step that is executed.
+#[derive(Clone, Copy)]
+struct Current<'a> {
+    plan: &'a LocalPlan,
+    feeds: &'a Feeds<'a>,
+    step: &'a LocalStep,
+    at: u32,
+}
+
+impl Executor {
+    pub fn new(ws: Workspace, optimizer: Optimizer, clip: f32) -> Self {
+        Self {
+            vectors: Vectors::new(ws.graph()),
+            tally: Tally::default(),
+            gathered: Gathered::default(),
+            embeddings: Vec::new(),
+            loss: 0.0,
+            n_memory: 0,
+            ws,
+            optimizer,
+            clip,
+        }
+    }
+
+    /// Starts from weights; `download` holds the vectors beside them.
+    pub fn begin(&mut self, weights: &[f32], buffers: &[f32], download: &Arc<Download>) {
+        self.vectors.begin(weights, buffers, download);
+        self.optimizer.reset();
+        self.tally = Tally::default();
+        self.n_memory = 0;
+    }
+
+    /// Runs all steps of a plan.
+    pub fn run(&mut self, plan: &LocalPlan, programs: &[Program], feeds: &Feeds<'_>) -> Result<()> {
+        for (at, step) in plan.steps.iter().enumerate() {
+            let current = Current { plan, feeds, step, at: at as u32 };
+            programs[step.program].ops.iter().try_for_each(|op| self.execute(op, current))?;
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, op: &Op, current: Current<'_>) -> Result<()> {
+        match *op {
+            Op::Forward { batch } => self.forward(batch, current),
+            Op::Loss { term } => {
+                self.loss += self.gathered.add_term(&mut self.ws, &term)?;
+                Ok(())
+            }
+            Op::Backward { batch, out } => self.backward(batch, out, current),
+            Op::Embed { index } => {
+                let Current { plan, step, .. } = current;
+                let to = self.gathered.embedded(index);
+                gather_rows(&self.embeddings[index], plan.samples.len(), &plan.order[step.batch.clone()], to);
+                Ok(())
+            }
+            Op::Project { g, r, rule } => {
+                let mut taken = self.vectors.take(g);
+                let projected = self.project(&mut taken, r, &rule, current);
+                self.vectors.put_back(g, taken);
+                projected.map(drop)
+            }
+            Op::Update { g } => {
+                self.update(g, current.step.lr_factor);
+                Ok(())
+            }
+            Op::UpdateProjected { g, r, rule } => self.update_projected(g, r, &rule, current),
+            _ => {
+                self.combine(op);
+                Ok(())
+            }
+        }
+    }
+
+    /// The operations that need no batch.
+    pub fn combine(&mut self, op: &Op) {
+        match *op {
+            Op::AddScaled { y, a, x } => {
+                let mut to = self.vectors.take(y);
+                vector::axpy(self.ws.cpu(), a, self.vectors.get(x), &mut to);
+                self.vectors.put_back(y, to);
+            }
+            Op::AddScaledDiff { g, a, x, y } => {
+                let mut to = self.vectors.take(g);
+                vector::axpy_difference(self.ws.cpu(), a, self.vectors.get(x), self.vectors.get(y), &mut to);
+                self.vectors.put_back(g, to);
+            }
+            Op::Clip { g, norm_max } => {
+                let mut taken = self.vectors.take(g);
+                clip_norm(self.ws.cpu(), &mut taken, norm_max);
+                self.vectors.put_back(g, taken);
+            }
+            Op::KeepModel { weights, buffers } => self.vectors.keep_model(weights, buffers),
+            _ => unreachable!("only a step has batches and an optimiser: {op:?}"),
+        }
+    }
+
+    fn forward(&mut self, batch: Batch, current: Current<'_>) -> Result<()> {
+        let Current { plan, feeds, step, .. } = current;
+        let (norm, dropout) = if let (Batch::Memory, Some(feed)) = (batch, &feeds.memory) {
+            let first = self.n_memory * plan.memory_batch;
+            self.n_memory += 1;
+            self.gathered.gather(feed, plan.memory[first..first + plan.memory_batch].iter().copied());
+            (feed.norm, Dropout::Off)
+        } else {
+            let positions = &plan.order[step.batch.clone()];
+            self.gathered.gather(&feeds.own, positions.iter().map(|&p| plan.samples[p as usize]));
+            (feeds.own.norm, if feeds.own.drops { Dropout::Key(step.dropout_key) } else { Dropout::Off })
+        };
+        let Vectors { theta, buffers, .. } = &mut self.vectors;
+        self.ws.forward(theta, buffers, &self.gathered.x, Mode { norm, dropout })?;
+        self.loss = 0.0;
+        Ok(())
+    }
+
+    fn backward(&mut self, batch: Batch, out: usize, current: Current<'_>) -> Result<()> {
+        let loss = self.loss;
+        if !loss.is_finite() {
+            let (round, client) = (self.vectors.download.round, current.plan.client);
+            return Err(Error::NotFinite { round, client, epoch: current.step.epoch, step: current.at, loss });
+        }
+        match batch {
+            Batch::Private => self.tally.loss_total += loss,
+            Batch::Memory => {
+                self.tally.memory_loss = loss;
+                self.tally.stats.memory_loss_before.get_or_insert(loss);
+            }
+        }
+        let Vectors { theta, gradients, .. } = &mut self.vectors;
+        while gradients.len() <= out {
+            gradients.push(Buffer::zeros(theta.len()));
+        }
+        Ok(self.ws.backward(theta, &mut gradients[out])?)
+    }
+
+    fn update(&mut self, g: VectorId, lr_factor: f32) {
+        let mut taken = self.vectors.take(g);
+        if self.clip > 0.0 {
+            clip_norm(self.ws.cpu(), &mut taken, self.clip);
+        }
+        self.optimizer.step(self.ws.cpu(), &mut self.vectors.theta, &taken, lr_factor);
+        self.vectors.put_back(g, taken);
+    }
+
+    fn update_projected(
+        &mut self,
+        g: VectorId,
+        r: VectorId,
+        rule: &ProjectionRule,
+        current: Current<'_>,
+    ) -> Result<()> {
+        // u = θ_before − θ_after takes the gradient's part; then θ = θ_before − u.
+        let (mut before, mut u) = self.vectors.take_moved();
+        before.copy_from_slice(&self.vectors.theta);
+        self.update(g, current.step.lr_factor);
+        u.copy_from_slice(&before);
+        vector::axpy(self.ws.cpu(), -1.0, &self.vectors.theta, &mut u);
+        let projected = self.project(&mut u, r, rule, current);
+        if matches!(projected, Ok(true)) {
+            self.vectors.theta.copy_from_slice(&before);
+            vector::axpy(self.ws.cpu(), -1.0, &u, &mut self.vectors.theta);
+        }
+        self.vectors.moved = Some((before, u));
+        projected.map(drop)
+    }
+
+    /// Projects g against r by the rule; whether it did.
+    fn project(&mut self, g: &mut [f32], r: VectorId, rule: &ProjectionRule, current: Current<'_>) -> Result<bool> {
+        let whole = Conflict::between(self.ws.cpu(), g, self.vectors.get(r));
+        let norms = (whole.squared_norm * vector::squared_norm(self.ws.cpu(), g)).sqrt();
+        self.tally.stats.n_compared += 1;
+        self.tally.cosine_total += if norms > 0.0 { whole.dot / norms } else { 0.0 };
+        if rule.from_round_start && self.tally.memory_loss < self.memory_loss(VectorId::RoundStart, current.feeds)? {
+            return Ok(false);
+        }
+        let (cpu, r) = (self.ws.cpu(), self.vectors.get(r));
+        let active = match rule.scope {
+            Scope::Global => whole.resolve(cpu, g, r, &rule.bounds),
+            Scope::Layer => {
+                let mut active = false;
+                for range in self.vectors.tensors.iter().cloned() {
+                    let (g, r) = (&mut g[range.clone()], &r[range]);
+                    active |= Conflict::between(cpu, g, r).resolve(cpu, g, r, &rule.bounds);
+                }
+                active
+            }
+        };
+        self.tally.stats.n_projected += u32::from(active);
+        Ok(active)
+    }
+
+    /// Memory loss of θ on the plan's first memory batch.
+    pub fn first_memory_loss(&mut self, plan: &LocalPlan, feeds: &Feeds<'_>) -> Result<f64> {
+        let Some(feed) = &feeds.memory else { return Ok(0.0) };
+        self.gathered.gather(feed, plan.memory[..plan.memory_batch].iter().copied());
+        self.memory_loss(VectorId::Weights, feeds)
+    }
+
+    /// Memory loss of θ or its start on the gathered batch; batch-norm as in the gradient, without moving averages.
+    fn memory_loss(&mut self, weights: VectorId, feeds: &Feeds<'_>) -> Result<f64> {
+        let norm = match feeds.memory.as_ref().map_or(NormMode::Frozen, |feed| feed.norm) {
+            NormMode::Update => NormMode::Batch,
+            other => other,
+        };
+        let (params, buffers) = self.vectors.model(weights);
+        self.ws.forward(params, buffers, &self.gathered.x, Mode { norm, dropout: Dropout::Off })?;
+        let mut loss = 0.0;
+        for term in &feeds.memory_objective {
+            loss += self.gathered.add_term(&mut self.ws, term)?;
+        }
+        Ok(loss)
+    }
+}
