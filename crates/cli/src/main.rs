@@ -2,6 +2,7 @@
 
 mod bench;
 mod compare;
+mod config;
 mod data;
 mod device;
 mod doctor;
@@ -57,6 +58,9 @@ enum Command {
     Demo(federation::demo::Demo),
     /// Writes a commented configuration file
     New(new::New),
+    /// Shows the effective configuration of a run, and explains its keys
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
     /// Previews who holds which data, with a picture
     Partition(partition::Partition),
     /// Lists data sets: what is known, what is found, how to get the rest
@@ -103,6 +107,7 @@ fn main() -> ExitCode {
         Command::Audit(args) => args.run(),
         Command::Demo(args) => args.run(),
         Command::New(args) => args.run(),
+        Command::Config(command) => command.run(),
         Command::Partition(args) => args.run(),
         Command::Data(args) => args.run(),
         Command::Methods(args) => args.run(),

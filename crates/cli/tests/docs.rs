@@ -136,6 +136,14 @@ fn anchors(page: &str) -> Vec<String> {
 }
 
 #[test]
+fn the_configuration_reference_is_that_of_the_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = command::stdout(folder.path(), &["config", "reference"]);
+    let page = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    assert!(page == made, "renew it: fedproj config reference > docs/configuration.md");
+}
+
+#[test]
 fn links_lead_somewhere() {
     let mut pages = pages();
     for name in ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "bench/README.md"] {

@@ -10,31 +10,31 @@ use fedproj_nn::{Cpu, Direction, Dropout, Loss, Mode, NodeId, Optimizer, Options
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 
-/// How the ensemble's knowledge goes into the average.
+/// How the ensemble is distilled into the average.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Distill {
-    /// Passes over the public set E_d; 0 is no distillation.
+    /// The server's passes E_d over the public set per round. 0: no distillation.
     pub epochs: u32,
-    /// Samples in a step.
+    /// Samples per step of the server.
     pub batch: usize,
-    /// The student's optimiser, made new every round.
+    /// The student's optimiser. It starts afresh every round.
     pub optimizer: OptimizerConfig,
-    /// T
+    /// Temperature T of teacher and student, above 0.
     pub temperature: f32,
-    /// Whether the divergence is multiplied by T².
+    /// Multiply the divergence by T².
     pub t2: bool,
-    /// Which of KL(teacher ‖ student) and KL(student ‖ teacher).
+    /// Order of the divergence's arguments.
     pub direction: DirectionConfig,
     /// How clients are weighted in the ensemble.
     pub weights: EnsembleWeights,
-    /// Weight α of the weight-divergence term α·‖θ − anchor‖².
+    /// Weight α ≥ 0 of the weight-divergence term α·‖θ − anchor‖². 0: off.
     pub alpha: f32,
-    /// What the weights are held to.
+    /// The anchor of the weight-divergence term.
     pub anchor: Anchor,
-    /// Weight γ₂ of the feature loss; 0 is off.
+    /// Weight γ₂ ≥ 0 of the feature loss. 0: off.
     pub feature_weight: f32,
-    /// Batch-norm statistics of the student.
+    /// Batch-norm statistics of the student while it distils.
     pub bn: StudentNorm,
 }
 
@@ -61,9 +61,9 @@ impl Default for Distill {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DirectionConfig {
-    /// KL(teacher ‖ student)
+    /// KL(teacher ‖ student).
     TeacherToStudent,
-    /// KL(student ‖ teacher)
+    /// KL(student ‖ teacher).
     StudentToTeacher,
 }
 
@@ -71,9 +71,9 @@ pub enum DirectionConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EnsembleWeights {
-    /// Every client the same.
+    /// The same weight per client.
     Uniform,
-    /// By their samples.
+    /// In proportion to the clients' samples.
     Samples,
 }
 
@@ -92,11 +92,11 @@ pub enum Anchor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StudentNorm {
-    /// Batch statistics, which move the running averages to the public set's.
+    /// Batch statistics, which move the running averages towards those of the public set.
     Update,
     /// The averaged running statistics throughout.
     Frozen,
-    /// Batch statistics without moving the averages; afterwards one pass over the public set sets them anew.
+    /// Batch statistics that leave the averages alone. Afterwards one pass over the public set sets them.
     Recalibrate,
 }
 

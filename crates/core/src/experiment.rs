@@ -1,4 +1,6 @@
-//! A configuration made concrete: data, network, partition and initial weights, the same for every method of a seed.
+//! A configuration made concrete: data, network, partition and initial weights.
+//!
+//! Methods share all of it at the same seed, but for a network that a method changes (MOON adds a head).
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -9,7 +11,7 @@ use fedproj_nn::{Graph, models};
 use fedproj_rng::{Purpose, Stream};
 use std::path::Path;
 
-/// What a run works on.
+/// What a run starts from.
 #[derive(Debug)]
 pub struct Experiment {
     /// The configuration.
@@ -41,7 +43,7 @@ impl Experiment {
         Self::load_beside(config, method, data_dir, None)
     }
 
-    /// As [`Experiment::load`], beside a public set that is here already, as a node has it from its server.
+    /// As [`Experiment::load`], with a public set that is in memory already: a node has it from its server.
     ///
     /// # Errors
     /// As [`Experiment::load`].
@@ -60,7 +62,7 @@ impl Experiment {
     /// An experiment on data that are in memory already.
     ///
     /// # Errors
-    /// If they do not fit together or the configuration.
+    /// If the data do not fit together, or do not fit the configuration.
     pub fn new(
         config: Config,
         method: &dyn Method,
@@ -72,10 +74,10 @@ impl Experiment {
         Self::with_partition(config, method, private, test, public, partition)
     }
 
-    /// As [`Experiment::new`], with clients dealt by the caller.
+    /// As [`Experiment::new`], with a partition that the caller made.
     ///
     /// # Errors
-    /// If the parts do not fit together or the configuration.
+    /// As [`Experiment::new`].
     pub fn with_partition(
         config: Config,
         method: &dyn Method,
@@ -129,7 +131,7 @@ impl Experiment {
         let graph = Self::network(&config, method, &private, data_dir)?;
         let mut unused_tensors = Vec::new();
         let (weights, buffers) = if config.model.weights.is_empty() {
-            let mut weights = graph.init_params(config.seed, config.model.init());
+            let mut weights = graph.init_params(config.seed, config.model.init);
             if !config.model.checkpoint.is_empty() && config.model.pretrained {
                 let path = loading::in_data_dir(data_dir, &config.model.checkpoint).join("model.safetensors");
                 unused_tensors = fedproj_nn::weights::load_encoder(&path, &graph, &mut weights)?;
@@ -141,8 +143,8 @@ impl Experiment {
         Ok(Self { config, graph, weights, buffers, private, test, public, partition, unused_tensors })
     }
 
-    /// The network of a configuration for such data: only its layout, which takes no memory to speak of. A checkpoint's is
-    /// described by a file in the data directory.
+    /// The network of a configuration for such data, without weights. A file in the data directory describes that of a
+    /// checkpoint.
     ///
     /// # Errors
     /// If there is no such network or it cannot take such samples.
@@ -174,7 +176,7 @@ impl Experiment {
         })
     }
 
-    /// What a user should know before trusting what comes of a run: texts that were cut, weights that were left out.
+    /// What a user should know before trusting a run: texts that were cut, tensors that were left out.
     pub fn notes(&self) -> Vec<String> {
         let sets = [&self.private, &self.test].into_iter().chain(&self.public);
         let cut = sets.filter(|data| data.n_truncated() > 0).map(|data| {
@@ -188,21 +190,21 @@ impl Experiment {
         cut.chain(unused).collect()
     }
 
-    /// Where running variances lie among the buffers.
+    /// Ranges of the running variances in the buffers.
     pub fn variances(&self) -> Vec<std::ops::Range<usize>> {
         let spans = self.graph.buffers().spans().iter();
         spans.filter(|span| span.name.ends_with(".running_var")).map(fedproj_nn::Span::range).collect()
     }
 
-    /// The clients of a round, in increasing order: uniform without replacement, a function of seed and round alone.
+    /// The clients of a round, in increasing order: drawn uniformly without replacement, from seed and round alone.
     pub fn cohort(&self, round: u32) -> Vec<u32> {
         let n = self.partition.n_clients();
         let all: Vec<u32> = (0..n as u32).collect();
         self.cohort_among(round, &all, self.config.federation.cohort(n))
     }
 
-    /// As [`Experiment::cohort`], of some clients and of another size: a server draws from those that are there, and may
-    /// ask more than it needs.
+    /// As [`Experiment::cohort`], from some clients and of another size: a server draws from the clients that are online,
+    /// and may ask more than it needs.
     pub fn cohort_among(&self, round: u32, clients: &[u32], size: usize) -> Vec<u32> {
         let stream = &mut Stream::new(self.config.seed, Purpose::Cohort, [round, 0, 0]);
         let drawn = stream.choose(clients.len() as u32, size.min(clients.len()) as u32);

@@ -33,8 +33,8 @@ mod trainer;
 
 pub use authors::Authors;
 pub use config::{
-    Config, DataConfig, Draw, FederationConfig, InitConfig, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
-    ScheduleConfig,
+    Config, DataConfig, Draw, FederationConfig, Key, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
+    ScheduleConfig, parse_value,
 };
 pub use contributions::{Contributions, Head, Part};
 pub use coordinator::{Coordinator, Opening, model_hash};

@@ -1,4 +1,4 @@
-//! From the names in a configuration to samples in memory: data sets read, texts tokenised, held out, split and drawn.
+//! From names in a configuration to samples in memory: read, tokenise, hold out, split and draw.
 
 use crate::config::{Config, Draw};
 use crate::error::{Error, Result};
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 const PRIVATE_SUBSET: u32 = 100;
 const PUBLIC_SUBSET: u32 = 101;
 
-/// A path of the configuration, which is relative to the data directory.
+/// A path of the configuration, taken relative to the data directory.
 pub(crate) fn in_data_dir(data_dir: Option<&Path>, path: impl AsRef<Path>) -> PathBuf {
     data_dir.map_or_else(|| path.as_ref().to_owned(), |dir| dir.join(path.as_ref()))
 }
 
-/// Private, test and, if it is asked for, public samples.
+/// Private, test and, if needed, public samples.
 pub(crate) fn load(
     config: &Config,
     method: &dyn Method,
@@ -25,7 +25,7 @@ pub(crate) fn load(
     needs_public: bool,
 ) -> Result<(Dataset, Dataset, Option<Dataset>)> {
     let data = &config.data;
-    // Missing data are told with the way to get them, before what is missing for texts.
+    // Missing data come first: their error says how to get them.
     registry::check(&data.private, data_dir)?;
     let tokenizer = tokenizer(config, data_dir)?;
     let read = |source: &SourceConfig| -> Result<Splits> {
@@ -48,7 +48,7 @@ pub(crate) fn load(
             private = private.subset(&kept);
             Some(public)
         }
-        // A split changes the private set, so it is done for every method; a set of its own is only read where it is used.
+        // A split changes the private set, so every method makes it. Another set is read only where it is used.
         _ if !needs_public => None,
         _ => Some(read(&data.public)?.concatenated()?),
     };
@@ -80,7 +80,7 @@ fn tokenizer(config: &Config, data_dir: Option<&Path>) -> Result<Option<Tokenize
         ));
     };
     let tokenizer = Tokenizer::open(&vocabulary, text)?;
-    // Networks of the catalogue have BERT's own vocabulary.
+    // The encoders of the catalogue have BERT's own vocabulary.
     let bert = checkpoint(config, data_dir)?.unwrap_or_else(|| BertConfig::sized(1, 1, 1, 1));
     bert.check_vocabulary(&vocabulary, tokenizer.n_words())?;
     Ok(Some(tokenizer))
@@ -92,7 +92,7 @@ pub(crate) fn checkpoint(config: &Config, data_dir: Option<&Path>) -> Result<Opt
     if name.is_empty() { Ok(None) } else { Ok(Some(BertConfig::open(&in_data_dir(data_dir, name))?)) }
 }
 
-/// `n` samples drawn without replacement, 0 is all; or as many of each class, `n` at most.
+/// `n` samples drawn without replacement (0: all), or the same number per class, `n` at most.
 fn draw(data: Dataset, n: usize, how: Draw, stream: &mut Stream, key: &str) -> Result<Dataset> {
     if how == Draw::Balanced {
         return Ok(data.subset(&fedproj_data::balanced(&data, n, stream)?));

@@ -6,25 +6,25 @@ use fedproj_nn::NormMode;
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 
-/// What stands in the memory (algorithms of the paper: M ⊆ D_pub with the ensemble's logits).
+/// What the memory holds: the paper's M ⊆ D_pub with the ensemble's logits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// Public samples in the memory; all if there are fewer. The paper's code has 10 000 to 15 000.
+    /// Public samples in the memory; all if there are fewer. The published code has 10 000 to 15 000.
     pub size: usize,
-    /// Samples of one memory gradient.
+    /// Samples per memory gradient.
     pub batch: usize,
-    /// Whether the memory is drawn anew every round or once.
+    /// When the memory's samples are drawn.
     pub resample: Resample,
-    /// Whose logits are the target.
+    /// Target of the memory loss.
     pub target: MemoryTarget,
-    /// What is done before the first ensemble exists.
+    /// What the first round does, before an ensemble exists.
     pub round0: Round0,
-    /// Temperature of the memory loss.
+    /// Temperature T of the memory loss, above 0.
     pub temperature: f32,
-    /// Weight γ₂ of the feature loss beside the logits' one; 0 is off.
+    /// Weight γ₂ ≥ 0 of the feature loss, beside the loss on logits. 0: off.
     pub feature_weight: f32,
-    /// Batch-norm statistics of the memory's forward pass.
+    /// Batch-norm statistics in the memory's forward pass.
     pub bn: BatchNormUse,
 }
 
@@ -70,7 +70,7 @@ impl MemoryConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resample {
-    /// Anew every round.
+    /// Every round.
     Round,
     /// Once.
     Fixed,
@@ -84,7 +84,7 @@ pub enum MemoryTarget {
     Ensemble,
     /// Logits of the global model after fusion.
     GlobalModel,
-    /// The public samples' own labels, as the paper's algorithm box has it; only where they are of the same classes.
+    /// The public samples' own labels, as the paper's Algorithm 1 has it. Only where both sets have the same classes.
     Labels,
 }
 
@@ -94,7 +94,7 @@ pub enum MemoryTarget {
 pub enum Round0 {
     /// No projection.
     Skip,
-    /// The initial global model's own logits are the target: right for a pre-trained start.
+    /// The target is the initial global model's own logits: right for a pre-trained start.
     GlobalModel,
 }
 

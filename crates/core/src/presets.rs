@@ -1,4 +1,4 @@
-//! Presets: the paper's text, the authors' code, and a clean combination of both.
+//! Presets: the paper's text, the published code, and a clean combination of both.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -8,16 +8,16 @@ use toml::Table;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Preset {
-    /// What the text says: projection from the second round on, α by β.
+    /// The paper's text: projection from the second round on, and its best α per β and data set.
     Paper,
-    /// What the published code does: its schedule, guards, initialisation and integer casts.
+    /// The published code: its schedule, guards, initialisation and integer casts.
     AuthorsCode,
-    /// The text with a warm-up of a tenth of the rounds.
+    /// The paper's text, with no projection in the first tenth of the rounds, and α = 0.
     #[default]
     Clean,
 }
 
-/// What a preset changes. `given` is looked at where a preset depends on the setting (α on β and data set).
+/// What a preset changes. Some values depend on what was `given`: α on β and the data set.
 pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
     let text = match preset {
         Preset::Clean => String::new(),
@@ -64,12 +64,13 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
     toml::from_str(&text).map_err(Error::internal("reading a preset"))
 }
 
-/// Whether a run is on texts, as far as can be told by the data set's name.
+/// Whether a run is on texts, judged by the data set's name.
 fn is_text(given: &Table) -> bool {
     fedproj_data::registry::find(private_name(given)).is_ok_and(fedproj_data::registry::Reader::is_text)
 }
 
-/// The paper's best α: none for texts, where its code has no such term, and none at β = 0.3; at 0.5, 0.3 for CIFAR-10 and CINIC-10 and 0.5 for CIFAR-100.
+/// The paper's best α. β = 0.3: 0. β = 0.5: 0.5 for CIFAR-100, 0.3 for CIFAR-10 and CINIC-10. Texts: 0, the published
+/// code has no such term.
 fn paper_alpha(given: &Table) -> f64 {
     let beta = given.get("data").and_then(|d| number(d.get("partition")?.get("beta")?)).unwrap_or(0.3);
     match (beta >= 0.5, private_name(given)) {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct RoundRecord {
     /// Round, counted from 0.
     pub round: u32,
-    /// The clients that took part.
+    /// Clients that took part.
     pub cohort: Vec<u32>,
     /// Test accuracy of the global model, where it was evaluated.
     pub accuracy: Option<f64>,
@@ -23,30 +23,30 @@ pub struct RoundRecord {
     pub distill_loss: Option<f64>,
     /// Mean training loss over clients.
     pub train_loss: f64,
-    /// Share of the steps that looked at the memory whose gradient was projected.
+    /// Share of projected gradients, among the steps that took a memory gradient.
     pub projection_rate: Option<f64>,
-    /// Mean cosine of gradient and memory gradient.
+    /// Mean cosine between gradient and memory gradient.
     pub cosine: Option<f64>,
     /// Mean memory loss of the clients before local training.
     pub memory_loss_before: Option<f64>,
     /// The same after it.
     pub memory_loss_after: Option<f64>,
-    /// Mean over clients of the largest loss of accuracy on a class through local training.
+    /// Forgetting: the largest per-class accuracy drop during local training, averaged over clients.
     pub forgetting: Option<f64>,
-    /// That loss client by client, in the order of `cohort`.
+    /// Forgetting per client, in the order of `cohort`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forgetting_by_client: Option<Vec<f64>>,
     /// Mean test accuracy of the clients' models after local training.
     pub client_accuracy: Option<f64>,
-    /// The same on the classes that each client holds.
+    /// The same, restricted to the classes that each client holds.
     pub personal_accuracy: Option<f64>,
     /// Seconds of local training, fusion and evaluation.
     pub seconds: Seconds,
     /// Bytes that a real federation would have sent to the clients.
     pub bytes_down: u64,
-    /// And back.
+    /// Bytes that the clients would have sent back.
     pub bytes_up: u64,
-    /// BLAKE3 of the weights and buffers that go out next.
+    /// BLAKE3 of the weights and buffers that the next round starts from.
     pub model_hash: String,
 }
 
@@ -100,7 +100,7 @@ impl RoundRecord {
     }
 }
 
-/// The outcome of a run.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Summary {
@@ -121,7 +121,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The outcome of finished rounds; the headline is over the last `federation.headline_rounds` evaluations.
+    /// The result of finished rounds. The headline covers the last `federation.headline_rounds` evaluations.
     pub fn of(method: &str, seed: u64, federation: &FederationConfig, cohort: usize, rounds: &[RoundRecord]) -> Self {
         let accuracies: Vec<f64> = rounds.iter().filter_map(|r| r.accuracy).collect();
         let tail = &accuracies[accuracies.len().saturating_sub(federation.n_headline(cohort))..];

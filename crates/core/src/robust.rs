@@ -1,4 +1,4 @@
-//! Robust aggregation: what a server puts in the place of a weighted mean when it does not trust every client.
+//! Robust aggregation: what replaces a weighted mean where the server does not trust every client.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RobustConfig {
-    /// What takes the place of a weighted mean.
+    /// What replaces a weighted mean. All rules but `"none"` give every client the same weight: sample counts are claims.
     pub rule: RobustRule,
-    /// Share of the contributions that may be hostile: cut off at either end by `trimmed_mean`, assumed by `krum`.
+    /// Share of the contributions that may be hostile, in [0, 0.5). `trimmed_mean` cuts it off at either end.
     pub share: f64,
-    /// Largest norm of a client's update ‖θ_k − θ_g‖, longer ones are scaled down to it; 0 is no limit.
+    /// Largest norm of a client's update ‖θ_k − θ_g‖; longer ones are scaled down to it. 0: no limit.
     pub clip: f64,
 }
 
-/// See [`RobustConfig::rule`]. All but `none` give every client the same weight: numbers of samples are claims.
+/// See [`RobustConfig::rule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RobustRule {
@@ -23,9 +23,9 @@ pub enum RobustRule {
     None,
     /// The median of each coordinate.
     Median,
-    /// The mean of each coordinate without its smallest and largest values. Yin et al., ICML 2018, arXiv:1803.01498.
+    /// The mean of each coordinate without its smallest and largest values (Yin et al. 2018, arXiv:1803.01498).
     TrimmedMean,
-    /// The one contribution that is nearest to its neighbours. Blanchard et al., NeurIPS 2017, arXiv:1703.02757.
+    /// The contribution that is nearest to its neighbours (Blanchard et al. 2017, arXiv:1703.02757).
     Krum,
 }
 
@@ -48,7 +48,7 @@ impl RobustConfig {
         (self.share * n as f64 + 1e-9) as usize
     }
 
-    /// The rule's value for one coordinate, whose values it may reorder.
+    /// The rule's value for one coordinate. It may reorder the values.
     pub(crate) fn of_column(&self, column: &mut [f32]) -> f32 {
         column.sort_by(f32::total_cmp);
         let n = column.len();

@@ -44,3 +44,7 @@ pub use source::{Column, ImageLayout, LabelSet, SourceConfig, Splits, TextColumn
 pub use split::{SplitConfig, SplitFor, balanced, split};
 pub use text::{Text, TextConfig, Texts, Tokenizer};
 pub use tokens::{Tokens, WORDS_PER_TEXT};
+
+/// The files that define what a configuration says about data, from which the reference of its keys is made.
+pub const CONFIG_SOURCES: &[&str] =
+    &[include_str!("partition/config.rs"), include_str!("source.rs"), include_str!("text/tokenizer.rs")];

@@ -55,3 +55,7 @@ pub use layout::{Init, Layout, Role, Span, Storage};
 pub use loss::{Direction, Loss};
 pub use mode::{Dropout, Mode, Options};
 pub use optim::{Optimizer, Rule, Schedule, clip_norm};
+
+/// The files that define what a configuration says about networks and losses, from which the reference of its keys is made.
+pub const CONFIG_SOURCES: &[&str] =
+    &[include_str!("kernels/norm.rs"), include_str!("layout.rs"), include_str!("loss.rs")];

@@ -297,7 +297,8 @@ fn check_data(runs: &[PlannedRun], data_dir: Option<&Path>) -> Result<()> {
 mod tests {
     use super::*;
     use crate::studies::{TABLE1, TABLE2};
-    use fedproj_core::{Draw, InitConfig, OptimizerConfig, StoredRun};
+    use fedproj_core::{Draw, OptimizerConfig, StoredRun};
+    use fedproj_nn::Init;
 
     fn options(dataset: &str, preset: &str, methods: &[&str]) -> StudyOptions {
         StudyOptions {
@@ -394,7 +395,7 @@ mod tests {
             (Draw::Balanced, 512),
             "only the authors' code looks at labels"
         );
-        assert_eq!((model.init, data.byte_cast), (InitConfig::Authors, false));
+        assert_eq!((model.init, data.byte_cast), (Init::Authors, false));
     }
 
     #[test]

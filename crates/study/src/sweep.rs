@@ -1,6 +1,6 @@
 //! Many runs from one configuration file: `seeds` and `[sweep]`.
 
-use fedproj_core::{Config, Error, Result};
+use fedproj_core::{Config, Error, Result, parse_value};
 use toml::{Table, Value};
 
 /// One run of a sweep.
@@ -89,12 +89,7 @@ fn list_of(key: &str, value: Value) -> Result<Vec<Value>> {
 /// `[a, b]`, where plain words need no quotes, or `a,b`.
 fn parse_list(pair: &str, text: &str) -> Result<Value> {
     let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
-    let item = |item: &str| {
-        let item = item.trim();
-        let parsed = toml::from_str::<Table>(&format!("v = {item}")).ok().and_then(|mut t| t.remove("v"));
-        parsed.unwrap_or_else(|| Value::String(item.to_owned()))
-    };
-    let items: Vec<Value> = inner.split(',').filter(|i| !i.trim().is_empty()).map(item).collect();
+    let items: Vec<Value> = inner.split(',').map(str::trim).filter(|i| !i.is_empty()).map(parse_value).collect();
     if items.is_empty() { Err(Error::config(format!("`{pair}`: an empty list"))) } else { Ok(Value::Array(items)) }
 }
 

@@ -1,12 +1,11 @@
-//! Tables of keys laid over each other: how defaults, preset, file and `key=value` pairs become one configuration.
+//! Layers of tables: how defaults, preset, file and `key=value` pairs become one configuration.
 
 use super::Config;
 use crate::error::{Error, Result};
 use fedproj_nn::models;
 use toml::{Table, Value};
 
-/// The configuration as a table, in which single-precision numbers read as they were written (0.001, not
-/// 0.0010000000474974513).
+/// The configuration as a table. Single-precision numbers read as they were written: 0.001, not 0.0010000000474974513.
 pub(crate) fn table_of(config: &Config) -> Result<Table> {
     fn shorten(value: &mut Value) {
         match value {
@@ -25,7 +24,7 @@ pub(crate) fn table_of(config: &Config) -> Result<Table> {
     Ok(table)
 }
 
-/// Tables that describe one thing and are replaced as a whole, with keys of their own.
+/// Tables that describe one thing and are replaced as a whole; their keys depend on what they describe.
 const WHOLE: [&str; 3] = ["data.private", "data.public", "data.partition"];
 
 /// Overlays `from` on `to`, table by table.
@@ -52,19 +51,23 @@ pub(crate) fn merge(to: &mut Table, from: &Table) {
     at(to, from, "");
 }
 
+/// A value on the command line: TOML, or a word that needs no quotes.
+pub fn parse_value(text: &str) -> Value {
+    let parsed = toml::from_str::<Table>(&format!("v = {text}")).ok().and_then(|mut t| t.remove("v"));
+    parsed.unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
 /// `a.b.c=value` into nested tables.
 pub(super) fn set_path(table: &mut Table, pair: &str) -> Result<()> {
     let Some((path, text)) = pair.split_once('=') else {
         return Err(Error::config(format!("`{pair}` is not of the form key=value")));
     };
-    let parsed = toml::from_str::<Table>(&format!("v = {text}")).ok().and_then(|mut t| t.remove("v"));
-    let value = parsed.unwrap_or_else(|| Value::String(text.to_owned()));
     let mut keys: Vec<&str> = path.trim().split('.').collect();
     let last = keys.pop().unwrap_or_default();
     let mut at = table;
     for key in keys {
         let entry = at.entry(key).or_insert_with(|| Value::Table(Table::new()));
-        // A data set given by name alone becomes a table when one of its options is set.
+        // A data set that was given by its name becomes a table when one of its options is set.
         if let Value::String(name) = entry {
             *entry = Value::Table(Table::from_iter([("name".to_owned(), Value::String(name.clone()))]));
         }
@@ -73,11 +76,11 @@ pub(super) fn set_path(table: &mut Table, pair: &str) -> Result<()> {
             other => return Err(Error::config(format!("`{pair}`: `{key}` is {other}, not a table"))),
         };
     }
-    at.insert(last.to_owned(), value);
+    at.insert(last.to_owned(), parse_value(text));
     Ok(())
 }
 
-/// Refuses keys that the defaults do not have.
+/// Rejects keys that the defaults do not have.
 pub(super) fn check_keys(given: &Table, known: &Table, path: &str) -> Result<()> {
     for (key, value) in given {
         let full = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };

@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LocalConfig {
-    /// Passes over the client's samples.
+    /// Passes over the client's samples per round.
     pub epochs: u32,
-    /// Samples in a step.
+    /// Samples per step. The last batch of an epoch may be smaller.
     pub batch: usize,
-    /// The optimiser, made new every round.
+    /// The client's optimiser. It starts afresh every round.
     pub optimizer: OptimizerConfig,
-    /// The learning rate over epochs.
+    /// The learning rate over the local epochs.
     pub schedule: ScheduleConfig,
-    /// Largest norm of a gradient; 0 is no limit.
+    /// Largest norm of a gradient; longer ones are scaled down to it. 0: no limit.
     pub clip: f32,
 }
 
@@ -32,25 +32,25 @@ impl Default for LocalConfig {
     }
 }
 
-/// An optimiser; keys that its kind does not know are ignored.
+/// An optimiser. Keys that its kind does not know are ignored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
-    /// `"sgd"`, `"adam"` or `"adamw"`.
+    /// Which optimiser.
     pub kind: OptimizerKind,
-    /// Learning rate.
+    /// Learning rate, above 0.
     pub lr: f32,
-    /// Weight decay; inside the gradient for sgd and adam.
+    /// Weight decay. `sgd` and `adam` add it to the gradient (L2), `adamw` applies it to the weights.
     pub weight_decay: f32,
-    /// Momentum of sgd.
+    /// Momentum of `sgd`, in [0, 1). 0: none.
     pub momentum: f32,
-    /// Nesterov's form of it.
+    /// Use Nesterov's form of momentum. Only for `sgd`.
     pub nesterov: bool,
-    /// Constants of adam and adamw.
+    /// Decay β₁ of the mean of gradients, in [0, 1). Only for `adam` and `adamw`.
     pub beta1: f32,
-    /// See `beta1`.
+    /// Decay β₂ of the mean of squared gradients, in [0, 1). Only for `adam` and `adamw`.
     pub beta2: f32,
-    /// See `beta1`.
+    /// ε in the denominator √v + ε. Only for `adam` and `adamw`.
     pub eps: f32,
 }
 
@@ -58,11 +58,11 @@ pub struct OptimizerConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerKind {
-    /// Gradient descent.
+    /// Stochastic gradient descent.
     Sgd,
-    /// Adam with L2 decay.
+    /// Adam; weight decay is part of the gradient.
     Adam,
-    /// Adam with decoupled decay.
+    /// Adam with decoupled weight decay.
     AdamW,
 }
 
@@ -88,15 +88,15 @@ impl OptimizerConfig {
         Self { lr, weight_decay: 0.0, ..Self::default() }
     }
 
-    /// Whether all constants lie in their ranges; `key` is where the optimiser stands in the configuration.
+    /// Whether all constants are in their ranges; `key` is the optimiser's table in the configuration.
     ///
     /// # Errors
-    /// Names the constant that does not.
+    /// Names the constant that is not.
     pub fn check(&self, key: &str) -> Result<()> {
         self.rule().check().map_err(|e| Error::config(format!("{key}: {e}")))
     }
 
-    /// The engine's word for it.
+    /// The engine's rule.
     pub fn rule(&self) -> Rule {
         let Self { kind, lr, weight_decay, momentum, nesterov, beta1, beta2, eps } = *self;
         match kind {
@@ -112,14 +112,14 @@ impl OptimizerConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScheduleConfig {
-    /// Share of the epochs after which the rate drops, again and again; 0 is never.
+    /// Share of the local epochs between two drops of the rate, in [0, 1]. 0: the rate never drops.
     pub every: f64,
-    /// Factor of a drop.
+    /// Factor of the rate per drop, above 0.
     pub factor: f32,
 }
 
 impl Default for ScheduleConfig {
-    /// As the paper's code: a tenth in the second half of the epochs.
+    /// As the published code: a tenth of the rate in the second half of the epochs.
     fn default() -> Self {
         Self { every: 0.5, factor: 0.1 }
     }

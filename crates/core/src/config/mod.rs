@@ -1,14 +1,21 @@
-//! The configuration of a run: every key with its default, and the presets.
+//! The configuration of a run: every key with its default.
 //!
-//! [`Config`] is only made by [`Config::from_layers`]: defaults, then a preset, then a file, then `key=value` pairs. Unknown
-//! keys are refused with the nearest known one.
+//! [`Config::from_layers`] makes and checks one from defaults, a preset, a file and `key=value` pairs. It rejects unknown
+//! keys and names the nearest known one. [`Config::from_toml`] reads back what a run wrote, without another check.
+//!
+//! The documentation of each field is the reference that users read (`docs/configuration.md`, `fedproj config show
+//! --explain KEY`). Its first paragraph is plain text and ends with a full stop.
 
+mod items;
 mod layers;
 mod legacy;
 mod local;
+mod reference;
 
+pub use layers::parse_value;
 pub(crate) use layers::{merge, table_of};
 pub use local::{LocalConfig, OptimizerConfig, OptimizerKind, ScheduleConfig};
+pub use reference::Key;
 
 use crate::error::{Error, Result};
 use crate::methods::MethodConfig;
@@ -25,11 +32,11 @@ use toml::{Table, Value};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Decides the partition, the sampling of clients, initial weights and every order.
+    /// Seed of every random choice: partition, client sampling, initial weights, order of samples.
     pub seed: u64,
-    /// The set of defaults on which the rest stands.
+    /// Set of defaults below the file and the `key=value` pairs.
     pub preset: Preset,
-    /// Data and how they are dealt out.
+    /// Data sets and how samples are partitioned among clients.
     pub data: DataConfig,
     /// The network.
     pub model: ModelConfig,
@@ -37,7 +44,7 @@ pub struct Config {
     pub federation: FederationConfig,
     /// Training on a client.
     pub local: LocalConfig,
-    /// The method, and the hyper-parameters of each.
+    /// The method that runs, and a table of hyper-parameters per method.
     pub method: MethodConfig,
 }
 
@@ -55,31 +62,31 @@ impl Default for Config {
     }
 }
 
-/// Data and how they are dealt out. The default is the embedded digits set.
+/// Data sets and how samples are partitioned among clients. The default is the embedded digits set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// The labelled set whose parts the clients hold.
+    /// The labelled data set that is partitioned among clients: a name, or a table with options.
     pub private: SourceConfig,
-    /// Training samples that are used; 0 is all.
+    /// Training samples used, drawn at random. 0: all.
     pub private_samples: usize,
-    /// Whether these are drawn uniformly, or as many of each class; then `private_samples` is the most that there may be.
+    /// How `private_samples` are drawn.
     pub private_draw: Draw,
-    /// Held out for testing where the set comes without a test part.
+    /// Share of the samples held out for testing, in [0, 1). Only for data sets without a test part.
     pub test_fraction: f64,
-    /// The public unlabelled set: a data set, `"split"` for a part of the private one, or `"none"`.
+    /// The public unlabelled set: a data set, `"split"` for a part of the private set, or `"none"`.
     pub public: SourceConfig,
-    /// Share of the private set that `public = "split"` takes.
+    /// Share of the private set that `public = "split"` takes, in [0, 1).
     pub public_fraction: f64,
-    /// Public samples that are used; 0 is all, of training and test part together.
+    /// Public samples used, drawn at random from the training and test parts together. 0: all.
     pub public_samples: usize,
-    /// As `private_draw`. A balanced draw looks at the public set's labels, as the authors' code for texts does.
+    /// How `public_samples` are drawn. `"balanced"` reads the public labels, as the published code for texts does.
     pub public_draw: Draw,
     /// How texts become tokens.
     pub text: TextConfig,
-    /// Compatibility with the authors' code: pixels are cast to bytes once more after normalisation, which destroys them.
+    /// Cast pixels to bytes once more after normalisation, which destroys them. Compatibility with the published code only.
     pub byte_cast: bool,
-    /// How the private samples are dealt to clients.
+    /// How private samples are partitioned among clients.
     pub partition: PartitionConfig,
 }
 
@@ -105,9 +112,9 @@ impl Default for DataConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Draw {
-    /// Every sample with the same chance.
+    /// Every sample with the same probability.
     Uniform,
-    /// As many of each class, as far as they go.
+    /// The same number per class, as far as a class has samples; then the number of samples is an upper limit.
     Balanced,
 }
 
@@ -115,19 +122,19 @@ pub enum Draw {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// A name of `fedproj models`, or `"bert"` for the network of a checkpoint.
+    /// Name of a network (`fedproj models` lists them), or `"bert"` for the network of `checkpoint`.
     pub name: String,
-    /// A folder with a BERT model's `config.json`, `vocab.txt` and `model.safetensors`, relative to the data directory.
+    /// Folder of a BERT model (`config.json`, `vocab.txt`, `model.safetensors`), relative to the data directory. Empty: none.
     pub checkpoint: String,
-    /// Whether the checkpoint's weights are the start; otherwise it gives the network's shape alone.
+    /// Start from the weights of `checkpoint`. If false, the checkpoint only gives the network's shape.
     pub pretrained: bool,
-    /// Hidden layers of `mlp`; other networks have sizes of their own.
+    /// Widths of the hidden layers of `mlp`. Other networks ignore it.
     pub hidden: Vec<usize>,
-    /// Groups of group-norm; 0 is batch-norm.
+    /// Groups of group-norm. 0: batch-norm.
     pub group_norm: usize,
-    /// How weights start: as PyTorch's layers do, or as the paper's code does.
-    pub init: InitConfig,
-    /// A safetensors file with weights to start from; empty for none.
+    /// How initial weights are drawn.
+    pub init: Init,
+    /// A safetensors file with weights to start from, relative to the working directory. Empty: none.
     pub weights: String,
 }
 
@@ -139,31 +146,13 @@ impl Default for ModelConfig {
             pretrained: true,
             hidden: vec![100, 100],
             group_norm: 0,
-            init: InitConfig::Torch,
+            init: Init::Torch,
             weights: String::new(),
         }
     }
 }
 
-/// See [`Init`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InitConfig {
-    /// PyTorch's defaults.
-    Torch,
-    /// The paper's code.
-    Authors,
-}
-
 impl ModelConfig {
-    /// The engine's word for the initialisation.
-    pub fn init(&self) -> Init {
-        match self.init {
-            InitConfig::Torch => Init::Torch,
-            InitConfig::Authors => Init::Authors,
-        }
-    }
-
     /// The engine's word for the network's variant.
     pub fn variant(&self) -> models::Variant {
         let norm = if self.group_norm == 0 { models::Norm::Batch } else { models::Norm::Group(self.group_norm) };
@@ -177,17 +166,17 @@ impl ModelConfig {
 pub struct FederationConfig {
     /// Communication rounds.
     pub rounds: u32,
-    /// Share of the clients that take part in a round; at least one does.
+    /// Share of the clients that take part in a round, above 0 and at most 1. At least one client does.
     pub fraction: f64,
-    /// Rounds between evaluations of the global model; the last one is always evaluated.
+    /// Rounds between evaluations of the global model. The last round is always evaluated.
     pub evaluate_every: u32,
     /// Whether every client's model is evaluated too, for forgetting and personal accuracy.
     pub evaluate_clients: bool,
-    /// Rounds whose mean accuracy is the headline; 0 is as many as clients take part in a round.
+    /// Last rounds whose mean accuracy is the headline. 0: one per client that takes part in a round.
     pub headline_rounds: u32,
-    /// Rounds between checkpoints.
+    /// Rounds between checkpoints, from which a run resumes.
     pub checkpoint_every: u32,
-    /// What takes the place of weighted means where clients are not trusted.
+    /// Robust aggregation, where not every client is trusted.
     pub robust: RobustConfig,
 }
 

@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FedAdam {
-    /// Server learning rate η.
+    /// Server learning rate η, above 0.
     pub server_lr: f32,
-    /// β₁
+    /// Decay β₁ of the mean of updates, in [0, 1).
     pub beta1: f32,
-    /// β₂
+    /// Decay β₂ of the mean of squared updates, in [0, 1).
     pub beta2: f32,
-    /// ε, the paper's degree of adaptivity τ.
+    /// ε > 0 in the denominator √v + ε: the paper's degree of adaptivity τ.
     pub eps: f32,
 }
 

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FedAvgM {
-    /// Server momentum β.
+    /// Server momentum β, in [0, 1).
     pub momentum: f32,
-    /// Server learning rate η_g.
+    /// Server learning rate η_g, above 0.
     pub server_lr: f32,
 }
 

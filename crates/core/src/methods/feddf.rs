@@ -4,8 +4,8 @@
 //! Client  as FedAvg
 //! Server  student ← Σ_k (n_k / n) w_k, trained towards the mean of the clients' logits on public data
 //! State kept by a client: none.   Sent beyond FedAvg: nothing.
-//! Departures from the paper: no validation set and no early stop, as in FedProj's comparison; it is FedProj with its
-//! projection off, and shares its code.
+//! Departures from the paper: no validation set and no early stop, as in FedProj's comparison. It is FedProj with
+//! projection off and shares its code.
 
 use crate::config::Config;
 use crate::distill::{Distill, DistillTargets};
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FedDf {
-    /// The distillation.
+    /// The server's distillation.
     pub distill: Distill,
 }
 

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FedDyn {
-    /// Weight α of the regulariser.
+    /// Weight α ≥ 0 of the dynamic regulariser.
     pub alpha: f32,
-    /// Largest norm of the whole gradient.
+    /// Largest norm of the gradient with the regulariser, above 0; longer ones are scaled down to it.
     pub clip: f32,
 }
 

@@ -22,15 +22,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FedEt {
-    /// Weight λ of the diversity term.
+    /// Weight λ ≥ 0 of the diversity term.
     pub diversity_weight: f32,
-    /// Passes over the public set.
+    /// The server's passes over the public set per round.
     pub epochs: u32,
-    /// Samples in a step.
+    /// Samples per step of the server.
     pub batch: usize,
-    /// The student's optimiser.
+    /// The student's optimiser. It starts afresh every round.
     pub optimizer: OptimizerConfig,
-    /// The paper's algorithm, or what FedProj's code does under its name.
+    /// Whose FedET.
     pub variant: FedEtVariant,
 }
 
@@ -38,9 +38,9 @@ pub struct FedEt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FedEtVariant {
-    /// As published.
+    /// The algorithm of its paper.
     Paper,
-    /// As FedProj's computer-vision code.
+    /// What FedProj's published code for images calls FedET.
     AuthorsCv,
 }
 

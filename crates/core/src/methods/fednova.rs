@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FedNova {
-    /// Compatibility with the authors of FedProj: use the momentum formula with this ρ whatever the optimiser; 0 is off.
+    /// Use the momentum formula with this ρ, whatever the optimiser, as FedProj's published code does. 0: off.
     pub momentum_formula: f64,
 }
 

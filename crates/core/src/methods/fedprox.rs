@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FedProx {
-    /// Proximal weight μ ≥ 0; 0 is FedAvg. The paper tunes it in {0.001, 0.01, 0.1, 0.5, 1}.
+    /// Proximal weight μ ≥ 0. 0: FedAvg. The paper tunes it in {0.001, 0.01, 0.1, 0.5, 1}.
     pub proximal_weight: f32,
 }
 

@@ -17,13 +17,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FedRcl {
-    /// Temperature τ.
+    /// Temperature τ of the contrastive loss, above 0.
     pub temperature: f32,
-    /// λ: same-class pairs at least this similar are pushed apart.
+    /// Similarity λ from which pairs of the same class are pushed apart.
     pub threshold: f32,
-    /// Weight of the contrastive term.
+    /// Weight of the contrastive term. 0: off.
     pub contrast_weight: f32,
-    /// Weight β of the divergence penalty.
+    /// Weight β of the divergence penalty. 0: off.
     pub penalty_weight: f32,
 }
 
@@ -39,9 +39,11 @@ impl Method for FedRcl {
     }
 
     fn check(&self, _: &Config) -> Result<()> {
-        let weights = self.contrast_weight.min(self.penalty_weight);
         Error::require(self.temperature > 0.0, "method.fedrcl.temperature", self.temperature, "positive")?;
-        Error::require(weights >= 0.0, "method.fedrcl weights", weights, "0 or positive")
+        for (name, weight) in [("contrast_weight", self.contrast_weight), ("penalty_weight", self.penalty_weight)] {
+            Error::require(weight >= 0.0, &format!("method.fedrcl.{name}"), weight, "0 or positive")?;
+        }
+        Ok(())
     }
 
     fn taps(&self, graph: &Graph) -> Vec<NodeId> {

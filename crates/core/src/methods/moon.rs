@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Moon {
-    /// Weight μ of the contrast; the paper has 5 for CIFAR-10 and 1 for CIFAR-100.
+    /// Weight μ ≥ 0 of the contrastive loss. The paper has 5 for CIFAR-10 and 1 for CIFAR-100.
     pub contrast_weight: f32,
-    /// Temperature τ.
+    /// Temperature τ of the contrastive loss, above 0.
     pub temperature: f32,
-    /// Outputs of the projection head.
+    /// Outputs of the projection head that MOON adds to the network.
     pub head: usize,
 }
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scaffold {
-    /// Server learning rate η_g.
+    /// Server learning rate η_g. 1: the server takes the clients' mean.
     pub server_lr: f32,
 }
 

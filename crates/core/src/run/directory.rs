@@ -22,12 +22,12 @@ pub struct RunDir {
     rounds: Vec<RoundRecord>,
     metrics: File,
     config_hash: String,
-    /// Held while the run lives, so that no second process writes here.
+    /// Held as long as the run lives, so that no second process writes here.
     _lock: File,
 }
 
 impl RunDir {
-    /// The outcome of a finished run with this configuration, if the directory holds one.
+    /// The summary of a finished run with this configuration, if the directory holds one.
     ///
     /// # Errors
     /// If the directory holds a run of another configuration, finished or not.
@@ -38,8 +38,8 @@ impl RunDir {
         if dir.join("summary.json").exists() { read_summary(dir).map(Some) } else { Ok(None) }
     }
 
-    /// Makes a directory for a run, or opens the one of an unfinished run, with the state of its newest checkpoint:
-    /// `resume` says whether such a run is welcome.
+    /// Makes a directory for a run. If it holds an unfinished run and `resume` is set, opens that run with the state of
+    /// its newest checkpoint.
     ///
     /// # Errors
     /// If the directory is in use, holds another run, or cannot be written.
@@ -72,11 +72,11 @@ impl RunDir {
             None => Vec::new(),
         };
         if !exists {
-            // The configuration comes last: where it stands, the manifest stands too.
+            // The configuration comes last: where it is, the manifest is too.
             write_atomically(&dir.join("manifest.json"), Manifest::of(experiment, device).to_json().as_bytes())?;
             write_atomically(&dir.join("config.toml"), text.as_bytes())?;
         }
-        // Lines after the checkpoint, or half a line that a crash left, are dropped here.
+        // Drops the lines after the checkpoint, and half a line that a crash left.
         let lines = rounds.iter().map(line_of).collect::<Result<String>>()?;
         let path = dir.join("metrics.jsonl");
         write_atomically(&path, lines.as_bytes())?;
@@ -89,12 +89,12 @@ impl RunDir {
         &self.dir
     }
 
-    /// Rounds that are done.
+    /// Completed rounds.
     pub fn rounds(&self) -> &[RoundRecord] {
         &self.rounds
     }
 
-    /// Puts a round on disk: its line, then a checkpoint where one is due.
+    /// Writes a round: its line, then a checkpoint where one is due.
     ///
     /// # Errors
     /// If the disk is full; what was on disk before stays.
@@ -119,7 +119,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Writes a checkpoint and removes all but the newest two.
+    /// Writes a checkpoint and keeps the newest two.
     pub(super) fn checkpoint(&self, state: &ServerState, clients: &ClientStates) -> Result<()> {
         let path = self.dir.join("checkpoints").join(format!("round-{:06}.ckpt", state.n_rounds_done));
         checkpoint::save(&path, state, clients, &self.config_hash)?;
@@ -130,7 +130,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Writes what a finished run leaves: `metrics.csv`, the final model and `summary.json`.
+    /// Writes the results of a finished run: `metrics.csv`, the final model and `summary.json`.
     ///
     /// # Errors
     /// If the disk is full.
@@ -178,7 +178,7 @@ pub(super) fn checkpoints(dir: &Path) -> Result<Vec<(u32, PathBuf)>> {
     Ok(all)
 }
 
-/// An exclusive lock on the run directory, given back when the file is closed, however the process ends.
+/// An exclusive lock on the run directory. It ends with the process, however that ends.
 fn lock(dir: &Path) -> Result<File> {
     let path = dir.join(".lock");
     let file = File::create(&path).map_err(Error::io("create", &path))?;

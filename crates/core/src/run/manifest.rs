@@ -1,4 +1,4 @@
-//! What a run was made of and on, as `manifest.json` has it.
+//! What a run was made of, and on which machine: `manifest.json`.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What a run was made of and on.
+/// What a run was made of, and on which machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of this software.
@@ -19,17 +19,17 @@ pub struct Manifest {
     pub hardware: BTreeMap<String, String>,
     /// BLAKE3 of private, test and public data, of the partition and of the initial weights.
     pub hashes: BTreeMap<String, String>,
-    /// Sizes: clients, cohort, samples, parameters; texts that were cut, if any.
+    /// Counts: clients, cohort, samples, parameters; texts that were cut, if any.
     pub sizes: BTreeMap<String, usize>,
     /// Names of the classes; empty in runs of earlier versions.
     #[serde(default)]
     pub classes: Vec<String>,
-    /// Samples of each class that the first clients hold, client by client; empty in runs of earlier versions.
+    /// Samples per class of the first clients; empty in runs of earlier versions.
     #[serde(default)]
     pub class_counts: Vec<Vec<u32>>,
 }
 
-/// Clients whose classes a manifest counts; there may be a million.
+/// Largest number of clients whose classes a manifest counts; there may be a million.
 const N_CLIENTS_COUNTED: usize = 200;
 
 impl Manifest {
@@ -48,7 +48,7 @@ impl Manifest {
         }
     }
 
-    /// One key a line: the counts of classes would fill pages if every number had its own.
+    /// One line per key: one per number would fill pages with counts of classes.
     pub(super) fn to_json(&self) -> String {
         let Ok(serde_json::Value::Object(keys)) = serde_json::to_value(self) else { return String::new() };
         let lines: Vec<String> = keys.iter().map(|(key, value)| format!("  \"{key}\": {value}")).collect();
@@ -60,7 +60,7 @@ impl Manifest {
         let device = device.into();
         let e = experiment;
         let mut partition = blake3::Hasher::new();
-        // A million virtual clients are told by their rule; hashing each would cost more than the run.
+        // Their rule identifies a million virtual clients; hashing each would cost more than the run.
         let n_hashed = e.partition.n_clients().min(10_000);
         for client in 0..n_hashed {
             let indices = e.partition.indices(client);
@@ -115,7 +115,7 @@ impl Manifest {
     }
 }
 
-/// A run goes on, and is verified, where it was begun: a GPU and a CPU agree to rounding only, and so do two precisions.
+/// A run resumes, and is verified, on the device that began it: devices and precisions agree only up to rounding.
 pub(super) fn check_device(dir: &Path, device: &Device) -> Result<()> {
     let Some(manifest) = Manifest::read(dir)? else { return Ok(()) };
     let (begun, now) = (manifest.hardware.get("gpu").cloned(), device.gpu_name());
@@ -128,7 +128,7 @@ pub(super) fn check_device(dir: &Path, device: &Device) -> Result<()> {
         None => "--device cpu".into(),
     };
     Err(Error::config(format!(
-        "the run in `{}` was begun on {}, and on {} its numbers would differ\nhint: {hint}",
+        "the run in `{}` was begun on {}; on {} its numbers would differ\nhint: {hint}",
         dir.display(),
         name(&begun),
         name(&now)

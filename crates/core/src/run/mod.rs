@@ -1,6 +1,6 @@
 //! Run directories: configuration, manifest, metrics and checkpoints on disk, in an order that survives `kill −9`.
 //!
-//! A round's line is appended to `metrics.jsonl` and synced before its checkpoint is written; a run that was killed goes on
+//! A round's line is appended to `metrics.jsonl` and synced before its checkpoint is written. A run that was killed resumes
 //! from its last checkpoint, drops later lines and makes them again, bit for bit.
 
 mod directory;
@@ -37,7 +37,7 @@ impl Run {
         RunDir::finished(dir, config)
     }
 
-    /// Starts a run, or goes on with one: `resume` says whether a directory with an unfinished run is welcome.
+    /// Starts a run, or resumes an unfinished one if `resume` is set.
     ///
     /// # Errors
     /// If the directory is in use, holds another run, or cannot be written.
@@ -64,7 +64,7 @@ impl Run {
         self.directory.dir()
     }
 
-    /// Rounds that are done.
+    /// Completed rounds.
     pub fn rounds(&self) -> &[RoundRecord] {
         self.directory.rounds()
     }
@@ -74,10 +74,10 @@ impl Run {
         &self.simulation
     }
 
-    /// Runs one round and puts it on disk; `None` when all are done.
+    /// Runs one round and writes it to disk; `None` when all are done.
     ///
     /// # Errors
-    /// If the round fails or the disk is full; what was on disk before stays.
+    /// If the round fails or the disk is full; earlier rounds stay on disk.
     pub fn round(&mut self, progress: &(dyn Fn(Progress) + Sync)) -> Result<Option<&RoundRecord>> {
         if self.simulation.is_done() {
             return Ok(None);
@@ -88,7 +88,7 @@ impl Run {
         Ok(self.rounds().last())
     }
 
-    /// Puts the rounds that are done into a checkpoint, whatever `federation.checkpoint_every` says: before a stop.
+    /// Writes a checkpoint of the completed rounds, before a stop, whatever `federation.checkpoint_every` says.
     ///
     /// # Errors
     /// If the disk is full.

@@ -1,4 +1,4 @@
-//! Finished runs, and what is read from a run directory.
+//! Finished runs, and the files of a run directory.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -6,14 +6,14 @@ use crate::record::{RoundRecord, Summary};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// A finished run as its directory tells it.
+/// A finished run, read from its directory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredRun {
     /// The directory.
     pub dir: PathBuf,
     /// Its configuration.
     pub config: Config,
-    /// Its outcome.
+    /// Its summary.
     pub summary: Summary,
     /// Its rounds.
     pub rounds: Vec<RoundRecord>,
@@ -47,8 +47,8 @@ impl StoredRun {
         Ok(runs)
     }
 
-    /// What tells each of some runs from the others besides the seed: the method, and the keys in which runs of one method
-    /// differ.
+    /// A label per run that says what, besides the seed, sets it apart: the method, and the keys in which runs of the same
+    /// method differ.
     pub fn labels(runs: &[Self]) -> Vec<String> {
         let all: Vec<BTreeMap<String, String>> = runs.iter().map(|run| run.config.keys_in_use()).collect();
         let differs = |key: &String| {
@@ -84,12 +84,12 @@ pub(super) fn config_text(dir: &Path) -> Result<String> {
     std::fs::read_to_string(&path).map_err(Error::io("read", &path))
 }
 
-/// What ties checkpoints to a configuration: the text on disk, so that a later version with more keys still reads them.
+/// What ties checkpoints to a configuration: the text on disk, so that a later version with other keys still reads them.
 pub(super) fn hash_of(config_text: &str) -> String {
     blake3::hash(config_text.as_bytes()).to_hex().to_string()
 }
 
-/// The rounds stored in a run directory; with `n_rounds`, exactly the first that many.
+/// The rounds stored in a run directory; with `n_rounds`, exactly the first `n_rounds`.
 pub(super) fn read_metrics(dir: &Path, n_rounds: Option<u32>) -> Result<Vec<RoundRecord>> {
     let path = dir.join("metrics.jsonl");
     let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;

@@ -1,4 +1,4 @@
-//! Recorded rounds run again and compared, bit for bit.
+//! Repeats recorded rounds and compares them, bit for bit.
 
 use super::directory::checkpoints;
 use super::manifest::check_device;
@@ -20,16 +20,16 @@ pub struct Verified {
     pub n_rounds: u32,
 }
 
-/// Which rounds [`verify`] repeats; by default all.
+/// Which rounds [`verify`] repeats. The default is all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VerifyPart {
-    /// Starts from the oldest checkpoint that is still there, not from the beginning.
+    /// Start from the oldest checkpoint that is left, not from the beginning.
     pub from_checkpoint: bool,
-    /// At most so many rounds.
+    /// Largest number of rounds.
     pub rounds: Option<u32>,
 }
 
-/// Runs a recorded run again, or a part of it, and compares every round's model hash.
+/// Repeats a recorded run or a part of it, and compares every round's model hash.
 ///
 /// # Errors
 /// [`Error::Differs`] at the first round that is not the same; or if the run cannot be read.
@@ -60,7 +60,7 @@ pub fn verify(
     let repeated = recorded.iter().skip(from as usize).take(most);
     let n_rounds = repeated.len() as u32;
     for expected in repeated {
-        // The recorded clients, not those that the seed draws: in a real federation some may have been late.
+        // The recorded clients, not those that the seed draws: in a federation some may have been late.
         let found = simulation.round_of(&expected.cohort, &|_| ())?;
         progress(found.round);
         if found.model_hash != expected.model_hash {

@@ -75,6 +75,16 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
+    /// Every key of the table, for the reference.
+    ///
+    /// # Errors
+    /// Never for the defaults of this type.
+    pub fn keys() -> Result<Vec<fedproj_core::Key>> {
+        let defaults = toml::Value::try_from(Self::default())
+            .map_err(|e| fedproj_core::Error::Internal { what: "writing [server]", problem: e.to_string() })?;
+        Ok(fedproj_core::Key::all_of(&[include_str!("config.rs")], "ServerConfig", "server", &defaults))
+    }
+
     /// Removes the `[server]` table from a configuration file, and `server.key=value` from its overrides. The rest is the
     /// run's.
     ///
@@ -88,8 +98,7 @@ impl ServerConfig {
         };
         for pair in overrides.extract_if(.., |pair| pair.starts_with("server.")) {
             let (key, text) = pair["server.".len()..].split_once('=').unwrap_or_default();
-            let parsed = toml::from_str::<toml::Table>(&format!("v = {text}")).ok().and_then(|mut t| t.remove("v"));
-            table.insert(key.trim().into(), parsed.unwrap_or_else(|| toml::Value::String(text.into())));
+            table.insert(key.trim().into(), fedproj_core::parse_value(text));
         }
         let config: Self = toml::Value::Table(table)
             .try_into()
