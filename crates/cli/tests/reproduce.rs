@@ -48,7 +48,7 @@ fn a_study_makes_ordinary_runs_and_skips_those_that_are_done() {
     let again = output(fedproj(folder.path(), &args("2")));
     let (text, told) = (String::from_utf8(again.stdout).unwrap(), String::from_utf8(again.stderr).unwrap());
     assert!(again.status.success(), "{told}");
-    assert_eq!(told.matches("is done already").count(), 4, "{told}");
+    assert_eq!(told.matches("is already finished").count(), 4, "{told}");
     assert!(text.contains("β = 0.3") && text.contains("β = 0.5") && text.contains("fedproj"), "{text}");
     assert_eq!(std::fs::metadata(run.join("summary.json")).unwrap().modified().unwrap(), before);
     assert!(folder.path().join("out/beta0.5-fedproj-seed1/summary.json").exists());

@@ -99,7 +99,7 @@ fn a_finished_run_is_not_run_again() {
     let before = files(&folder.path().join("a"));
     let args = [&["run", "--out", "a"], SMALL].concat();
     let again = output(fedproj(folder.path(), &args));
-    assert!(again.status.success() && String::from_utf8_lossy(&again.stderr).contains("done already"), "{again:?}");
+    assert!(again.status.success() && String::from_utf8_lossy(&again.stderr).contains("already finished"), "{again:?}");
     assert_eq!(json(folder.path(), &args), first);
     assert_eq!(files(&folder.path().join("a")), before);
 }
