@@ -166,6 +166,21 @@ fn links_lead_somewhere() {
     assert!(n_links > 80, "only {n_links} links were found");
 }
 
+/// Lines of 100 characters, rows of tables of 120, and a README that is read in five minutes.
+#[test]
+fn pages_stay_short() {
+    // The reference is made of the code's comments.
+    let written =
+        pages().into_iter().filter(|(name, _)| name != "docs/configuration.md" && !name.starts_with("results"));
+    for (name, page) in written {
+        for line in page.lines() {
+            let n_max = if line.starts_with('|') { 120 } else { 100 };
+            assert!(line.chars().count() <= n_max, "{name}: over {n_max} characters:\n{line}");
+        }
+        assert!(name != "README.md" || page.split_whitespace().count() <= 900, "the README has over 900 words");
+    }
+}
+
 #[test]
 fn the_book_holds_every_page_once() {
     let summary = std::fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
