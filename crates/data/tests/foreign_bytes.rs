@@ -23,10 +23,14 @@ fn npy() -> Vec<u8> {
     bytes
 }
 
+const JPEG: &[u8] = include_bytes!("images/colour.jpg");
+
 fn png() -> Vec<u8> {
-    let mut bytes = std::io::Cursor::new(Vec::new());
-    image::RgbImage::from_pixel(3, 2, image::Rgb([1, 2, 3])).write_to(&mut bytes, image::ImageFormat::Png).unwrap();
-    bytes.into_inner()
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, 3, 2);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.write_header().unwrap().write_image_data(&[1, 2, 3].repeat(6)).unwrap();
+    bytes
 }
 
 /// Good bytes with a few changed and the end cut off, or no good bytes at all.
@@ -73,12 +77,14 @@ proptest! {
     }
 
     #[test]
-    fn image_files(bytes in damaged(png())) {
+    fn image_files(png in damaged(png()), jpeg in damaged(JPEG.to_vec())) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("class")).unwrap();
-        std::fs::write(dir.path().join("class/a.png"), &bytes).unwrap();
-        std::fs::write(dir.path().join("class/b.jpg"), png()).unwrap();
-        read(dir.path(), "folder", ".");
+        for (file, bytes) in [("class/a.png", &png), ("class/a.jpg", &jpeg)] {
+            std::fs::write(dir.path().join(file), bytes).unwrap();
+            read(dir.path(), "folder", ".");
+            std::fs::remove_file(dir.path().join(file)).unwrap();
+        }
     }
 
     #[test]

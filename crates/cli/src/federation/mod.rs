@@ -7,7 +7,8 @@ pub mod serve;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
 
 /// Logging of a server or node.
 #[derive(Args, Clone, Copy)]
@@ -29,11 +30,13 @@ enum LogForm {
 impl Logging {
     /// Starts logging, for the rest of the process.
     fn start(self) {
-        let filter = EnvFilter::try_from_env("FEDPROJ_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-        let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+        let asked = std::env::var("FEDPROJ_LOG").ok().and_then(|filter| filter.parse().ok());
+        let filter = asked.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+        let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+        let registry = tracing_subscriber::registry().with(filter);
         match self.log {
-            LogForm::Text => builder.with_ansi(false).init(),
-            LogForm::Json => builder.json().flatten_event(true).init(),
+            LogForm::Text => registry.with(layer.with_ansi(false)).init(),
+            LogForm::Json => registry.with(layer.json().flatten_event(true)).init(),
         }
     }
 }

@@ -1,13 +1,12 @@
 //! Folders of images: `class/*.png|jpg|jpeg`, or `train/`, `valid/` and `test/` with such folders inside.
 //!
-//! Classes are the folders' names in alphabetic order, samples follow the files' names, other files are passed over.
+//! Classes are the folders' names in alphabetic order, samples follow the files' names, other files are skipped.
 //! A `valid` part is appended to the training part. If the first image is grey, all are read as grey, otherwise as
 //! RGB. All images must have the same size unless `resize` gives one.
 
 use std::path::{Path, PathBuf};
 
-use image::{ColorType, DynamicImage, ImageReader};
-
+use super::image::Image;
 use crate::dataset::{Dataset, Samples, Shape};
 use crate::error::{Error, Result};
 use crate::registry::{Origin, Read, Reader, Request};
@@ -26,7 +25,7 @@ fn read(request: &Request<'_>) -> Result<Splits> {
     read_splits(request.name, &request.path()?, request.config.resize, None)
 }
 
-/// Reads a folder of class folders, or of `train`, `valid` and `test`; the first image settles `shape` if it is open.
+/// Reads a folder of class folders, or of `train`, `valid` and `test`; the first image sets `shape` if it is none.
 pub(super) fn read_splits(
     name: &str,
     folder: &Path,
@@ -80,14 +79,11 @@ impl Images {
 
     /// Decodes one image onto `pixels`.
     fn append(&mut self, path: &Path, pixels: &mut Vec<u8>) -> Result<()> {
-        let image = decode(path)?;
-        let is_grey = match self.shape {
-            Some(shape) => shape.n_channels() == 1,
-            None => matches!(image.color(), ColorType::L8 | ColorType::L16 | ColorType::La8 | ColorType::La16),
-        };
-        let from = [image.height() as usize, image.width() as usize];
+        let image = Image::read(path)?.map_err(|e| malformed(path, "image data", "a PNG or JPEG image".into(), e))?;
+        let is_grey = self.shape.map_or(image.is_grey(), |shape| shape.n_channels() == 1);
+        let from = [image.height, image.width];
         let channels = if is_grey { 1 } else { 3 };
-        let bytes = if is_grey { image.into_luma8().into_raw() } else { image.into_rgb8().into_raw() };
+        let bytes = image.into_bytes(is_grey);
         let [height, width] = self.resize.unwrap_or(from);
         let found = Shape::Image { height, width, channels };
         let expected = *self.shape.get_or_insert(found);
@@ -104,13 +100,7 @@ impl Images {
     }
 }
 
-/// Decodes with the image crate's default limits on memory.
-fn decode(path: &Path) -> Result<DynamicImage> {
-    let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format).map_err(Error::io("read", path))?;
-    reader.decode().map_err(|e| malformed(path, "image data", "a PNG or JPEG image".into(), e.to_string()))
-}
-
-/// Names of the folders in `folder`, hidden ones apart, in order.
+/// Names of the folders in `folder`, without hidden ones, in order.
 fn class_names(folder: &Path) -> Result<Vec<String>> {
     let folders = entries(folder)?.into_iter().filter(|path| path.is_dir());
     let names = folders.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()));
@@ -151,12 +141,16 @@ fn malformed(path: &Path, place: &str, expected: String, found: String) -> Error
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::readers::image::tests::COLOUR_JPEG;
     use crate::{SourceConfig, load};
 
     fn write(dir: &Path, file: &str, width: u32, height: u32, value: u8) {
         let path = dir.join(file);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        image::RgbImage::from_pixel(width, height, image::Rgb([value, 0, 255])).save(path).unwrap();
+        let mut encoder = png::Encoder::new(std::fs::File::create(path).unwrap(), width, height);
+        encoder.set_color(png::ColorType::Rgb);
+        let pixels = [value, 0, 255].repeat((width * height) as usize);
+        encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
     }
 
     fn check(dir: &Path, resize: Option<[usize; 2]>) -> Result<Splits> {
@@ -184,7 +178,7 @@ mod tests {
     fn other_sizes_need_resize_and_damage_names_the_file() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "a/1.png", 4, 4, 9);
-        write(dir.path(), "a/2.jpg", 3, 5, 9);
+        std::fs::write(dir.path().join("a/2.jpg"), COLOUR_JPEG).unwrap();
         let message = check(dir.path(), None).unwrap_err().to_string();
         assert!(message.contains("2.jpg") && message.contains("5×3×3") && message.contains("resize"), "{message}");
         let data = check(dir.path(), Some([2, 2])).unwrap().train;

@@ -1,7 +1,7 @@
 //! Readers, one file each, and the few things they share.
 //!
-//! All of them treat files as foreign: sizes are compared with what is really there before anything is allocated
-//! for them, and every error names the file and the place in it.
+//! No reader trusts a file: it compares sizes with the actual content before it allocates memory, and every error names
+//! the file and the place in it.
 
 mod archive;
 mod cifar;
@@ -13,6 +13,7 @@ pub(crate) mod digits;
 pub(crate) mod fashion_mnist;
 pub(crate) mod folder;
 mod idx;
+mod image;
 pub(crate) mod iris;
 pub(crate) mod mnist;
 mod npy;
@@ -45,8 +46,8 @@ pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The class names in a text file beside the data, one a line (its last column, where tabs separate several), or the
-/// classes' numbers where there is no such file of `n_classes` lines.
+/// The class names in a text file beside the data, one per line (the last column if tabs separate several). The classes'
+/// numbers if there is no such file of `n_classes` lines.
 fn class_names_beside(path: &Path, n_classes: usize) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let lines = text.lines().map(|line| line.rsplit('\t').next().unwrap_or(line).trim());

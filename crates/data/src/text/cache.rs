@@ -1,7 +1,7 @@
-//! Token ids on disk, so that a text is tokenised once: a file for each set of texts, vocabulary and settings.
+//! Token ids on disk, so that a text is tokenised once: one file per set of texts, vocabulary and settings.
 //!
 //! A file is named by the hash of all three and holds: magic bytes with a version, the number of texts, the words of
-//! [`Tokens::to_words`], and BLAKE3 of everything before. One that is damaged counts as missing.
+//! [`Tokens::to_words`], and BLAKE3 of everything before. A damaged file counts as missing.
 
 use std::path::{Path, PathBuf};
 
@@ -9,14 +9,14 @@ use crate::tokens::Tokens;
 
 const MAGIC: &[u8; 8] = b"fptoken1";
 
-/// `$XDG_CACHE_HOME/fedproj/tokens`, else the same under `~/.cache`; none where neither is known.
+/// `$XDG_CACHE_HOME/fedproj/tokens`, else `~/.cache/fedproj/tokens`; none if both variables are unset.
 pub(super) fn folder() -> Option<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     base.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
         .map(|base| base.join("fedproj/tokens"))
 }
 
-/// The tokens under `key`, if they are there and whole.
+/// The tokens under `key`, unless they are missing or damaged.
 pub(super) fn read(folder: &Path, key: &str) -> Option<Tokens> {
     let bytes = std::fs::read(folder.join(key)).ok()?;
     let (content, checksum) = bytes.split_last_chunk::<32>()?;
@@ -30,8 +30,8 @@ pub(super) fn read(folder: &Path, key: &str) -> Option<Tokens> {
     Tokens::from_words(&words, n_texts).ok().filter(|_| rest.is_empty())
 }
 
-/// Keeps tokens under `key`: the file appears whole or not at all. One that cannot be written costs the next start a few
-/// seconds, no more, so that is no error.
+/// Stores tokens under `key`: the file appears whole or not at all. A failure is no error: it only costs the next start
+/// a few seconds.
 pub(super) fn write(folder: &Path, key: &str, tokens: &Tokens) {
     let mut content = MAGIC.to_vec();
     content.extend((tokens.len() as u64).to_le_bytes());

@@ -3,6 +3,7 @@
 mod cache;
 mod table;
 mod tokenizer;
+mod wordpiece;
 
 pub(crate) use table::{Classes, Layout, Table};
 pub use tokenizer::{TextConfig, Tokenizer};

@@ -15,9 +15,9 @@ use crate::source::{Column, TextColumns};
 
 /// Which columns hold what.
 pub(crate) struct Layout<'a> {
-    /// All that is not label or group, unless given.
+    /// [default: every column that is neither label nor group]
     pub text: Option<&'a TextColumns>,
-    /// The column `label` unless given; the name `none` is for a table without labels.
+    /// [default: the column `label`]; the name `none` means that the table has no labels.
     pub label: Option<&'a Column>,
     /// Who owns a row.
     pub group: Option<&'a Column>,
@@ -35,7 +35,7 @@ pub(crate) enum Classes<'a> {
 pub(crate) struct Table {
     file: String,
     texts: Vec<Text>,
-    /// With the line each stands on.
+    /// Each label with its line.
     labels: Option<Vec<(usize, String)>>,
     groups: Option<Vec<String>>,
 }
@@ -47,7 +47,7 @@ struct Record<'a> {
 }
 
 impl Table {
-    /// Reads a file; its name says which kind it is, `.gz` behind that unpacks it.
+    /// Reads a file. Its name shows which kind it is; a file that ends in `.gz` is unpacked.
     pub fn read(path: &Path, layout: &Layout<'_>) -> Result<Self> {
         let bytes = read_file(path)?;
         let file = path.display().to_string();
@@ -187,7 +187,7 @@ fn tabs((at, line): (usize, &str)) -> Record<'_> {
     Record { line: at + 1, fields: line.split('\t').map(Cow::Borrowed).collect() }
 }
 
-/// Records of RFC 4180: fields may stand in double quotes and then hold anything, a doubled quote for each of their own.
+/// Records of RFC 4180: a field in double quotes may hold anything, with each of its own quotes doubled.
 struct Quoted<'t> {
     rest: &'t str,
     line: usize,
@@ -224,7 +224,7 @@ impl<'t> Iterator for Quoted<'t> {
     }
 }
 
-/// Objects, one a line. Only a single text column can be told from the rest: keys have no order.
+/// Objects, one per line. Pairs need `text = …`: keys have no order, so nothing shows which text is the first.
 fn json_lines<'t>(file: &str, layout: &Layout<'_>, text: &'t str) -> Result<(Columns, Records<'t>)> {
     let file = file.to_owned();
     let parse = |file: &str, (line, text): (usize, &str)| {

@@ -1,16 +1,8 @@
-//! BERT's tokenisation: cleaned and (for uncased models) lower-cased text, split at blanks and punctuation, each word cut
-//! into the longest pieces that the vocabulary has.
+//! BERT's tokenisation: a vocabulary, its settings, and data sets of token ids.
 
 use std::path::{Path, PathBuf};
 
-use ahash::AHashMap;
-use tokenizers::decoders::wordpiece::WordPiece as Decoder;
-use tokenizers::models::wordpiece::WordPiece;
-use tokenizers::normalizers::BertNormalizer;
-use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
-use tokenizers::processors::bert::BertProcessing;
-use tokenizers::{EncodeInput, TokenizerBuilder, TokenizerImpl, TruncationParams};
-
+use super::wordpiece::WordPieces;
 use super::{Text, Texts, cache};
 use crate::dataset::{Dataset, Samples, Shape};
 use crate::error::{Error, Result};
@@ -21,12 +13,12 @@ use crate::tokens::{ID_LIMIT, Tokens};
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TextConfig {
-    /// BERT's `vocab.txt`, one word piece a line, relative to the data directory; empty for the one of the model's
-    /// checkpoint.
+    /// BERT's `vocab.txt`, one word piece per line, relative to the data directory; empty for the vocabulary of the
+    /// model's checkpoint.
     pub vocabulary: PathBuf,
-    /// Tokens a text may have, `[CLS]` and `[SEP]` among them; longer ones are cut. The paper's code has 512, padded.
+    /// Max tokens per text, `[CLS]` and `[SEP]` included; longer texts are cut. The paper's code has 512, padded.
     pub max_length: usize,
-    /// Whether case and accents are dropped, as uncased models want it.
+    /// Whether to drop case and accents, as uncased models expect.
     pub lowercase: bool,
 }
 
@@ -43,61 +35,52 @@ impl TextConfig {
 
 /// A vocabulary with its settings.
 pub struct Tokenizer {
-    inner: TokenizerImpl<WordPiece, BertNormalizer, BertPreTokenizer, BertProcessing, Decoder>,
-    path: PathBuf,
+    pieces: WordPieces,
     n_words: usize,
+    cls: u32,
+    sep: u32,
+    unknown: u32,
+    path: PathBuf,
     max_length: usize,
+    lowercase: bool,
     /// Hash of vocabulary and settings.
     fingerprint: String,
-    /// Where tokens are kept.
+    /// Where tokens are cached.
     cache: Option<PathBuf>,
 }
 
 impl Tokenizer {
-    /// The tokeniser of a vocabulary; tokens are kept in the user's cache folder.
+    /// The tokeniser of a vocabulary; tokens are cached in the user's cache folder.
     ///
     /// # Errors
-    /// If the file is no vocabulary, or texts could not even hold a token.
+    /// If the file is no vocabulary, or `max_length` leaves no room for a token.
     pub fn open(vocabulary: &Path, config: &TextConfig) -> Result<Self> {
         Self::open_with_cache(vocabulary, config, cache::folder())
     }
 
-    /// As [`Tokenizer::open`], with tokens kept in a folder of one's own or not at all.
+    /// As [`Tokenizer::open`], with tokens cached in the folder `cache` or not at all.
     ///
     /// # Errors
     /// As [`Tokenizer::open`].
     pub fn open_with_cache(vocabulary: &Path, config: &TextConfig, cache: Option<PathBuf>) -> Result<Self> {
         let bytes = read_file(vocabulary)?;
-        let words = words(vocabulary, &bytes)?;
+        let (pieces, n_words) = words(vocabulary, &bytes)?;
         let special = |word: &str| {
-            words.get(word).map(|id| (word.to_owned(), *id)).ok_or_else(|| {
-                malformed(vocabulary, words.len(), format!("a line `{word}`, as BERT's vocabularies have"), "none")
+            pieces.id(word).ok_or_else(|| {
+                malformed(vocabulary, n_words, format!("a line `{word}`, as BERT's vocabularies have"), "none")
             })
         };
-        let (cls, sep) = (special("[CLS]")?, special("[SEP]")?);
-        special("[UNK]")?;
+        let (cls, sep, unknown) = (special("[CLS]")?, special("[SEP]")?, special("[UNK]")?);
+        let TextConfig { max_length, lowercase, .. } = *config;
         // A pair needs [CLS], two [SEP] and a token of each text.
-        if config.max_length < 5 {
-            let problem = format!("max_length = {} leaves no room for texts", config.max_length);
+        if max_length < 5 {
+            let problem = format!("max_length = {max_length} leaves no room for texts");
             return Err(Error::bad_option("text", problem, "set data.text.max_length to 5 or more"));
         }
-        let n_words = words.len();
-        let broken = |e: tokenizers::Error| Error::inconsistent("tokenizer", e.to_string());
-        let model = WordPiece::builder().vocab(words).build().map_err(broken)?;
-        let lowercase = config.lowercase;
-        let truncation = TruncationParams { max_length: config.max_length, ..TruncationParams::default() };
-        let inner = TokenizerBuilder::new()
-            .with_model(model)
-            .with_normalizer(Some(BertNormalizer::new(true, true, None, lowercase)))
-            .with_pre_tokenizer(Some(BertPreTokenizer))
-            .with_post_processor(Some(BertProcessing::new(sep, cls)))
-            .with_decoder(None)
-            .with_truncation(Some(truncation))
-            .build()
-            .map_err(broken)?;
-        let settings = format!("BERT word pieces 1, {}, lowercase {lowercase}", config.max_length);
+        let settings = format!("BERT word pieces 1, {max_length}, lowercase {lowercase}");
         let fingerprint = format!("{}, {settings}", blake3::hash(&bytes));
-        Ok(Self { inner, path: vocabulary.to_owned(), n_words, max_length: config.max_length, fingerprint, cache })
+        let path = vocabulary.to_owned();
+        Ok(Self { pieces, n_words, cls, sep, unknown, path, max_length, lowercase, fingerprint, cache })
     }
 
     /// The vocabulary's file.
@@ -110,19 +93,23 @@ impl Tokenizer {
         self.n_words
     }
 
-    /// The tokens of a text, and how many of them come before the second text of a pair; whether it was cut.
-    ///
-    /// # Errors
-    /// Never for a text that is a Rust string; the library's own errors are passed on.
-    pub fn encode(&self, text: &Text) -> Result<(Vec<u32>, usize, bool)> {
-        let input = match &text.second {
-            None => EncodeInput::from(&text.first[..]),
-            Some(second) => EncodeInput::from((&text.first[..], &second[..])),
-        };
-        let encoded =
-            self.inner.encode_fast(input, true).map_err(|e| Error::inconsistent("tokenizer", e.to_string()))?;
-        let n_first = encoded.get_type_ids().iter().take_while(|kind| **kind == 0).count();
-        Ok((encoded.get_ids().to_vec(), n_first, !encoded.get_overflowing().is_empty()))
+    /// The tokens of a text, how many of them come before the second text of a pair, and whether the text was cut.
+    pub fn encode(&self, text: &Text) -> (Vec<u32>, usize, bool) {
+        let encode = |text: &str| self.pieces.encode(text, self.lowercase, self.unknown);
+        let first = encode(&text.first);
+        let second = text.second.as_deref().map(encode);
+        let n_second = second.as_ref().map_or(0, Vec::len);
+        let room = self.max_length - if second.is_some() { 3 } else { 2 };
+        let (kept_first, kept_second) = shares(first.len(), n_second, room);
+        let mut ids = vec![self.cls];
+        ids.extend(&first[..kept_first]);
+        ids.push(self.sep);
+        let n_first = ids.len();
+        if let Some(second) = second {
+            ids.extend(&second[..kept_second]);
+            ids.push(self.sep);
+        }
+        (ids, n_first, kept_first + kept_second < first.len() + n_second)
     }
 
     /// The texts as a data set, from the cache if they were tokenised before.
@@ -137,7 +124,7 @@ impl Tokenizer {
         } else {
             let mut tokens = Tokens::default();
             for text in &texts.texts {
-                let (ids, n_first, is_truncated) = self.encode(text)?;
+                let (ids, n_first, is_truncated) = self.encode(text);
                 tokens.push(&ids, n_first, is_truncated)?;
             }
             if let Some(folder) = &self.cache {
@@ -154,22 +141,33 @@ impl Tokenizer {
     }
 }
 
-/// The words of a vocabulary and their ids, which are their lines counted from 0.
-fn words(path: &Path, bytes: &[u8]) -> Result<AHashMap<String, u32>> {
-    let mut words = AHashMap::new();
-    let lines = bytes.strip_suffix(b"\n").unwrap_or(bytes).split(|byte| *byte == b'\n');
-    for (id, line) in lines.enumerate() {
+/// How many tokens of two texts to keep so that they fit into `room`: the longer text loses first.
+fn shares(n_first: usize, n_second: usize, room: usize) -> (usize, usize) {
+    if n_first + n_second <= room {
+        return (n_first, n_second);
+    }
+    let short = n_first.min(n_second).min(room / 2);
+    if n_first <= n_second { (short, room - short) } else { (room - short, short) }
+}
+
+/// The pieces of a vocabulary and their number. The id of a piece is its line, counted from 0.
+fn words(path: &Path, bytes: &[u8]) -> Result<(WordPieces, usize)> {
+    let mut pieces = WordPieces::default();
+    let mut n_words = 0;
+    for line in bytes.strip_suffix(b"\n").unwrap_or(bytes).split(|byte| *byte == b'\n') {
+        let id = n_words;
+        n_words += 1;
         let line = line.strip_suffix(b"\r").unwrap_or(line);
-        let word = std::str::from_utf8(line).map_err(|_| malformed(path, id + 1, "UTF-8 text", "other bytes"))?;
+        let word = std::str::from_utf8(line).map_err(|_| malformed(path, n_words, "UTF-8 text", "other bytes"))?;
         if word.is_empty() || id >= ID_LIMIT as usize {
             let expected = format!("a word piece, and fewer than {ID_LIMIT} lines");
-            return Err(malformed(path, id + 1, expected, format!("`{word}`")));
+            return Err(malformed(path, n_words, expected, format!("`{word}`")));
         }
-        if let Some(first) = words.insert(word.to_owned(), id as u32) {
-            return Err(malformed(path, id + 1, "a new word", format!("`{word}` of line {} again", first + 1)));
+        if let Some(first) = pieces.insert(word, id as u32) {
+            return Err(malformed(path, n_words, "a new word", format!("`{word}` of line {} again", first + 1)));
         }
     }
-    Ok(words)
+    Ok((pieces, n_words))
 }
 
 fn malformed(path: &Path, line: usize, expected: impl Into<String>, found: impl Into<String>) -> Error {
@@ -178,6 +176,6 @@ fn malformed(path: &Path, line: usize, expected: impl Into<String>, found: impl 
         place: format!("line {line}"),
         expected: expected.into(),
         found: found.into(),
-        hint: "a vocabulary is BERT's `vocab.txt`: one word piece a line, in the order of the embedding's rows",
+        hint: "a vocabulary is BERT's `vocab.txt`: one word piece per line, in the order of the embedding's rows",
     }
 }
