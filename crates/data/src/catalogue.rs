@@ -40,7 +40,7 @@ pub struct Entry {
     pub test: Option<Part>,
     /// Option keys it takes.
     pub options: &'static [&'static str],
-    /// Files that must lie in the data directory.
+    /// Files that must be in the data directory.
     pub files: Vec<String>,
     /// How to get it, for one that is not there.
     pub how_to_get: Option<&'static str>,
@@ -62,7 +62,7 @@ pub enum State {
     Missing,
     /// There, but it cannot be read; see [`Entry::problem`].
     Damaged,
-    /// No data set but a format for files of one's own.
+    /// A format for the user's own files.
     Format,
 }
 
@@ -166,7 +166,7 @@ fn inspect(entry: &mut Entry, data_dir: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// The same for texts, whose shape is a tokeniser's affair.
+/// The same for texts. Their shape is unknown: it depends on the tokeniser.
 fn inspect_texts(entry: &mut Entry, data_dir: Option<&Path>) -> Result<()> {
     let splits = load_texts(&SourceConfig::named(entry.name), data_dir)?;
     entry.n_classes = Some(splits.train.class_names.len());

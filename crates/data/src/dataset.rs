@@ -154,7 +154,7 @@ pub struct Dataset {
 
 impl Dataset {
     /// A data set from its parts; bytes are scaled by 1/255 and floats taken as they are until
-    /// [`with_normalisation`](Self::with_normalisation) says otherwise.
+    /// [`with_normalisation`](Self::with_normalisation) changes it.
     ///
     /// # Errors
     /// If there is no sample, if lengths disagree, or if a label is not below the number of class names.

@@ -1,4 +1,4 @@
-//! What can go wrong with data, said so that a person can mend it: what, where, expected, found, and a hint.
+//! What can go wrong with data. Messages name what failed, where, what was expected and found, and a hint.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} `{}`: {source}\nhint: check that the path exists and may be accessed", path.display())]
     Io {
         /// What was tried, as a verb: "read", "unpack into".
@@ -19,7 +19,7 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A file is not what its format says.
+    /// A file does not follow its format.
     #[error("`{file}`, {place}: expected {expected}, found {found}\nhint: {hint}")]
     Malformed {
         /// File, and for an archive its member.
@@ -58,7 +58,7 @@ pub enum Error {
         file: String,
         /// Published digest.
         expected: &'static str,
-        /// Digest of the bytes at hand.
+        /// Digest of the actual bytes.
         found: String,
     },
     /// A known data set is not in the data directory.

@@ -2,8 +2,8 @@
 //!
 //! A [`Dataset`] holds samples in one buffer and hands out normalised batches. [`load`] reads one by name from the
 //! table in [`registry`]: adding a data set is one file under `readers/` and one line there. A [`PartitionConfig`]
-//! deals the samples of a data set to clients; [`picture`] draws the result. Texts are read by [`load_texts`] and become
-//! a [`Dataset`] of word pieces by a [`Tokenizer`]; [`load_with`] does both.
+//! partitions the samples among clients; [`picture`] draws the result. [`load_texts`] reads texts, and a [`Tokenizer`]
+//! makes a [`Dataset`] of word pieces of them; [`load_with`] does both.
 //!
 //! This crate knows nothing of models or methods, opens no connection, and draws random numbers only from
 //! [`fedproj_rng`] streams. Foreign bytes never make it panic: they end in an [`Error`] that names file and place.

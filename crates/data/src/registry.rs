@@ -44,7 +44,7 @@ pub struct Reader {
     pub read: Read,
 }
 
-/// How a row reads, by what comes of it.
+/// How a row reads, by the kind of its samples.
 pub enum Read {
     /// Images or tables of numbers.
     Numbers(fn(&Request<'_>) -> Result<Splits>),
@@ -62,15 +62,15 @@ pub enum Origin {
     Format,
 }
 
-/// A published data set that lies in the data directory.
+/// A published data set in the data directory.
 pub struct Files {
     /// Folders that may hold it, relative to the data directory.
     pub folders: &'static [&'static str],
     /// Files or folders that must be in there.
     pub members: &'static [&'static str],
-    /// Whether members may also lie there with `.gz` appended.
+    /// Whether members may have `.gz` appended.
     pub may_be_gzipped: bool,
-    /// Official archive that is unpacked if it lies in the data directory.
+    /// Official archive; it is unpacked if it is in the data directory.
     pub archive: Option<&'static str>,
     /// How to get it.
     pub how_to_get: &'static str,
@@ -84,7 +84,7 @@ pub struct Request<'a> {
     pub name: &'static str,
     /// Options, already checked against the row's list.
     pub config: &'a SourceConfig,
-    /// Where data sets lie; embedded ones need none.
+    /// The data directory; embedded data sets need none.
     pub data_dir: Option<&'a Path>,
 }
 
@@ -158,10 +158,10 @@ fn request<'a>(config: &'a SourceConfig, data_dir: Option<&'a Path>) -> Result<(
     Ok((reader, Request { name: reader.name, config, data_dir }))
 }
 
-/// Whether the files of a data set are there, without reading them: what [`load`] would say at once.
+/// Checks that the files of a data set are there, without reading them.
 ///
 /// # Errors
-/// If the name is unknown or the files are missing; the error says how to get them.
+/// If the name is unknown or the files are missing; the error shows how to get them.
 pub fn check(config: &SourceConfig, data_dir: Option<&Path>) -> Result<()> {
     let reader = find(&config.name)?;
     let request = Request { name: reader.name, config, data_dir };
@@ -213,7 +213,7 @@ impl Files {
 }
 
 impl Request<'_> {
-    /// The folder of the published data set `files`, or an error that says how to get it.
+    /// The folder of the published data set `files`, or an error that shows how to get it.
     pub(crate) fn folder(&self, files: &Files) -> Result<PathBuf> {
         let missing = |looked_in: String, missing: String| Error::Missing {
             name: self.name,
@@ -226,7 +226,7 @@ impl Request<'_> {
             missing("any data directory (none was given; use --data-dir or FEDPROJ_DATA)".into(), first)
         })?;
         files.locate(dir).ok_or_else(|| {
-            // Of a folder that is there but incomplete, name what is lacking; otherwise the first choice.
+            // If a folder exists but is incomplete, name the missing file; otherwise name the first choice.
             let folder = files.folders.iter().find(|f| dir.join(f).is_dir()).unwrap_or(&files.folders[0]);
             let lacking = files.members.iter().find(|m| !files.has(&dir.join(folder), m));
             missing(format!("`{}`", dir.display()), format!("{folder}/{}", lacking.unwrap_or(&files.members[0])))
@@ -248,7 +248,7 @@ impl Request<'_> {
     }
 }
 
-/// Whether one name becomes the other, less case and punctuation, with at most two insertions, deletions or changes.
+/// Whether two names differ by max two insertions, deletions or changes, ignoring case and punctuation.
 fn is_near(a: &str, b: &str) -> bool {
     let plain = |s: &str| s.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
     let (a, b): (Vec<char>, Vec<char>) = (plain(a), plain(b));

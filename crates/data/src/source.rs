@@ -1,4 +1,4 @@
-//! What a configuration says about a data set, and what a reader gives back.
+//! How a configuration describes a data set, and what a reader returns.
 
 use std::path::PathBuf;
 
@@ -99,7 +99,7 @@ pub enum ImageLayout {
     Nchw,
 }
 
-/// What a reader gives back: data sets, or texts that are still to be tokenised.
+/// What a reader returns: data sets, or texts that are not tokenised yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Splits<T = Dataset> {
     /// The training part, or everything if the data set comes in one piece.

@@ -73,8 +73,8 @@ pub fn split(data: &Dataset, purpose: SplitFor, config: SplitConfig, seed: u64) 
     Ok((kept, held_out))
 }
 
-/// At most `n_max` samples with as many of each class, in increasing order: n / classes of each, where n is `n_max` or all
-/// there are, and all of a class that has fewer. A `n_max` of 0 is no limit.
+/// Max `n_max` samples, balanced over the classes, in increasing order: n / classes per class, where n is `n_max` or the
+/// number of samples; a class with fewer samples gives all. An `n_max` of 0 is no limit.
 ///
 /// # Errors
 /// If the set has no labels, or `n_max` is less than a sample of each class.
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_balanced_draw_takes_as_many_of_each_class_as_there_are() {
-        // As many as SST-2 has: the paper's code draws 63 454 of them.
+        // The sizes of SST-2's classes: the paper's code draws 63 454 samples.
         let labels: Vec<u32> = (0..67_349).map(|i| u32::from(i >= 29_780)).collect();
         let data = data(labels.clone(), 2);
         let draw = |n_max, seed| balanced(&data, n_max, &mut Stream::new(seed, Purpose::Split, [9, 0, 0])).unwrap();

@@ -20,10 +20,10 @@ pub struct Tokens {
     rows: Vec<Row>,
 }
 
-/// Where a text lies, and what is known of it.
+/// Where a text ends, and what is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
-    /// Behind its last token.
+    /// Position after its last token.
     end: usize,
     /// Tokens before the second text of a pair; all of them where there is none.
     n_first: u32,
@@ -105,8 +105,8 @@ impl Tokens {
         self.rows.extend(other.rows.iter().map(|row| Row { end: before + row.end, ..*row }));
     }
 
-    /// Everything as numbers, for files and networks: of every text its length, `n_first` and whether it was cut, then
-    /// all ids.
+    /// Everything as numbers, for files and messages: the length of every text, `n_first` and whether it was cut, then all
+    /// ids.
     pub fn to_words(&self) -> Vec<u32> {
         let of_row = |index: usize| {
             let row = &self.rows[index];

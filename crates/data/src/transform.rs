@@ -117,7 +117,7 @@ pub(crate) struct Resize {
 }
 
 impl Resize {
-    /// Resizes images that lie one after the other in `values`.
+    /// Resizes the images in `values`, which follow each other.
     pub fn apply<T: Copy>(self, values: &[T], widen: impl Fn(T) -> f32, narrow: impl Fn(f32) -> T) -> Vec<T> {
         let rows = taps(self.from[0], self.to[0], self.uses_boxes());
         let columns = taps(self.from[1], self.to[1], self.uses_boxes());

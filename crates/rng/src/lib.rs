@@ -56,7 +56,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The stream of `seed` for `purpose`, told apart by `ids` (unused ones are 0).
+    /// The stream of (`seed`, `purpose`, `ids`); unused ids are 0.
     pub fn new(seed: u64, purpose: Purpose, ids: [u32; 3]) -> Self {
         let seed_key = [seed as u32, (seed >> 32) as u32];
         // One Philox call mixes purpose and ids into a key of its own, which leaves the whole counter for draws.
@@ -80,11 +80,6 @@ impl Stream {
         u64::from(self.next_u32()) | (u64::from(self.next_u32()) << 32)
     }
 
-    /// Uniform in [0, 1) with 24 random bits.
-    pub fn uniform_f32(&mut self) -> f32 {
-        (self.next_u32() >> 8) as f32 * (1.0 / 16_777_216.0)
-    }
-
     /// Uniform in [0, 1) with 53 random bits.
     pub fn uniform(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0)
@@ -106,7 +101,7 @@ impl Stream {
         (product >> 32) as u32
     }
 
-    /// Standard normal (Box–Muller, one of the pair, so that a draw always consumes the same count of bits).
+    /// Standard normal (Box–Muller, one of the pair, so that every draw consumes the same number of bits).
     pub fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.uniform()).cos()
@@ -214,7 +209,6 @@ mod tests {
         };
         let mut s = stream(1);
         check("uniform", mean_and_variance(&mut || s.uniform()), (0.5, 1.0 / 12.0));
-        check("uniform_f32", mean_and_variance(&mut || f64::from(s.uniform_f32())), (0.5, 1.0 / 12.0));
         check("normal", mean_and_variance(&mut || s.normal()), (0.0, 1.0));
         check("gamma 0.3", mean_and_variance(&mut || s.gamma(0.3)), (0.3, 0.3));
         check("gamma 4", mean_and_variance(&mut || s.gamma(4.0)), (4.0, 4.0));

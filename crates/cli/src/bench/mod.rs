@@ -45,10 +45,10 @@ pub struct Step {
     /// The network (see `fedproj models`)
     #[arg(long, default_value = "resnet8")]
     model: String,
-    /// Samples in a step
+    /// Samples per step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
-    /// Threads: as many clients side by side, or with --shared as many on one step
+    /// Threads: one client per thread, or with --shared all threads on one step
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
     /// Steps to time; the first third warms up, the median of the others counts
@@ -57,13 +57,13 @@ pub struct Step {
     /// All threads share one step, as in the server's distillation
     #[arg(long)]
     shared: bool,
-    /// Tokens of a text, for networks that read texts
+    /// Tokens per text, for networks that read texts
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=512))]
     length: u32,
-    /// Texts all of --length, or as long as SST-2's sentences
+    /// Length of the texts: all --length, or as SST-2's sentences
     #[arg(long, default_value = "full", value_parser = ["full", "sst2"])]
     lengths: String,
-    /// Drop nothing while training
+    /// Train without dropout
     #[arg(long)]
     no_dropout: bool,
     /// cpu, or cuda or cuda:1 for --clients networks side by side on a GPU
@@ -89,7 +89,7 @@ struct StepResult {
     isa: &'static str,
     ms_per_step: f64,
     samples_per_second: f64,
-    /// Of the plain algorithm's operations, so a Winograd convolution may exceed the peak.
+    /// Operations are counted for the plain algorithm, so a Winograd convolution may exceed the peak.
     gflops: f64,
     peak_gflops: f64,
     peak_fraction: f64,
@@ -155,7 +155,7 @@ impl Step {
         models::CATALOGUE.iter().any(|entry| entry.name == self.model && entry.reads_text)
     }
 
-    /// Operations of a step for one sample, on average: a text counts with its own length.
+    /// Mean operations per sample and step; a text counts with its own length.
     fn flops(&self, graph: &fedproj_nn::Graph) -> Result<f64> {
         if !self.reads_text() {
             return Ok(graph.flops_training() as f64);
@@ -244,16 +244,16 @@ pub struct Round {
     /// The network (see `fedproj models`)
     #[arg(long, default_value = "resnet8")]
     model: String,
-    /// Clients, all of which take part
+    /// Clients; all of them take part
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     clients: u32,
-    /// Samples of each client
+    /// Samples per client
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
     /// Local epochs
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Samples in a local step
+    /// Samples per local step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
     /// Samples of the public set
@@ -278,7 +278,7 @@ impl Round {
             "sgd" => "local.optimizer={kind='sgd', lr=0.1, weight_decay=0.0}",
             _ => "local.optimizer={kind='adam', lr=1e-3, weight_decay=5e-5}",
         };
-        // The first round that is timed is round 1, with targets as if an ensemble had spoken: clients project.
+        // Timing starts at round 1, with targets as if a first ensemble existed, so that clients project.
         let overrides = [
             format!("method.name={}", self.method),
             format!("model.name={}", self.model),
@@ -333,7 +333,7 @@ impl Round {
                 self.epochs,
                 self.device.threads
             );
-            say!("  {:.2} s a round: {local:.2} s local training, {fusion:.2} s fusion", local + fusion);
+            say!("  {:.2} s per round: {local:.2} s local training, {fusion:.2} s fusion", local + fusion);
         }
         Ok(())
     }
@@ -355,7 +355,7 @@ fn synthetic(id: u32, n: u32, labelled: bool) -> Result<Dataset> {
     Ok(data.with_normalisation(Normalisation::bytes(&[0.5; 3], &[0.25; 3]))?)
 }
 
-/// The most memory this process has used, where the system tells.
+/// Peak memory of this process, if the system reports it.
 fn peak_rss_mib() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,4 +1,4 @@
-//! How to deal a data set to clients, as a configuration writes it.
+//! How to partition a data set among clients, as a configuration writes it.
 
 use std::path::PathBuf;
 
@@ -24,21 +24,21 @@ pub enum PartitionConfig {
         /// Number of clients.
         clients: usize,
     },
-    /// Label skew: each class is dealt in proportions drawn from Dir(β); every sample once.
+    /// Label skew: each class is partitioned in proportions drawn from Dir(β); every sample once.
     Dirichlet {
         /// Concentration β > 0; the smaller, the more skewed.
         beta: f64,
         /// Number of clients.
         clients: usize,
-        /// Least number of samples of a client.
+        /// Min samples per client.
         #[serde(default = "min_samples_default")]
         min_samples: usize,
     },
-    /// Samples sorted by label and cut into equal shards, of which each client gets some; every sample once.
+    /// Samples are sorted by label and cut into equal shards; each client gets some of them; every sample once.
     Shards {
         /// Number of clients.
         clients: usize,
-        /// Shards of each client; 2 in McMahan et al. 2017.
+        /// Shards per client; 2 in McMahan et al. 2017.
         #[serde(default = "shards_per_client_default")]
         shards_per_client: usize,
     },
@@ -46,7 +46,7 @@ pub enum PartitionConfig {
     Labels {
         /// Number of clients.
         clients: usize,
-        /// Classes of each client.
+        /// Classes per client.
         labels_per_client: usize,
     },
     /// Quantity skew: sizes are drawn from Dir(β), labels are IID; every sample once.
@@ -55,13 +55,13 @@ pub enum PartitionConfig {
         beta: f64,
         /// Number of clients.
         clients: usize,
-        /// Least number of samples of a client.
+        /// Min samples per client.
         #[serde(default = "min_samples_default")]
         min_samples: usize,
     },
     /// Client k holds samples of class k mod C only; every sample once.
     OneClass {
-        /// Number of clients, at least as many as classes.
+        /// Number of clients, min one per class.
         clients: usize,
     },
     /// One client per group of the data set (CSV column `group`, NumPy array `group`); every sample once.
@@ -75,7 +75,7 @@ pub enum PartitionConfig {
     Virtual {
         /// Number of clients; a million costs nothing.
         clients: usize,
-        /// Distinct samples of each client.
+        /// Distinct samples per client.
         samples: usize,
     },
 }
@@ -91,10 +91,10 @@ fn shards_per_client_default() -> usize {
 }
 
 impl PartitionConfig {
-    /// Deals the samples of `data`.
+    /// Partitions the samples of `data`.
     ///
     /// # Errors
-    /// If the request cannot be met; the error says by which numbers.
+    /// If the request cannot be met; the error names the numbers that conflict.
     pub fn build(&self, data: &Dataset, seed: u64) -> Result<Partition> {
         let n = data.n_samples();
         let by_label = |kind| {
@@ -130,7 +130,7 @@ impl PartitionConfig {
     }
 }
 
-/// Refuses zero clients, a minimum that the samples cannot give, and more clients than samples.
+/// Rejects zero clients, a minimum that the samples cannot give, and more clients than samples.
 pub(super) fn check_clients(kind: &'static str, n_samples: usize, n_clients: usize, n_min: usize) -> Result<()> {
     if n_clients == 0 {
         return Err(Error::impossible(kind, "there are 0 clients", "set clients to at least 1"));
@@ -146,7 +146,7 @@ pub(super) fn check_clients(kind: &'static str, n_samples: usize, n_clients: usi
     Ok(())
 }
 
-/// Refuses a concentration that is no positive number, or so large that the draws overflow.
+/// Rejects a concentration that is no positive number, or so large that the draws overflow.
 pub(super) fn check_beta(kind: &'static str, beta: f64) -> Result<()> {
     if beta > 0.0 && beta <= 1e9 {
         return Ok(());

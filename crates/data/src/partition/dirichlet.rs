@@ -4,9 +4,9 @@
 //! the shuffled samples of c are cut at ⌊cumsum(p) · n_c⌋. The whole is drawn again until every client holds the
 //! minimum.
 //!
-//! Departure: NIID-Bench redraws for ever. Here the number of draws is bounded; then the draw that lacked least is
-//! repaired by moving random samples from whoever is largest to those below the minimum, and
-//! [`Partition::n_moved`] says how many. Every sample exactly once, the minimum always, O(n + N · C) per draw.
+//! Departure: NIID-Bench redraws forever. Here the number of draws is bounded. After that the draw that lacks fewest
+//! samples is repaired: random samples move from the largest client to those below the minimum.
+//! [`Partition::n_moved`] counts them. Every sample exactly once, the minimum always, O(n + N · C) per draw.
 
 use std::collections::BinaryHeap;
 
@@ -67,8 +67,8 @@ fn draw(classes: &[Vec<u32>], n: usize, beta: f64, n_clients: usize, stream: &mu
         }
         let total: f64 = shares.iter().sum();
         if total <= 0.0 {
-            // A tiny β can put the whole mass on clients that are full. Some client is below the average as long as
-            // samples are left, and it takes the class, as the limit β → 0 has it.
+            // A tiny β can put the whole mass on clients that are full. As long as samples are left, some client is
+            // below the average. It gets the class, as in the limit β → 0.
             let open: Vec<usize> = (0..n_clients).filter(|&k| lists[k].len() * n_clients < n).collect();
             if let Some(n_open) = std::num::NonZero::new(open.len() as u32) {
                 lists[open[stream.below(n_open.get()) as usize]].extend(samples);

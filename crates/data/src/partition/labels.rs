@@ -1,8 +1,8 @@
 //! A fixed number of classes per client ("#C = k" of NIID-Bench).
 //!
 //! Clients choose in turn, each the k classes with the fewest owners so far, ties at random; a class is then shared
-//! evenly by its owners. Owners of two classes differ by at most one in number, so every sample is dealt exactly
-//! once as soon as clients · k ≥ classes. With fewer slots, samples of the classes left over belong to nobody.
+//! evenly by its owners. Owners of two classes differ by at most one in number, so every sample is assigned exactly
+//! once if clients · k ≥ classes. With fewer slots, samples of the classes left over belong to nobody.
 
 use fedproj_rng::{Purpose, Stream};
 

@@ -1,7 +1,7 @@
 //! Who holds which samples.
 //!
-//! A [`PartitionConfig`] says how to deal, a [`Partition`] is the outcome. Each scheme is one file; what it promises
-//! (every sample exactly once, a minimum per client) stands on top of it. A partition depends on data, configuration
+//! A [`PartitionConfig`] describes a scheme, a [`Partition`] is the result. Each scheme is one file; its guarantees
+//! (every sample exactly once, a minimum per client) are at its top. A partition depends on data, configuration
 //! and seed alone, so that methods are compared on equal terms.
 
 mod config;
@@ -100,8 +100,8 @@ impl Partition {
         Ok(Self { clients: Clients::Virtual { n_clients, n_draws, n_samples, seed }, n_moved: 0 })
     }
 
-    /// One client that holds all samples, as a node of a real federation sees it: of the clients before it nothing is
-    /// known here.
+    /// One client that holds all samples, as a node of a real federation sees it. Nothing is known here about the clients
+    /// before it.
     pub fn sole(client: u32, n_samples: usize) -> Self {
         let mut offsets = vec![0; client as usize + 1];
         offsets.push(n_samples);
@@ -148,7 +148,7 @@ impl Partition {
     }
 
     /// How many samples were moved between clients to reach the minimum that no draw reached by itself; 0 for most
-    /// partitions. A caller should tell its user when it is not.
+    /// partitions. A caller should report any other value to its user.
     pub fn n_moved(&self) -> usize {
         self.n_moved
     }
@@ -156,7 +156,7 @@ impl Partition {
     /// How many samples of each class `client` holds.
     ///
     /// # Panics
-    /// If `labels` are not those of the data that were dealt.
+    /// If `labels` are not those of the partitioned data.
     pub fn class_counts(&self, client: usize, labels: &[u32], n_classes: usize) -> Vec<u32> {
         let mut counts = vec![0; n_classes];
         for &index in &*self.indices(client) {
@@ -171,7 +171,7 @@ impl Partition {
     /// distribution `p_k` and the distribution p of all labels.
     ///
     /// # Panics
-    /// If `labels` are not those of the data that were dealt.
+    /// If `labels` are not those of the partitioned data.
     pub fn skew_index(&self, labels: &[u32], n_classes: usize) -> f64 {
         let mut global = vec![0.0; n_classes];
         for &label in labels {
@@ -186,7 +186,7 @@ impl Partition {
     }
 }
 
-/// Deals `samples` to `n_shares` lists whose sizes differ by at most one.
+/// Splits `samples` into `n_shares` lists; their sizes differ by at most one.
 fn even_shares(samples: &[u32], n_shares: usize) -> impl Iterator<Item = &[u32]> {
     let cut = move |share: usize| share * samples.len() / n_shares;
     (0..n_shares).map(move |share| &samples[cut(share)..cut(share + 1)])

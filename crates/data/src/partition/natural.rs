@@ -11,7 +11,7 @@ pub(super) fn partition(data: &Dataset) -> Result<Partition> {
         let problem = format!("data set `{}` has no groups", data.name());
         Error::impossible("natural", problem, "name a column with group = \"…\" (csv) or add an array `group` (numpy)")
     })?;
-    // Clients follow the order of the ids; ids without samples, as a subset may have, make no client.
+    // Clients follow the order of the ids. In a subset an id may have no samples; then it has no client.
     let mut lists: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for (index, &group) in groups.iter().enumerate() {
         lists.entry(group).or_default().push(index as u32);

@@ -1,4 +1,4 @@
-//! Samples sorted by label, cut into equal shards, dealt at random. McMahan et al., AISTATS 2017.
+//! Samples sorted by label, cut into equal shards, assigned at random. McMahan et al., AISTATS 2017.
 //!
 //! Every sample exactly once; sizes of shards differ by at most one.
 

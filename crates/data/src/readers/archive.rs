@@ -1,8 +1,8 @@
-//! Unpacks an official `.tar.gz` that somebody put into the data directory.
+//! Unpacks an official `.tar.gz` from the data directory.
 //!
-//! Only members listed here are written, under the names listed here: what the archive calls its files is compared
-//! and never used as a path, so no archive can write elsewhere. Every file is checked by size and MD5 before it
-//! gets its final name; an interrupted unpacking is simply done again.
+//! Only members listed here are written, under the names listed here. Names in the archive are compared and never used
+//! as paths, so no archive can write elsewhere. Every file is checked by size and MD5 before it gets its final name;
+//! an interrupted unpacking starts again.
 
 use std::fs::{self, File};
 use std::io::{BufReader, Read, Write};
@@ -30,7 +30,7 @@ pub(super) struct Member {
 }
 
 impl Archive {
-    /// Unpacks if the archive lies in the data directory and its files do not.
+    /// Unpacks the archive if it is in the data directory and its files are not.
     pub fn unpack_if_needed(&self, data_dir: Option<&Path>, files: &Files) -> Result<()> {
         match data_dir {
             Some(dir) if files.locate(dir).is_none() && dir.join(self.file).is_file() => self.unpack(dir),
@@ -142,7 +142,7 @@ mod tests {
         tar.into_inner().unwrap().finish().unwrap()
     }
 
-    /// Unpacks `bytes` and tells what was written below and beside the data directory.
+    /// Unpacks `bytes` and returns what was written below and beside the data directory.
     fn check(bytes: &[u8]) -> (Result<()>, Vec<String>) {
         let outer = tempfile::tempdir().unwrap();
         let dir = outer.path().join("data");

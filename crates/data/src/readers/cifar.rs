@@ -104,7 +104,7 @@ mod tests {
         let whole = records(5, 2, 4);
         let message = read(&whole[..whole.len() - 1], 5).unwrap_err().to_string();
         assert!(message.contains("a.bin") && message.contains("record 4:"), "{message}");
-        // Cut at a record's end: only the expected count tells.
+        // Cut at a record's end: only the expected count shows it.
         assert!(read(&whole[..4 * 3074], 5).is_err());
         assert!(read(&records(6, 2, 4), 5).is_err());
         assert!(read(&[], 5).is_err());

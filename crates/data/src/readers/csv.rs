@@ -1,8 +1,8 @@
-//! CSV files: numeric features and a label column, one sample a line.
+//! CSV files: numeric features and a label column, one sample per line.
 //!
-//! Fields are separated by commas, or by tabs if the first line holds one, and may stand in double quotes. The first line is a header
+//! Fields are separated by commas, or by tabs if the first line holds one, and may be in double quotes. The first line is a header
 //! if none of its feature fields is a number. Labels may be any text; classes are the distinct labels, in numeric
-//! order if all are integers and in alphabetic order otherwise. So are groups, if a column says who owns a row.
+//! order if all are integers and in alphabetic order otherwise. So are groups, if a column names the owner of each row.
 
 use std::collections::BTreeSet;
 
@@ -54,7 +54,7 @@ pub(super) struct Format<'a> {
     pub group: Option<&'a Column>,
 }
 
-/// Where the label stands.
+/// Which column is the label.
 pub(super) enum Label<'a> {
     /// In the last column that is not the group's.
     Last,

@@ -33,7 +33,7 @@ pub(super) fn read_splits(
     Ok(Splits { train, test: Some(test) })
 }
 
-/// Sizes and bytes of `folder/name` or `folder/name.gz`; `idx3` or `idx1` in the name says how many sizes there are.
+/// Sizes and bytes of `folder/name` or `folder/name.gz`; `idx3` or `idx1` in the name gives the number of sizes.
 fn read_array(folder: &Path, name: &str) -> Result<(Vec<usize>, Vec<u8>)> {
     let plain = folder.join(name);
     let path = if plain.exists() { plain } else { folder.join(format!("{name}.gz")) };

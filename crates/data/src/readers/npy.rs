@@ -56,7 +56,7 @@ pub(super) fn parse(file: &str, bytes: &[u8]) -> Result<Array> {
         "<i2" => Values::Int(each(data, |b| i16::from_le_bytes(b).into())),
         "<u4" => Values::Int(each(data, |b| u32::from_le_bytes(b).into())),
         "<i4" => Values::Int(each(data, |b| i32::from_le_bytes(b).into())),
-        // What does not fit is no label or count anybody meant; it stays visibly out of range.
+        // A value that does not fit is no valid label or count; it stays out of range, so that later checks reject it.
         "<u8" => Values::Int(each(data, |b| i64::try_from(u64::from_le_bytes(b)).unwrap_or(i64::MAX))),
         "<i8" => Values::Int(each(data, i64::from_le_bytes)),
         "<f4" => Values::F32(each(data, f32::from_le_bytes)),

@@ -2,9 +2,9 @@
 //!
 //! Names of the arrays: `x_train`, `y_train`, and if there are any `x_test`, `y_test`, `group_train` and
 //! `group_test`; or simply `x`, `y`, `group`. Arrays x are (N, features), (N, height, width) or four-dimensional:
-//! unless `layout` says otherwise, those are NHWC if the last axis has 1, 3 or 4 entries, else NCHW if the second
+//! unless `layout` is set, those are NHWC if the last axis has 1, 3 or 4 entries, else NCHW if the second
 //! has. Images of type uint8 are scaled by 1/255; other types become `f32` and are taken as they are. Labels are
-//! integers from 0; there are as many classes as the largest label says.
+//! integers from 0; the largest label sets the number of classes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -159,7 +159,7 @@ impl Arrays {
         for name in names {
             let Some(ids) = self.ids(name)? else { continue };
             let largest = ids.iter().max().map_or(0, |&l| l as usize + 1);
-            // A stray value must not make us invent millions of class names.
+            // One wrong value must not create millions of class names.
             if largest > ids.len().max(1 << 16) {
                 let found = format!("label {}", largest - 1);
                 return Err(self.malformed(name, "labels counted from 0 without large gaps".into(), found));

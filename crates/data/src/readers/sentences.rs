@@ -69,7 +69,7 @@ pub(crate) const YELP: Reader = row(
     "put `yelp.tsv`, columns label (0 to 4 for 1 to 5 stars) and text, into the folder `text` of the data directory",
 );
 
-/// A row whose training part is the first member and whose test part, if any, the second.
+/// A row of the registry: the first member is the training part, the second, if any, the test part.
 const fn row(
     name: &'static str,
     about: &'static str,
@@ -78,7 +78,7 @@ const fn row(
     how_to_get: &'static str,
 ) -> Reader {
     let known = (n_train, n_test, n_classes, Shape::Tokens { len: TextConfig::MAX_LENGTH });
-    // The files may also lie in the data directory itself.
+    // The files may also be in the data directory itself.
     let files = Files { folders: &["text", ""], members, may_be_gzipped: true, archive: None, how_to_get, known };
     Reader { name, about, origin: Origin::Files(files), options: &[], read: Read::Text(read) }
 }

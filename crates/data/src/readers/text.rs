@@ -1,4 +1,5 @@
-//! One's own texts: a table with a column of text, or two for pairs, and one of labels; a second one for testing if given.
+//! The user's own texts: a table with one column of text, or two for pairs, and one of labels; optionally a second table
+//! for testing.
 
 use crate::error::Result;
 use crate::registry::{Origin, Read, Reader, Request};
@@ -18,7 +19,7 @@ fn read(request: &Request<'_>) -> Result<Splits<Texts>> {
     let layout = Layout { text: config.text.as_ref(), label: config.label.as_ref(), group: config.group.as_ref() };
     let train = Table::read(&request.path()?, &layout)?.into_texts(request.name, &Classes::Distinct)?;
     let test = |path: &std::path::PathBuf| {
-        // A label that nobody trained on could never be answered.
+        // The model cannot predict a label that is not in the training file.
         let classes = Classes::Known(&train.class_names);
         Table::read(&request.resolve(path), &layout)?.into_texts(&format!("{} test", request.name), &classes)
     };
