@@ -137,7 +137,7 @@ fn list(text: &mut String, key: &Key, name: &str) {
 }
 
 /// Lines of at most 100 characters; those after the first are indented.
-fn wrapped(text: &str, indent: usize) -> String {
+pub fn wrapped(text: &str, indent: usize) -> String {
     let mut out = String::new();
     let mut width = indent;
     for word in text.split(' ') {

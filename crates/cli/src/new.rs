@@ -1,8 +1,9 @@
 //! `fedproj new`: a commented configuration to start from.
 //!
-//! Keys that make up a set-up are written out; every other one stands behind a `#` with the value it has anyway, asked
-//! from the library, so that the file never shows a default that is not one.
+//! The file sets the keys that make up a set-up. Every other key stands behind a `#` with its default, which comes from the
+//! library, as does its explanation.
 
+use crate::config::wrapped;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -44,118 +45,43 @@ impl New {
     }
 }
 
-/// Sections, their keys, and a comment for each.
-const SECTIONS: &[(&str, &[(&str, &str)])] = &[
-    (
-        "",
-        &[
-            ("seed", "decides partition, sampling of clients, initial weights and every order"),
-            ("preset", "\"paper\": its text; \"authors-code\": its program; \"clean\": the text with a warm-up"),
-        ],
-    ),
+/// Sections, and their keys that are worth a look. What they mean comes from the configuration reference.
+const SECTIONS: &[(&str, &str)] = &[
+    ("", "seed preset"),
     (
         "data",
-        &[
-            ("private", "the labelled set that clients share out (`fedproj data` lists them)"),
-            ("private_samples", "training samples used; 0 is all"),
-            ("private_draw", "\"uniform\", or \"balanced\": as many of each class, private_samples at most"),
-            ("test_fraction", "held out for testing where a set has no test part"),
-            ("public", "the unlabelled set: a data set, \"split\" (part of the private one) or \"none\""),
-            ("public_fraction", "share that \"split\" takes"),
-            ("public_samples", "public samples used; 0 is all"),
-            ("public_draw", "as private_draw; \"balanced\" looks at the public labels"),
-            ("text.vocabulary", "a vocab.txt; empty is the checkpoint's"),
-            ("text.max_length", "tokens of a text; longer ones are cut"),
-            ("text.lowercase", "for uncased vocabularies"),
-            (
-                "partition",
-                "how samples are dealt: dirichlet, iid, shards, labels, quantity, one_class, natural, file or virtual",
-            ),
-        ],
+        "private private_samples private_draw test_fraction public public_fraction public_samples public_draw \
+         text.vocabulary text.max_length text.lowercase partition",
     ),
-    (
-        "model",
-        &[
-            ("name", "`fedproj models` lists them; \"bert\" is a checkpoint's"),
-            ("checkpoint", "folder of a BERT model: config.json, vocab.txt, model.safetensors"),
-            ("pretrained", "start from its weights, or take its shape alone"),
-            ("hidden", "hidden layers of mlp"),
-            ("group_norm", "groups of group-norm; 0 is batch-norm"),
-            ("init", "\"torch\" or \"authors\""),
-            ("weights", "a safetensors file to start from"),
-        ],
-    ),
+    ("model", "name checkpoint pretrained hidden group_norm init weights"),
     (
         "federation",
-        &[
-            ("rounds", "communication rounds"),
-            ("fraction", "share of the clients in a round"),
-            ("evaluate_every", "rounds between tests of the global model"),
-            ("evaluate_clients", "test every client's model too, for forgetting"),
-            ("headline_rounds", "last rounds whose mean is the headline; 0 is as many as clients in a round"),
-            ("checkpoint_every", "rounds between checkpoints"),
-            ("robust.rule", "in the place of weighted means: \"none\", \"median\", \"trimmed_mean\" or \"krum\""),
-            ("robust.share", "share of the clients that may be hostile"),
-            ("robust.clip", "largest norm of a client's update; 0 is no limit"),
-        ],
+        "rounds fraction evaluate_every evaluate_clients headline_rounds checkpoint_every robust.rule robust.share \
+         robust.clip",
     ),
-    (
-        "local",
-        &[
-            ("epochs", "passes over a client's samples in a round"),
-            ("batch", "samples in a step"),
-            ("optimizer", "\"adam\", \"adamw\" or \"sgd\" (with momentum, nesterov); made new every round"),
-            ("schedule.every", "share of the epochs after which the rate drops; 0 is never"),
-            ("schedule.factor", "what it is multiplied by then"),
-            ("clip", "largest norm of a gradient; 0 is no limit"),
-        ],
-    ),
-    ("method", &[("name", "`fedproj methods` lists them; each has a table of its own")]),
+    ("local", "epochs batch optimizer schedule.every schedule.factor clip"),
+    ("method", "name"),
     (
         "method.fedproj",
-        &[
-            ("projection.mode", "\"conditional\", \"always\", \"soft\" or \"off\""),
-            ("projection.warmup", "rounds without it at the start; below 1 a share of all rounds"),
-            ("projection.dropout", "chance that a client leaves it out for a round"),
-            ("memory.size", "public samples in the memory"),
-            ("memory.batch", "samples of one memory gradient"),
-            ("memory.temperature", "of the memory loss"),
-            ("distill.epochs", "the server's passes over the public set; 0 is no distillation"),
-            ("distill.batch", "samples in a step of the server"),
-            ("distill.optimizer.lr", "the server's learning rate"),
-            ("distill.temperature", "of teacher and student"),
-            ("distill.alpha", "weight α of the weight-divergence term"),
-        ],
+        "projection.mode projection.warmup projection.dropout memory.size memory.batch memory.temperature \
+         distill.epochs distill.batch distill.optimizer.lr distill.temperature distill.alpha",
     ),
-    (
-        "method.feddf",
-        &[
-            ("distill.epochs", "the server's passes over the public set"),
-            ("distill.batch", "samples in a step of the server"),
-            ("distill.optimizer.lr", "the server's learning rate"),
-        ],
-    ),
-    (
-        "method.fedet",
-        &[
-            ("epochs", "the server's passes over the public set"),
-            ("batch", "samples in a step of the server"),
-            ("optimizer.lr", "the server's learning rate"),
-        ],
-    ),
-    ("method.fedprox", &[("proximal_weight", "μ; 0 is FedAvg")]),
+    ("method.feddf", "distill.epochs distill.batch distill.optimizer.lr"),
+    ("method.fedet", "epochs batch optimizer.lr"),
+    ("method.fedprox", "proximal_weight"),
 ];
 
 const HEAD: &str = "\
-# A federated run.   Start it: fedproj run FILE   See who holds which data: fedproj partition FILE
-# A line `#key = value` shows a default: take the `#` away to change it. On the command line, key=value overrides
-# the file for once: fedproj run FILE method.name=fedavg federation.rounds=4
+# A federated run.  Start it: fedproj run FILE    Show how data are partitioned: fedproj partition FILE
+# A line `#key = value` shows a default: remove the `#` to change it. On the command line,
+# key=value overrides the file: fedproj run FILE method.name=fedavg federation.rounds=4
+# `fedproj config show --explain KEY` explains a key and its values.
 ";
 
-const SEEDS: &str = "#seeds = [0, 1, 2]               # one run for each, instead of `seed`\n";
+const SEEDS: &str = "# One run per seed, instead of `seed`.\n#seeds = [0, 1, 2]\n";
 
 const SWEEP: &str = "
-# Many runs from one file: every combination of these lists, for every seed of `seeds`.
+# Many runs from one file: every combination of these lists, once per seed.
 #[sweep]
 #\"method.name\" = [\"fedavg\", \"feddf\", \"fedproj\"]
 #\"data.partition.beta\" = [0.3, 0.5]
@@ -166,20 +92,20 @@ fn configuration(setup: &Setup, preset: &str) -> Result<String> {
     let written = setup.with_preset(preset);
     let pairs: Vec<String> = written.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let effective = Value::try_from(Config::from_layers(None, &pairs)?)?;
+    let reference = Config::keys()?;
     let mut text = HEAD.to_owned();
     for (section, keys) in SECTIONS {
         if !section.is_empty() {
             writeln!(text, "\n[{section}]")?;
         }
-        for (key, comment) in *keys {
-            let path = if section.is_empty() { (*key).to_owned() } else { format!("{section}.{key}") };
-            let setting = match written.iter().find(|(key, _)| *key == path) {
-                Some((_, value)) => format!("{key} = {value}"),
-                None => format!("#{key} = {}", value_at(&effective, &path)?),
-            };
-            match setting.len() {
-                ..=40 => writeln!(text, "{setting:<32} # {comment}")?,
-                _ => writeln!(text, "# {comment}\n{setting}")?,
+        for key in keys.split(' ') {
+            let path = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
+            let about = reference.iter().find(|known| known.path == path);
+            let about = &about.with_context(|| format!("there is no key `{path}`"))?.about;
+            wrapped(about, 2).lines().try_for_each(|line| writeln!(text, "# {}", line.trim_start()))?;
+            match written.iter().find(|(key, _)| *key == path) {
+                Some((_, value)) => writeln!(text, "{key} = {value}")?,
+                None => writeln!(text, "#{key} = {}", value_at(&effective, &path)?)?,
             }
         }
         if section.is_empty() {

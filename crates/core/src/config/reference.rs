@@ -4,12 +4,13 @@ use super::Config;
 use super::items::{Item, Member, parse};
 use super::layers::table_of;
 use crate::error::{Error, Result};
+use crate::methods;
 use fedproj_nn::models::nearest;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use toml::Value;
 
-/// The files that define the configuration's types.
+/// The files that define the configuration's types, beside those of the methods.
 const SOURCES: &[&str] = &[
     include_str!("mod.rs"),
     include_str!("local.rs"),
@@ -21,18 +22,6 @@ const SOURCES: &[&str] = &[
     include_str!("../robust.rs"),
     include_str!("../step.rs"),
     include_str!("../methods/mod.rs"),
-    include_str!("../methods/fedadam.rs"),
-    include_str!("../methods/fedavg.rs"),
-    include_str!("../methods/fedavgm.rs"),
-    include_str!("../methods/feddf.rs"),
-    include_str!("../methods/feddyn.rs"),
-    include_str!("../methods/fedet.rs"),
-    include_str!("../methods/fednova.rs"),
-    include_str!("../methods/fedproj.rs"),
-    include_str!("../methods/fedprox.rs"),
-    include_str!("../methods/fedrcl.rs"),
-    include_str!("../methods/moon.rs"),
-    include_str!("../methods/scaffold.rs"),
 ];
 
 /// A key of the configuration, or a table of keys.
@@ -99,7 +88,7 @@ impl Config {
     /// # Errors
     /// As [`Config::to_toml`].
     pub fn keys() -> Result<Vec<Key>> {
-        let sources = [SOURCES, fedproj_data::CONFIG_SOURCES, fedproj_nn::CONFIG_SOURCES].concat();
+        let sources = [SOURCES, methods::SOURCES, fedproj_data::CONFIG_SOURCES, fedproj_nn::CONFIG_SOURCES].concat();
         Ok(Key::all_of(&sources, "Config", "", &Value::Table(table_of(&Self::default())?)))
     }
 }

@@ -17,19 +17,6 @@ mod fedrcl;
 mod moon;
 mod scaffold;
 
-pub use fedadam::FedAdam;
-pub use fedavg::FedAvg;
-pub use fedavgm::FedAvgM;
-pub use feddf::FedDf;
-pub use feddyn::FedDyn;
-pub use fedet::FedEt;
-pub use fednova::FedNova;
-pub use fedproj::FedProj;
-pub use fedprox::FedProx;
-pub use fedrcl::FedRcl;
-pub use moon::Moon;
-pub use scaffold::Scaffold;
-
 use crate::error::{Error, Result};
 use crate::method::Method;
 use fedproj_nn::models;
@@ -38,6 +25,11 @@ use serde::{Deserialize, Serialize};
 /// One line per method: the name users type, its type, and what it is.
 macro_rules! registry {
     ($($name:ident: $type:ident, $about:literal;)*) => {
+        $(pub use $name::$type;)*
+
+        /// The methods' files, for the reference of their settings.
+        pub(crate) const SOURCES: &[&str] = &[$(include_str!(concat!(stringify!($name), ".rs")),)*];
+
         /// The chosen method, and the hyper-parameters of each.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(default, deny_unknown_fields)]
