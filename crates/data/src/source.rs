@@ -21,18 +21,17 @@ pub struct SourceConfig {
     /// File of the test part, for `text`; relative to the data directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<PathBuf>,
-    /// The column of text of a table of texts, or the two of a table of pairs; all that is neither label nor group unless
-    /// given.
+    /// Text column of a table of texts, or the two of a table of pairs. Default: all columns but label and group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<TextColumns>,
     /// Which labels of CIFAR-100.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<LabelSet>,
-    /// Label column of a CSV file, the last one unless given, or of a table of texts, the one named `label` unless given;
-    /// `"none"` for a file without labels.
+    /// Label column of a CSV file (default: the last one) or of a table of texts (default: `label`). `"none"`: the file has
+    /// no labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label: Option<Column>,
-    /// Column of a CSV file or table of texts that says who owns a row; it is then no feature.
+    /// Column of a CSV file or table of texts that names the owner of each row. It is no feature then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<Column>,
     /// Order of axes of four-dimensional NumPy arrays, where their shape leaves it open.
