@@ -267,23 +267,21 @@ impl Dataset {
     /// If an index is out of range.
     #[must_use]
     pub fn subset(&self, indices: &[u32]) -> Self {
-        fn rows<T: Copy>(values: &[T], len: usize, indices: &[u32]) -> Vec<T> {
-            let mut out = Vec::with_capacity(indices.len() * len);
-            for &i in indices {
-                out.extend_from_slice(&values[i as usize * len..(i as usize + 1) * len]);
-            }
+        fn rows<T: Copy>(values: &[T], n_samples: usize, indices: &[u32]) -> Vec<T> {
+            let mut out = Vec::new();
+            gather_rows(values, n_samples, indices, &mut out);
             out
         }
-        let len = self.shape.len();
+        let n = self.n_samples();
         let samples = match &self.samples {
-            Samples::U8(values) => Samples::U8(rows(values, len, indices)),
-            Samples::F32(values) => Samples::F32(rows(values, len, indices)),
+            Samples::U8(values) => Samples::U8(rows(values, n, indices)),
+            Samples::F32(values) => Samples::F32(rows(values, n, indices)),
             Samples::Tokens(texts) => Samples::Tokens(texts.subset(indices)),
         };
         Self {
             samples,
-            labels: self.labels.as_ref().map(|l| rows(l, 1, indices)),
-            groups: self.groups.as_ref().map(|g| rows(g, 1, indices)),
+            labels: self.labels.as_ref().map(|l| rows(l, n, indices)),
+            groups: self.groups.as_ref().map(|g| rows(g, n, indices)),
             ..self.header()
         }
     }
@@ -374,6 +372,19 @@ fn normalise_f32(values: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]) 
         for (((o, &v), &a), &b) in out.iter_mut().zip(row).zip(scale).zip(shift) {
             *o = v * a + b;
         }
+    }
+}
+
+/// Replaces the content of `out` by the rows `indices` of a matrix with `n_rows` rows; nothing for an empty matrix.
+///
+/// # Panics
+/// If an index is out of range.
+pub fn gather_rows<T: Copy>(matrix: &[T], n_rows: usize, indices: &[u32], out: &mut Vec<T>) {
+    let width = matrix.len() / n_rows.max(1);
+    out.clear();
+    out.reserve(indices.len() * width);
+    for &i in indices {
+        out.extend_from_slice(&matrix[i as usize * width..][..width]);
     }
 }
 

@@ -36,7 +36,7 @@ mod text;
 mod tokens;
 mod transform;
 
-pub use dataset::{Dataset, Normalisation, Samples, Shape};
+pub use dataset::{Dataset, Normalisation, Samples, Shape, gather_rows};
 pub use error::{Error, Result};
 pub use partition::{Partition, PartitionConfig};
 pub use registry::{load, load_texts, load_with};

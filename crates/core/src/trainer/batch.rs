@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::step::Term;
 use crate::terms;
-use fedproj_data::Dataset;
+use fedproj_data::{Dataset, gather_rows};
 use fedproj_nn::{Loss, NormMode, Workspace};
 
 /// Where the batches of a kind come from, and how the network runs on them.
@@ -130,14 +130,5 @@ impl Gathered {
             }
         }
         loss
-    }
-}
-
-/// The rows `indices` of a matrix with `n_rows` rows; nothing for an empty matrix.
-pub(super) fn gather_rows(matrix: &[f32], n_rows: usize, indices: &[u32], out: &mut Vec<f32>) {
-    let dim = matrix.len() / n_rows.max(1);
-    out.clear();
-    for &i in indices {
-        out.extend_from_slice(&matrix[i as usize * dim..(i as usize + 1) * dim]);
     }
 }

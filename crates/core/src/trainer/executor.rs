@@ -1,11 +1,12 @@
 //! Execution of plans on the CPU, by one thread for a client or by a team for a student.
 
-use super::batch::{Feed, Gathered, gather_rows};
+use super::batch::{Feed, Gathered};
 use super::vectors::Vectors;
 use super::{Download, LocalStats};
 use crate::error::{Error, Result};
 use crate::plan::{LocalPlan, LocalStep, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
+use fedproj_data::gather_rows;
 use fedproj_nn::vector::{self, Conflict};
 use fedproj_nn::{Buffer, Dropout, Mode, NormMode, Optimizer, Workspace, clip_norm};
 use std::sync::Arc;
