@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::loading;
 use crate::method::Method;
+use crate::spelling::did_you_mean;
 use fedproj_data::{Dataset, Partition};
 use fedproj_nn::{Graph, models};
 use fedproj_rng::{Purpose, Stream};
@@ -172,7 +173,13 @@ impl Experiment {
         Ok(match (bert, config.model.name.as_str()) {
             (Some(bert), _) => models::bert(&bert, shape.len(), classes, variant)?,
             (None, "mlp") => models::mlp(shape, &config.model.hidden, classes, variant)?,
-            (None, name) => models::build(name, shape, classes, variant)?,
+            (None, name) => models::build(name, shape, classes, variant).map_err(|error| match error {
+                fedproj_nn::Error::UnknownModel { .. } => {
+                    let hint = did_you_mean(name, models::CATALOGUE.iter().map(|entry| entry.name));
+                    Error::config(format!("{error}{hint}"))
+                }
+                other => other.into(),
+            })?,
         })
     }
 

@@ -91,14 +91,12 @@ pub enum Error {
         expected: &'static str,
     },
     /// No model of this name.
-    #[error("unknown model `{name}`; known models: {known}{}", .hint.as_ref().map(|h| format!("\nhint: did you mean `{h}`?")).unwrap_or_default())]
+    #[error("unknown model `{name}`; known models: {known}")]
     UnknownModel {
         /// The name given.
         name: String,
         /// The names there are.
         known: String,
-        /// The nearest of them.
-        hint: Option<String>,
     },
     /// A weights file that does not fit the graph.
     #[error("`{}`: {problem}", .path.display())]

@@ -54,7 +54,7 @@ pub use kernels::{Activation, Buffer, Cpu, Isa, NormMode, Team};
 pub use layout::{Init, Layout, Role, Span, Storage};
 pub use loss::{Direction, Loss};
 pub use mode::{Dropout, Mode, Options};
-pub use optim::{Optimizer, Rule, Schedule, clip_norm};
+pub use optim::{Optimizer, Rule, clip_norm};
 
 /// The files that define what a configuration says about networks and losses, from which the reference of its keys is made.
 pub const CONFIG_SOURCES: &[&str] =

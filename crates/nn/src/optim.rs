@@ -156,31 +156,6 @@ impl Optimizer {
     }
 }
 
-/// How the learning rate changes over epochs.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Schedule {
-    /// It does not.
-    #[default]
-    Constant,
-    /// It is multiplied by `factor` every `every` epochs.
-    Step {
-        /// Epochs between changes.
-        every: u32,
-        /// The factor.
-        factor: f32,
-    },
-}
-
-impl Schedule {
-    /// The factor of the learning rate in an epoch, counted from 0.
-    pub fn factor(self, epoch: u32) -> f32 {
-        match self {
-            Self::Constant => 1.0,
-            Self::Step { every, factor } => factor.powi((epoch / every.max(1)) as i32),
-        }
-    }
-}
-
 /// Scales `grad` to a norm of at most `norm_max`; returns its norm before.
 pub fn clip_norm(cpu: &mut Cpu, grad: &mut [f32], norm_max: f32) -> f64 {
     let norm = vector::squared_norm(cpu, grad).sqrt();

@@ -251,3 +251,23 @@ fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (Slot
     }
     (slot_of, work_slot, slots.len)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::Shape;
+    use crate::models::{self, Variant};
+
+    #[test]
+    fn without_training_layers_share_memory() {
+        for name in ["resnet8", "resnet18"] {
+            let graph = models::build(name, Shape::image(32, 32, 3), 10, Variant::default()).unwrap();
+            let floats = |training| -> usize {
+                let plan = Plan::new(&graph, &[graph.output()], training, None);
+                assert_eq!(plan.grad_len.is_empty(), !training, "{name}");
+                plan.value_len.iter().sum()
+            };
+            assert!(floats(false) < floats(true), "{name}");
+        }
+    }
+}

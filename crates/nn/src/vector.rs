@@ -36,11 +36,6 @@ pub fn scale(_cpu: &mut Cpu, a: f32, y: &mut [f32]) {
     }
 }
 
-/// out ← Σ_k w_k·row_k, in the order of the rows.
-pub fn weighted_sum(cpu: &mut Cpu, rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
-    flat::weighted_sum(cpu, rows, weights, out);
-}
-
 /// What [`project`] found and did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Projection {

@@ -7,9 +7,8 @@ use crate::page::{Written, write_report};
 use crate::setups::{self, Setup};
 use crate::sweep::{PlannedRun, expand};
 use anyhow::{Result, bail};
-use fedproj_core::{Config, Error, Manifest, Summary};
+use fedproj_core::{Config, Error, Manifest, Summary, did_you_mean};
 use fedproj_data::{PartitionConfig, SourceConfig, registry};
-use fedproj_nn::models::nearest;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -110,7 +109,7 @@ impl Study {
         let known = || self.setups.iter().map(|setup| setup.data);
         let asked = options.dataset.as_deref().unwrap_or(self.setups[0].data);
         let Some(setup) = self.setups.iter().find(|setup| setup.data == asked) else {
-            let hint = nearest(asked, known()).map_or(String::new(), |k| format!("\nhint: did you mean `{k}`?"));
+            let hint = did_you_mean(asked, known());
             let names = known().collect::<Vec<_>>().join(", ");
             bail!(Error::config(format!("--dataset {asked}: `{}` has {names}{hint}", self.name)));
         };

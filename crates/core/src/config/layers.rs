@@ -2,7 +2,7 @@
 
 use super::Config;
 use crate::error::{Error, Result};
-use fedproj_nn::models;
+use crate::spelling::did_you_mean;
 use toml::{Table, Value};
 
 /// The configuration as a table. Single-precision numbers read as they were written: 0.001, not 0.0010000000474974513.
@@ -85,8 +85,7 @@ pub(super) fn check_keys(given: &Table, known: &Table, path: &str) -> Result<()>
     for (key, value) in given {
         let full = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         let Some(default) = known.get(key) else {
-            let nearest = models::nearest(key, known.keys().map(String::as_str));
-            let hint = nearest.map(|k| format!("\nhint: did you mean `{k}`?")).unwrap_or_default();
+            let hint = did_you_mean(key, known.keys().map(String::as_str));
             let place = if path.is_empty() { "at the top level".to_owned() } else { format!("in [{path}]") };
             let names = known.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
             return Err(Error::config(format!("unknown key `{key}` {place}; known keys: {names}{hint}")));

@@ -19,7 +19,7 @@ mod scaffold;
 
 use crate::error::{Error, Result};
 use crate::method::Method;
-use fedproj_nn::models;
+use crate::spelling::did_you_mean;
 use serde::{Deserialize, Serialize};
 
 /// One line per method: the name users type, its type, and what it is.
@@ -80,7 +80,6 @@ registry! {
 
 fn unknown(name: &str) -> Error {
     let names: Vec<&str> = CATALOGUE.iter().map(|(name, _)| *name).collect();
-    let hint = models::nearest(name, names.iter().copied());
-    let hint = hint.map(|n| format!("\nhint: did you mean `{n}`?")).unwrap_or_default();
+    let hint = did_you_mean(name, names.iter().copied());
     Error::config(format!("unknown method `{name}`; known methods: {}{hint}", names.join(", ")))
 }

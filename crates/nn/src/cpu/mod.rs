@@ -107,14 +107,6 @@ impl Workspace {
         &mut self.cpu
     }
 
-    /// Bytes of all memory held.
-    pub fn memory_bytes(&self) -> usize {
-        let floats = |all: &[Buffer]| all.iter().map(|b| b.len()).sum::<usize>();
-        let scratch = self.scratch.shared.len() + self.scratch.private.len();
-        4 * (floats(&self.values) + floats(&self.grads) + floats(&self.saved) + scratch)
-            + self.saved_bytes.iter().map(Vec::len).sum::<usize>()
-    }
-
     /// The output of the last forward pass, (batch, outputs).
     pub fn output(&self) -> &[f32] {
         self.node_value(self.graph.output().0)

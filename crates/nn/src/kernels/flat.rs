@@ -82,22 +82,6 @@ unsafe fn axpy_difference_kernel<S: Simd>(a: f32, x: &[f32], y: &[f32], out: &mu
     }
 }
 
-/// out = Σ_k w_k·row_k, rows in order.
-pub(crate) fn weighted_sum(cpu: &mut Cpu, rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
-    assert_eq!(rows.len(), weights.len(), "one weight a row");
-    assert!(rows.iter().all(|row| row.len() == out.len()), "rows of different lengths");
-    let (isa, len) = (cpu.isa, out.len());
-    let out = Shards::new(out);
-    for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each chunk is one unit's.
-        let out = unsafe { out.part(range.clone()) };
-        out.fill(0.0);
-        for (row, &w) in rows.iter().zip(weights) {
-            axpy_chunk(isa, w, &row[range.clone()], out);
-        }
-    });
-}
-
 /// The constants of one optimiser step.
 #[derive(Clone, Copy)]
 pub(crate) enum Update {

@@ -1,0 +1,43 @@
+//! Hints for mistyped names.
+
+/// `\nhint: did you mean …?`, for an error message about an unknown name; empty if no known name is near.
+pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    nearest(name, known).map(|known| format!("\nhint: did you mean `{known}`?")).unwrap_or_default()
+}
+
+/// The known name that a mistyped one probably means. Hyphens count least: `resnet-8` means `resnet8`, not `resnet18`.
+pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let plain = |s: &str| s.replace(['-', '_'], "").to_lowercase();
+    let distance = |known: &str| (edit_distance(&plain(name), &plain(known)), edit_distance(name, known));
+    let best = known.map(|known| (distance(known), known)).min();
+    best.filter(|((letters, _), known)| *letters <= 2.min(known.len() / 2)).map(|(_, known)| known)
+}
+
+/// Insertions, deletions and replacements that turn `a` into `b`.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fedproj_nn::models::CATALOGUE;
+
+    #[test]
+    fn a_mistyped_name_gets_the_nearest_one_and_a_strange_one_none() {
+        let hint = |name| did_you_mean(name, CATALOGUE.iter().map(|entry| entry.name));
+        assert_eq!(hint("resnet-8"), "\nhint: did you mean `resnet8`?");
+        assert_eq!(hint("transformer"), "");
+    }
+}
