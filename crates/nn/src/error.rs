@@ -1,4 +1,4 @@
-//! What can go wrong, said so that the reader knows what to mend.
+//! Errors, with messages that name the cause and the remedy.
 
 use std::path::PathBuf;
 
@@ -6,23 +6,23 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A GPU could not be used, or refused a request.
+    /// A GPU cannot be used, or rejected a request.
     #[error("GPU: {what}: {problem}")]
     Gpu {
         /// What was tried.
         what: String,
-        /// What stood in the way.
+        /// Why it failed.
         problem: String,
     },
     /// A GPU has too little memory.
-    #[error("GPU: out of memory: {needed} bytes more were needed, {free} are free")]
+    #[error("GPU: out of memory: {needed} more bytes are needed, {free} are free")]
     GpuMemory {
         /// Bytes that were asked for.
         needed: usize,
         /// Bytes that were free.
         free: usize,
     },
-    /// A layer cannot take the shape it was given.
+    /// A layer does not fit the shape of its input.
     #[error("node `{node}`: {problem}")]
     Shape {
         /// The layer's name.
@@ -31,7 +31,7 @@ pub enum Error {
         problem: String,
     },
     /// Two layers claim one name.
-    #[error("node `{node}`: a node of this name exists already; every node needs a name of its own")]
+    #[error("node `{node}`: a node of this name exists already; names must be unique")]
     DuplicateName {
         /// The name.
         node: String,
@@ -74,7 +74,7 @@ pub enum Error {
         /// What it holds and why that cannot be.
         problem: String,
     },
-    /// A node was not kept readable when the workspace was made.
+    /// A node that is neither the output nor a tap.
     #[error("node `{node}` is not a tap of this workspace; name it in `Options::taps`")]
     NotATap {
         /// The node's name.
@@ -125,7 +125,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether what was asked for is wrong; otherwise something failed on the way.
+    /// Whether the request was wrong; otherwise something failed on the way.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::UnknownModel { .. })
     }

@@ -23,7 +23,7 @@ pub struct NodeId(pub(crate) usize);
 pub(crate) const NORM_EPS: f32 = 1e-5;
 pub(crate) const NORM_MOMENTUM: f32 = 0.1;
 
-/// A network. Nodes are added in the order in which they are computed; the last one is the output.
+/// A network. Nodes run in the order in which they were added; the last one is the output.
 ///
 /// ```
 /// use fedproj_nn::{Activation, Graph, Shape};
@@ -46,7 +46,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// A graph that is its input only.
+    /// A graph with an input and nothing else.
     pub fn new(input: Shape) -> Self {
         let (params, buffers) = (Layout::default(), Layout::default());
         let mut graph = Self { nodes: Vec::new(), params, buffers, features: None, levels: Vec::new() };
@@ -64,7 +64,7 @@ impl Graph {
         NodeId(self.nodes.len() - 1)
     }
 
-    /// The node of a name.
+    /// Finds a node by its name.
     pub fn find(&self, name: &str) -> Option<NodeId> {
         self.nodes.iter().position(|node| node.name == name).map(NodeId)
     }
@@ -84,7 +84,7 @@ impl Graph {
         self.nodes.iter().map(|node| node.name.as_str())
     }
 
-    /// The vector that the classifier, or a projection head before it, reads: what feature distillation compares.
+    /// The input of the classifier, or of a projection head before it. Feature distillation compares it.
     pub fn features(&self) -> Option<NodeId> {
         self.features
     }
@@ -94,7 +94,7 @@ impl Graph {
         self.features = Some(node);
     }
 
-    /// The outputs of the network's stages before their last activation, from the stem on.
+    /// The outputs of the network's stages, each before its last activation. The stem comes first.
     pub fn levels(&self) -> &[NodeId] {
         &self.levels
     }
@@ -109,7 +109,7 @@ impl Graph {
         &self.params
     }
 
-    /// The state that training does not touch by gradients: running statistics of batch-norm.
+    /// State without gradients: the running statistics of batch-norm.
     pub fn buffers(&self) -> &Layout {
         &self.buffers
     }
@@ -124,12 +124,12 @@ impl Graph {
         self.buffers.init(0, Init::Torch)
     }
 
-    /// Floating-point operations of one sample's forward pass, counted for the plain algorithm and texts of full length.
+    /// Floating-point operations of one sample's forward pass, for the plain algorithm and texts of full length.
     pub fn flops_forward(&self) -> usize {
         self.nodes.iter().map(Node::flops).sum()
     }
 
-    /// The same for a whole training step: forward and both gradients, less the gradient of the input.
+    /// The same for a whole training step: forward pass and both gradients, without the gradient of the input.
     pub fn flops_training(&self) -> usize {
         let reads_input = |node: &&Node| node.inputs.first() == Some(&self.input());
         3 * self.flops_forward() - self.nodes.iter().filter(reads_input).map(Node::flops).sum::<usize>()
@@ -143,7 +143,7 @@ impl Graph {
         node
     }
 
-    /// Layers with parameters ask before they claim spans, so that a failure leaves nothing behind.
+    /// Layers with parameters call this before they claim spans, so that a failure leaves nothing behind.
     fn check_name(&self, name: &str) -> Result<()> {
         if self.find(name).is_some() {
             return Err(Error::DuplicateName { node: name.into() });
@@ -151,10 +151,10 @@ impl Graph {
         Ok(())
     }
 
-    /// As [`Graph::check_name`], for layers that cannot take a sequence of tokens.
+    /// As [`Graph::check_name`], for layers that cannot read tokens.
     fn check_image(&self, name: &str, x: NodeId) -> Result<()> {
         if self.nodes[x.0].packed {
-            let problem = format!("cannot take the tokens of `{}`; pool them first", self.name(x));
+            let problem = format!("cannot read the tokens of `{}`; pool them first", self.name(x));
             return Err(Error::Shape { node: name.into(), problem });
         }
         self.check_name(name)
@@ -172,7 +172,7 @@ impl Graph {
         self.output()
     }
 
-    /// A node with parameters, which were claimed just before.
+    /// A node whose parameters have just been claimed.
     fn add_layer(&mut self, name: &str, op: Op, x: NodeId, shape: Shape, params: [Range<usize>; 3]) -> Result<NodeId> {
         let node = self.add_node(name, op, &[x], shape)?;
         self.nodes[node.0].params = params;
@@ -249,8 +249,8 @@ impl Graph {
         self.add_layer(name, op(geometry), x, Shape::image(ho, wo, channels), params)
     }
 
-    /// A fully connected layer to `outputs` features, of each token where there are tokens; parameters `name.weight` and, if
-    /// asked, `name.bias`.
+    /// A fully connected layer to `outputs` features, applied to each token if the input has tokens. Parameters `name.weight`
+    /// and, if asked, `name.bias`.
     ///
     /// # Errors
     /// If the input is an image, there is no output, or the name is taken.
@@ -326,7 +326,7 @@ impl Graph {
         self.add_node(name, Op::Activation(f), &[x], self.shape(x))
     }
 
-    /// The largest value of each window; padding never wins.
+    /// The maximum of each window. Padding never wins.
     ///
     /// # Errors
     /// If the window does not fit the image, or the name is taken.

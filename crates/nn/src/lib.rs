@@ -1,8 +1,8 @@
 //! Neural networks as static graphs over one flat parameter vector, trained on the CPU or on a GPU.
 //!
-//! A network is a [`Graph`]: nodes with known shapes, whose parameters are named spans of one vector θ (and whose running
-//! statistics are spans of a second one). A [`Workspace`] executes it: forward passes, losses at any node, backward passes
-//! into a gradient as long as θ. Everything federated is then arithmetic on such vectors ([`vector`]).
+//! A network is a [`Graph`] of nodes with known shapes. Its parameters are named spans of one vector θ, its running
+//! statistics spans of a second one. A [`Workspace`] executes it: forward passes, losses at any node, and backward passes
+//! into a gradient as long as θ. Averaging or comparing networks is arithmetic on such vectors ([`vector`]).
 //!
 //! ```
 //! use fedproj_nn::{Activation, Cpu, Graph, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
@@ -27,10 +27,12 @@
 //! # Ok::<(), fedproj_nn::Error>(())
 //! ```
 //!
-//! What it promises: the same bytes for any number of threads; no allocation in a step after the workspace is made; errors
-//! that name the node or tensor. What it refuses: graphs that change while they run, and knowledge of federated learning or
-//! of files other than weights ([`weights`]). Start reading at [`Graph`], then `cpu/` (execution) and `kernels/`
-//! (arithmetic, the only place with `unsafe`).
+//! It promises the same bytes for any number of threads, steps that allocate nothing, and errors that name the node or
+//! tensor. It knows nothing of federated learning, and reads no files but models ([`weights`], [`models`]). Graphs do not
+//! change while they run.
+//!
+//! Start reading at [`Graph`] and `graph/op.rs`, then `cpu/` and [`cuda`] (execution) and `kernels/` (arithmetic). `unsafe`
+//! stands in `kernels/`, `cuda/gpu.rs` and `cuda/programs.rs` only.
 
 mod cpu;
 pub mod cuda;

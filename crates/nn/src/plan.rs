@@ -29,7 +29,7 @@ pub(crate) struct Plan {
     pub value_slot: Vec<Option<usize>>,
     /// The slot of each node's gradient; none where no gradient is needed.
     pub grad_slot: Vec<Option<usize>>,
-    /// Where a step overwrites its output's gradient although that one is observed: the slot of the copy it works on.
+    /// The slot of a step's copy of its output's gradient, where the step would overwrite a gradient that is observed.
     pub work_slot: Vec<Option<usize>>,
     /// Floats for one sample in each slot.
     pub value_len: Vec<usize>,
@@ -37,9 +37,9 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans `graph`; the nodes `observed` keep a value of their own, and a gradient if `training`. With `more` a
-    /// batch-norm takes in a max-pool that follows it and its ReLU, a dropout takes in an addition, and without training a
-    /// convolution takes in a batch-norm, and a max-pool after that where `more` says so.
+    /// Plans `graph`. The nodes `observed` keep their own value, and their own gradient if `training`. `more` turns on the
+    /// GPU's fusions: a batch-norm and its ReLU fuse a max-pool, and a dropout fuses an addition. Without training, a
+    /// convolution fuses a batch-norm, and the max-pool behind it where `more` allows it.
     pub fn new(graph: &Graph, observed: &[NodeId], training: bool, more: Option<TakesPool<'_>>) -> Self {
         let mut is_observed = vec![false; graph.nodes.len()];
         for node in observed {
@@ -72,10 +72,10 @@ pub(crate) fn inputs<'a>(graph: &'a Graph, step: &'a Step) -> impl Iterator<Item
     graph.nodes[step.node].inputs.iter().map(|id| id.0).chain(step.residual)
 }
 
-/// Whether a convolution, the node, can take in a max-pool.
+/// Whether a convolution can fuse a max-pool.
 pub(crate) type TakesPool<'a> = &'a dyn Fn(&Node, &MaxPool) -> bool;
 
-/// Joins convolution or linear layer + ReLU, and normalisation + addition + ReLU, where nobody else reads what is between.
+/// Fuses convolution or linear layer + ReLU, and normalisation + addition + ReLU, if no other node reads the values between.
 fn fuse(graph: &Graph, is_observed: &[bool], training: bool, more: Option<TakesPool<'_>>) -> Vec<Step> {
     let mut consumers = vec![Vec::new(); graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -145,7 +145,7 @@ fn fuse(graph: &Graph, is_observed: &[bool], training: bool, more: Option<TakesP
 /// A slot for each node or step that has one.
 type SlotOf = Vec<Option<usize>>;
 
-/// Slots that are handed out, given back and handed out again.
+/// Slots that are reused once they are free.
 #[derive(Default)]
 struct Slots {
     len: Vec<usize>,
@@ -153,8 +153,8 @@ struct Slots {
 }
 
 impl Slots {
-    /// A free slot of this length, or a new one. Slots of other lengths are not used again: threads that share a tensor
-    /// each keep to a part of it, and in a shorter or longer tensor that part would be another thread's memory.
+    /// A free slot of this length, or a new one. Slots of other lengths are not reused: each thread keeps to its part of a
+    /// tensor, and in a tensor of another length that part would be in another core's cache.
     fn take(&mut self, len: usize) -> usize {
         if let Some(i) = self.free.iter().position(|&slot| self.len[slot] == len) {
             return self.free.swap_remove(i);
@@ -164,7 +164,7 @@ impl Slots {
     }
 }
 
-/// While training every value stays until the backward pass; otherwise memory is used again after the last reader.
+/// While training, every value stays until the backward pass. Otherwise its memory is reused after the last reader.
 fn place_values(
     graph: &Graph,
     steps: &[Step],
@@ -200,9 +200,9 @@ fn place_values(
     (slot_of, slots.len)
 }
 
-/// A gradient lives from the first reader's backward step to its own. Normalisations and fused ReLUs work in place, on
-/// a copy where the gradient is observed. Returns the slots of nodes, the slots of steps' copies, and the slots'
-/// lengths.
+/// A gradient lives from the backward step of its node's last reader to that of the node. Normalisations and fused ReLUs
+/// work in place, or on a copy if the gradient is observed. Returns the slots of nodes, the slots of steps' copies, and the
+/// lengths of slots.
 fn place_gradients(graph: &Graph, steps: &[Step], is_observed: &[bool]) -> (SlotOf, SlotOf, Vec<usize>) {
     let n = graph.nodes.len();
     let mut needed = is_observed.to_vec();

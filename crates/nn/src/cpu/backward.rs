@@ -10,7 +10,7 @@ use crate::kernels::linear::Linear;
 use crate::kernels::norm::{self, BatchNorm, FusedBackward, GroupNorm};
 use crate::kernels::{Buffer, Cpu, Sum, dropout, elementwise, embedding, pool};
 
-/// The gradient memory of a node, taken out of the workspace's list while a step runs.
+/// A node's gradient, taken out of the workspace's list while a step runs.
 struct Taken {
     slot: usize,
     buffer: Buffer,
@@ -27,7 +27,7 @@ impl Taken {
 impl Workspace {
     /// Writes ∂L/∂θ to `grad`, where L is the sum of the losses and gradients added since the last forward pass.
     ///
-    /// Only nodes that a gradient reaches are visited: from a loss at a tap, the pass starts at that tap.
+    /// Only nodes that a gradient reaches are visited: after a loss at a tap, the pass starts at that tap.
     ///
     /// # Errors
     /// If a vector does not fit the graph.
@@ -51,7 +51,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Takes a node's gradient memory, where the node needs a gradient; what is added there counts from now on.
+    /// Takes a node's gradient, if the node needs one, and marks it as present.
     fn take_grad(&mut self, node: usize) -> Option<Taken> {
         let slot = self.plan.grad_slot[node]?;
         let (owner, len) = (self.graph.owner(node), self.len_of(node));
@@ -77,7 +77,7 @@ impl Workspace {
             self.norm_backward(i, params, &mut dy_buffer[..dy_len], residual.as_mut().map(Taken::sum), grad);
             self.put_back(residual);
             if self.plan.grad_slot[input] == Some(out_slot) {
-                // The normalisation has worked in place: dy's memory now holds the input's gradient.
+                // The normalisation worked in place: dy's memory now holds the input's gradient.
                 let owner = self.graph.owner(input);
                 self.has_grad[owner] = true;
             } else if let Some(mut dx) = self.take_grad(input) {
@@ -184,14 +184,14 @@ impl Workspace {
                     elementwise::add(cpu, Sum { values, fresh: false }, dy);
                 }
             }
-            // Normalisations have been served elsewhere.
+            // `norm_backward` handles normalisations.
             (_, None)
             | (Op::Input | Op::Flatten | Op::BatchNorm | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) => {}
         }
     }
 }
 
-/// dw of a linear layer, and its part of dx where that is wanted.
+/// Writes dw of a linear layer and adds to dx, if that is wanted.
 #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
 fn linear_backward(
     node: &Node,

@@ -48,7 +48,7 @@ impl Workspace {
         let node = &graph.nodes[step.node];
         let len_of = |node: usize| len_of(&graph.nodes[node], *batch, tokens);
         let Some(out_slot) = plan.value_slot[step.out] else { return };
-        // Taken out of the list while the step runs, so that the others can be read; nothing is allocated.
+        // Taken out of the list while the step runs, so that the other values can be read. This allocates nothing.
         let mut out = std::mem::take(&mut values[out_slot]);
         let value = |node: usize| plan.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
         let x = value(node.inputs[0].0);

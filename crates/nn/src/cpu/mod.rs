@@ -1,4 +1,4 @@
-//! Execution of a graph on the CPU: memory that is taken once, and the forward and backward passes over it.
+//! Execution of a graph on the CPU: memory that is allocated once, and the forward and backward passes over it.
 
 mod backward;
 mod forward;
@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::tokens::Tokens;
 use std::ops::Range;
 
-/// The memory and threads that execute a graph. After construction no pass allocates.
+/// The memory and threads that execute a graph. Passes allocate nothing.
 #[derive(Debug)]
 pub struct Workspace {
     graph: Graph,
@@ -27,7 +27,7 @@ pub struct Workspace {
     is_tap: Vec<bool>,
     values: Vec<Buffer>,
     grads: Vec<Buffer>,
-    /// Which nodes have a gradient so far in this backward pass; flattened images count with the image.
+    /// Which nodes have a gradient so far in this backward pass. A flattened image shares the entry of the image.
     has_grad: Vec<bool>,
     /// Statistics that a step keeps for its backward pass, and places of maxima or dropout masks.
     saved: Vec<Buffer>,
@@ -159,7 +159,7 @@ impl Workspace {
         Ok(f(&self.values[value][..len], gradient))
     }
 
-    /// Adds `weight` times a loss at the output or a tap; returns the loss itself, without the weight.
+    /// Adds `weight` times a loss at the output or a tap. Returns the loss without the weight.
     ///
     /// # Errors
     /// If the loss does not fit the node's shape, or as [`Workspace::inject`].
@@ -210,10 +210,10 @@ fn spans_mut<'a, const N: usize>(flat: &'a mut [f32], spans: &[Range<usize>; N])
     flat.get_disjoint_mut(spans.clone()).expect("a layout's spans do not overlap, and its vector's length was checked")
 }
 
-/// Whether a loss can stand at a node.
+/// Rejects a loss at a node with tokens.
 pub(crate) fn check_loss_at(graph: &Graph, node: NodeId) -> Result<()> {
     if graph.nodes[node.0].packed {
-        let problem = "has tokens, not one vector a sample; losses stand behind a node that pools them".into();
+        let problem = "has one vector per token; put the loss behind a node that pools the tokens".into();
         return Err(Error::Shape { node: graph.name(node).into(), problem });
     }
     Ok(())

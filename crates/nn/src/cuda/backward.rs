@@ -30,7 +30,7 @@ impl Cohort {
     /// Writes the gradient of all losses since the last forward pass to `grad`.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn backward(&mut self, params: Rows, grad: Rows) -> Result<()> {
         for i in (0..self.plan.steps.len()).rev() {
             if self.has_grad[self.plan.steps[i].out] {
@@ -44,7 +44,7 @@ impl Cohort {
         Ok(())
     }
 
-    /// A node's gradient, where it needs one; what is added there counts from now on.
+    /// A node's gradient, if the node needs one; marks it as present.
     fn take_grad(&mut self, node: usize) -> Option<Sum> {
         let slot = self.plan.grad_slot[node]?;
         let owner = self.graph.owner(node);
@@ -182,8 +182,8 @@ impl Cohort {
         self.launch("group_norm_gradients", [shape.c.div_ceil(32), 1], [32, 8], 0, &p)
     }
 
-    /// The first layer in front of a batch-norm with its max-pool, step `i`, if it computes the gradient of its weights from that of
-    /// the pool: nobody then asks for the gradient between them, nor for that of the images.
+    /// The first layer before step `i`, a batch-norm with its max-pool, if it computes the gradient of its weights from that
+    /// of the pool. The gradients between the two and of the images are then not needed.
     fn first_layer_before(&self, i: usize) -> Option<usize> {
         let (before, step) = (self.plan.steps.get(i.checked_sub(1)?)?, self.plan.steps.get(i)?);
         let node = &self.graph.nodes[before.node];
@@ -201,14 +201,14 @@ impl Cohort {
         (is_norm && step.pool.is_some() && is_between && is_first && serves).then_some(i - 1)
     }
 
-    /// The gradient of a first layer's weights, step `i`, from that of the max-pool of the step behind it, whose coefficients have just
-    /// been computed.
+    /// The gradient of the weights of step `i`, a first layer, from that of the max-pool of the next step. The coefficients
+    /// of that step have just been computed.
     fn first_layer_backward(&self, i: usize, w: Rows) -> Result<()> {
         let (step, behind) = (self.plan.steps[i], self.plan.steps[i + 1]);
         let (Some(slot), Some((places, stride))) =
             (self.plan.work_slot[i + 1].or(self.plan.grad_slot[behind.out]), &self.kept[i + 1].bytes)
         else {
-            let problem = "the max-pool behind it kept nothing".into();
+            let problem = "the max-pool behind it saved nothing".into();
             return Err(Error::Gpu { what: self.graph.nodes[step.node].name.clone(), problem });
         };
         let won = Won { places: places.at(), stride: *stride as i64, dy: self.grad(slot) };
@@ -272,7 +272,7 @@ impl Cohort {
             (Op::Embedding, dx) => self.embedding_backward(i, dy, dx, grad),
             (Op::Attention { .. }, Some(dx)) => self.attention_backward(i, dy, dx),
             (Op::FirstToken | Op::MeanOfTokens, Some(dx)) => self.pool_tokens_backward(i, dy, dx),
-            // Dropout and normalisations have been served elsewhere.
+            // Dropout and normalisations are handled elsewhere.
             (_, None)
             | (
                 Op::Input
@@ -286,7 +286,7 @@ impl Cohort {
         }
     }
 
-    /// The gradients of what was dropped in part, and of what was added to the rest.
+    /// The gradients of a dropout's input and of the residual added to its result.
     fn dropout_backward(&self, i: usize, rate: f32, dy: Rows, dx: Option<Sum>, residual: Option<Sum>) -> Result<()> {
         let extent = self.extent(self.plan.steps[i].out);
         let is_on = self.mode.dropout == Dropout::OfStep && rate > 0.0;

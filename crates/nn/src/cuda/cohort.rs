@@ -35,7 +35,7 @@ pub struct Stats {
     pub not_finite: Option<(u32, f64)>,
 }
 
-/// Places in the statistics of a lane: those of `loss.cu`.
+/// Layout of a lane's statistics, as in `loss.cu`.
 const STATS: usize = 16;
 const BAD_STEP: usize = 7;
 
@@ -49,7 +49,7 @@ pub struct Cohort {
     pub(super) batch_max: usize,
     pub(super) batch: usize,
     pub(super) mode: Mode,
-    /// Floats between the pixels of the input.
+    /// Floats from pixel to pixel of the input.
     pub(super) input_pitch: usize,
     pub(super) is_tap: Vec<bool>,
     values: Vec<Vectors>,
@@ -81,13 +81,13 @@ pub struct Cohort {
     pub(super) recorded: HashMap<(u64, usize), Option<Captured>>,
 }
 
-/// What a step keeps of every lane from its forward to its backward pass.
+/// What a step keeps per lane from the forward to the backward pass.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub floats: Option<Vectors>,
-    /// Places of maxima or dropout masks, and the bytes from lane to lane.
+    /// Places of maxima or dropout masks, and the stride between lanes in bytes.
     pub bytes: Option<(Memory<u8>, usize)>,
-    /// The values that won in a max-pool that a batch-norm fuses, before that norm.
+    /// The inputs of a batch-norm that won in the max-pool it fuses.
     pub winners: Option<Vectors>,
 }
 
@@ -104,7 +104,7 @@ impl Kept {
 }
 
 impl Cohort {
-    /// Memory for `lanes` networks that are trained side by side.
+    /// Memory for `lanes` networks that run side by side.
     ///
     /// # Errors
     /// If the GPU's memory is too small, or texts are too long for its attention.
@@ -176,7 +176,7 @@ impl Cohort {
         Ok(cohort)
     }
 
-    /// About the bytes that one lane takes: how many lanes fit is decided by this.
+    /// Approximate bytes per lane, to decide how many lanes fit.
     pub fn lane_bytes(graph: &Graph, options: &Options<'_>) -> usize {
         let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
         let plan = Plan::new(graph, &observed, options.training, Some(&|_, _| false));
@@ -195,12 +195,12 @@ impl Cohort {
         &self.gpu
     }
 
-    /// Lanes there are.
+    /// Number of lanes.
     pub fn n_lanes(&self) -> usize {
         self.n_lanes
     }
 
-    /// Zeroed vectors of `len` floats, one a lane.
+    /// Zeroed vectors of `len` floats, one per lane.
     ///
     /// # Errors
     /// If the GPU's memory is too small.
@@ -231,7 +231,7 @@ impl Cohort {
     /// Reads a lane's vector.
     ///
     /// # Errors
-    /// If the lane is wrong, or the driver refuses.
+    /// If the lane is wrong, or the driver fails.
     pub fn read(&self, vectors: &Vectors, lane: usize) -> Result<Vec<f32>> {
         self.check_lane(lane)?;
         let mut out = vec![0.0; vectors.len];
@@ -265,7 +265,7 @@ impl Cohort {
         if lane < self.n_lanes { Ok(()) } else { Err(failed_lane(lane, self.n_lanes)) }
     }
 
-    /// The lanes that take part in what follows.
+    /// Sets the active lanes: those that the next launches serve.
     ///
     /// # Errors
     /// If there is no such lane.
@@ -280,7 +280,7 @@ impl Cohort {
         Ok(())
     }
 
-    /// Lanes that take part.
+    /// Number of active lanes.
     pub fn n_active(&self) -> usize {
         self.active.len()
     }
@@ -288,7 +288,7 @@ impl Cohort {
     /// Forgets all lanes' statistics, cursors and optimiser steps.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn reset_lanes(&mut self) -> Result<()> {
         let mut stats = vec![0.0; self.n_lanes * STATS];
         (0..self.n_lanes).for_each(|lane| stats[lane * STATS + BAD_STEP] = -1.0);
@@ -303,7 +303,7 @@ impl Cohort {
     /// What each lane has measured.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn stats(&self) -> Result<Vec<Stats>> {
         let mut all = vec![0.0; self.n_lanes * STATS];
         self.gpu.read(&self.stats, 0, &mut all)?;
@@ -320,10 +320,10 @@ impl Cohort {
         Ok(all.chunks_exact(STATS).map(stats).collect())
     }
 
-    /// Replays what was recorded under `key` for as many lanes; whether there was such a recording.
+    /// Replays what was recorded under `key` for this number of lanes. Returns whether there was such a recording.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn replay(&mut self, key: u64) -> Result<bool> {
         match self.recorded.get_mut(&(key, self.active.len())) {
             Some(Some(recording)) => recording.replay().map(|()| true),
@@ -331,12 +331,12 @@ impl Cohort {
         }
     }
 
-    /// Before work that [`Cohort::replay`] did not have. The first time it simply runs, since it may still take memory,
-    /// which a recording must not; the second time it is recorded. What is launched until
-    /// [`Cohort::end_recording`] must be the same for the same key, whichever lanes take part.
+    /// Call this before work that [`Cohort::replay`] did not find. The first time the work just runs, because it may still
+    /// allocate, which a recording must not. The second time it is recorded. The launches until
+    /// [`Cohort::end_recording`] must be the same for the same key, whichever lanes are active.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn begin_recording(&mut self, key: u64) -> Result<Recording> {
         let key = (key, self.active.len());
         let is_second = self.recorded.contains_key(&key);
@@ -348,10 +348,10 @@ impl Cohort {
         Ok(Recording { key, captures: is_second })
     }
 
-    /// After that work: runs what was recorded.
+    /// Ends the recording and runs it.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     #[allow(clippy::needless_pass_by_value, reason = "a recording ends once")]
     pub fn end_recording(&mut self, recording: Recording) -> Result<()> {
         if recording.captures {
@@ -362,7 +362,7 @@ impl Cohort {
         Ok(())
     }
 
-    /// Forgets recorded steps: their keys may then mean something else.
+    /// Forgets recorded steps, so that their keys can be used again.
     pub fn forget_recorded(&mut self) {
         self.recorded.clear();
     }
@@ -378,22 +378,22 @@ impl Cohort {
         self.gpu.launch(kernel, [grid[0], grid[1], self.active.len()], block, shared, parameters)
     }
 
-    /// One thread an element. Where it is not known how many there are, the threads go on to further elements.
+    /// One thread per element. If the number of elements is known on the device only, threads loop over further elements.
     pub(super) fn each_of(&self, kernel: &str, extent: Extent, parameters: &[&dyn Parameter]) -> Result<()> {
         let all = (extent.len as usize).div_ceil(256);
         let blocks = if extent.tokens == 0 { all } else { self.blocks(all) };
         self.launch(kernel, [blocks, 1], [256, 1], 0, parameters)
     }
 
-    /// Blocks of a lane for kernels that go on by the whole grid: `most`, or as many as keep the processors busy, so that
-    /// few are started for tokens that are not there.
+    /// Blocks per lane for kernels that loop by the whole grid: `most`, or what keeps the processors busy, so that few
+    /// blocks are started for tokens that do not exist.
     pub(super) fn blocks(&self, most: usize) -> usize {
-        /// Of 256 threads on a processor, a few waves.
+        /// Blocks of 256 threads per processor: a few waves.
         const BLOCKS: usize = 32;
         most.min((BLOCKS * self.gpu.processors()).div_ceil(self.n_active().max(1)))
     }
 
-    /// One thread an element (or four).
+    /// One thread per element, or per four.
     pub(super) fn each(&self, kernel: &str, len: usize, parameters: &[&dyn Parameter]) -> Result<()> {
         self.launch(kernel, [len.div_ceil(256), 1], [256, 1], 0, parameters)
     }
@@ -438,7 +438,7 @@ impl Cohort {
         Ok(out)
     }
 
-    /// Floats of a lane's node: of `samples`, or of the tokens there are.
+    /// Floats of a lane's node for `samples`, or for all of its tokens.
     pub(super) fn len_read(&self, node: NodeId, lane: usize, samples: usize) -> Result<usize> {
         match &self.texts {
             Some(texts) if self.graph.nodes[node.0].packed => {
@@ -477,12 +477,12 @@ pub struct Recording {
     captures: bool,
 }
 
-/// Most chunks of rows that a sum is cut into.
+/// Max chunks of rows per sum.
 pub(super) const CHUNKS_MAX: usize = 256;
-/// Elements of a chunk of an inner product: that of `vector.cu`.
+/// Elements per chunk of an inner product, as in `vector.cu`.
 pub(super) const DOT_CHUNK: usize = 8192;
 
-/// Images of three channels are padded to four where only convolutions read them: whole vectors of four can then be copied.
+/// Images of three channels are padded to four if only convolutions read them, so that kernels copy vectors of four.
 fn input_pitch(graph: &Graph, observed: &[NodeId]) -> usize {
     let input = graph.input();
     let shape = graph.shape(input);

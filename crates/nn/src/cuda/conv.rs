@@ -1,10 +1,10 @@
-//! Convolutions on the GPU: which kernel computes a pass, and how its sum is cut.
+//! Convolutions on the GPU: which kernel computes a pass, and how its sum is split (split-K).
 
 use super::gpu::{Pass, parameters};
 use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
 
-/// Tiles in flight, floats of a tile along the sum: those of `conv.cu`.
+/// Tiles in flight, and floats per tile along the sum, as in `conv.cu`.
 pub(super) const STAGES: usize = 4;
 const DEPTH: usize = 16;
 
@@ -24,7 +24,7 @@ impl Div {
     }
 }
 
-/// A convolution as `conv.cu` takes it.
+/// A convolution, as in `conv.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
@@ -48,7 +48,7 @@ pub(super) struct Geometry {
 parameters!(Geometry = "Conv");
 
 impl Geometry {
-    /// `pitch`: floats between the pixels of X; `tokens`: where the lanes' numbers of rows stand, where rows are tokens.
+    /// `pitch`: floats from pixel to pixel of X. `tokens`: the address of the lanes' row counts, if rows are tokens.
     pub fn new(c: &Conv, pitch: usize, batch: usize, tokens: u64) -> Self {
         let int = |v: usize| v as i32;
         Self {
@@ -81,35 +81,35 @@ pub(super) struct Launch {
     pub shared: u32,
 }
 
-/// Least tiles of a lane before its sums are cut: ten lanes then fill a large GPU. It does not depend on the lanes there
-/// are, so that results do not.
+/// Minimum tiles per lane before split-K: ten lanes then fill a large GPU. It does not depend on the number of lanes, so
+/// results do not either.
 const TILES_WANTED: usize = 35;
-/// Least blocks of wide tiles, measured for the gradient of weights and for the other passes: fewer leave too many
+/// Minimum blocks of wide tiles for the gradient of weights, and for the other passes. Measured: fewer leave too many
 /// processors idle in the last wave.
 const WIDE_WANTED: (usize, usize) = (200, 600);
-/// Least length of a part of a sum, and the length that long sums are cut to: one lane alone then fills the GPU too.
+/// Minimum length of a part of a sum, and the length of parts of long sums: one lane alone then fills the GPU.
 const SPLIT_LEN: (usize, usize) = (256, 2400);
 
-/// Most bytes of shared memory that a block asks for: the gradient of weights with wide tiles.
+/// Max bytes of shared memory per block: the gradient of weights with wide tiles.
 pub(super) const SHARED_MAX: u32 = (4 * STAGES * 2 * DEPTH * (128 + 8)) as u32;
 
 /// Floats of memory that the parts of any pass need.
 pub(super) const PARTS_LEN: usize = 72 * 128 * 128;
 
-/// Most bytes of two images with their margins.
+/// Max bytes of two images with their margins.
 pub(super) const STEM_SHARED_MAX: u32 = 2 * 16 * 34 * 34;
 
-/// Bytes of shared memory that `stem.cu` needs, where it serves.
+/// Bytes of shared memory that `stem.cu` needs, for shapes it supports.
 pub(super) fn stem_shared(c: &Conv, pitch: usize) -> Option<u32> {
     let bytes = 2 * 16 * ((c.h + 2) * (c.w + 2)) as u32;
     let is_plain = (c.kernel, c.stride, c.padding) == (3, 1, 1);
     (is_plain && pitch == 4 && c.co.is_multiple_of(64) && bytes <= STEM_SHARED_MAX).then_some(bytes)
 }
 
-/// Most bytes of shared memory of `stem_pool`: five rows of 32 pixels beside the images.
+/// Max bytes of shared memory of `stem_pool`: the images and five rows of 32 pixels.
 pub(super) const STEM_POOL_SHARED_MAX: u32 = STEM_SHARED_MAX + 5 * 32 * 72 * 4;
 
-/// Bytes of shared memory that `stem_pool` needs, where it serves: a pool of 3×3 and stride 2 of whole bands of 128 pixels.
+/// Bytes of shared memory that `stem_pool` needs. It supports pools of 3×3 and stride 2 over whole bands of 128 pixels.
 pub(super) fn stem_pool_shared(c: &Conv, pitch: usize, pool: &MaxPool) -> Option<u32> {
     let is_plain = (pool.kernel, pool.stride, pool.padding) == (3, 2, 1);
     let band = 128 / c.w.max(1);
@@ -119,15 +119,16 @@ pub(super) fn stem_pool_shared(c: &Conv, pitch: usize, pool: &MaxPool) -> Option
     (is_plain && is_whole && bytes <= STEM_POOL_SHARED_MAX).then_some(bytes)
 }
 
-/// Most bytes of shared memory of `stem_weight`: two bands of two rows of 64 pixels.
+/// Max bytes of shared memory of `stem_weight`: two bands of two rows of 64 pixels.
 pub(super) const STEM_WEIGHT_SHARED_MAX: u32 = stem_weight_bytes(64) as u32;
 
-/// Bytes of shared memory that `stem_weight` needs for images of this width, where `stem_pool` serves.
+/// Bytes of shared memory that `stem_weight` needs for images of this width. It supports the shapes of `stem_pool`.
 pub(super) fn stem_weight_shared(c: &Conv) -> u32 {
     stem_weight_bytes(c.w) as u32
 }
 
-/// Two bands: 128 pixels of 64 channels, their image with its margin, and the windows of the pool that reach them with their winners.
+/// Two bands, each with 128 pixels of 64 channels, their image with its margin, and the pool's windows on them with their
+/// winners.
 const fn stem_weight_bytes(width: usize) -> usize {
     let rows = 128 / width;
     let windows = (rows / 2 + 1) * (width / 2);
@@ -135,9 +136,9 @@ const fn stem_weight_bytes(width: usize) -> usize {
 }
 
 impl Launch {
-    /// `aligned`: whether the weights start at a multiple of four floats. The number of lanes chooses between kernels that
-    /// compute the same bytes; how a sum is cut depends on the shape alone.
-    /// Three products for one (`is_exact`) need the registers that wide tiles would take.
+    /// `aligned`: whether the weights start at a multiple of four floats. `is_exact`: each product is three, whose registers
+    /// leave no room for wide tiles. The number of lanes chooses between kernels that compute the same bytes; how a sum is
+    /// split depends on the shape alone.
     #[allow(clippy::too_many_arguments, reason = "what a launch depends on")]
     pub fn new(pass: Pass, c: &Conv, pitch: usize, batch: usize, aligned: bool, lanes: usize, is_exact: bool) -> Self {
         let taps = c.kernel * c.kernel;

@@ -1,4 +1,4 @@
-//! A GPU: its context, the compiled kernels, memory and launches. The only place of this back end that calls the driver.
+//! A GPU: its context, the compiled kernels, memory and launches. Only this module calls the driver.
 
 #![allow(unsafe_code, reason = "calls of the CUDA driver and compiler; each block gives its reason")]
 
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// How products of matrices are computed; everything else is single precision.
+/// The precision of matrix products. Everything else is single precision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     /// As exact as single precision: each product is three of tf32.
@@ -64,7 +64,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Looks.
+    /// Probes this machine.
     pub fn new() -> Self {
         // SAFETY: both only try to open a library.
         let (driver, compiler) = unsafe { (sys::is_culib_present(), nvrtc::sys::is_culib_present()) };
@@ -99,7 +99,7 @@ impl Probe {
         probe
     }
 
-    /// What is missing, in a sentence; nothing if a GPU can be used.
+    /// What is missing, in a sentence; `None` if a GPU can be used.
     pub fn missing(&self) -> Option<String> {
         if !self.driver {
             return Some("the NVIDIA driver's library (libcuda.so) was not found; install the NVIDIA driver".into());
@@ -128,7 +128,7 @@ fn describe(error: DriverError) -> String {
     text.unwrap_or_else(|| format!("{error:?}"))
 }
 
-/// Lets the driver keep memory that is given back: the server's part of every round takes the same amounts again.
+/// Lets the driver keep freed memory: the same amounts are allocated again and again.
 fn keep_freed_memory(context: &CudaContext) {
     let attribute = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     let mut pool = std::ptr::null_mut();
@@ -142,7 +142,7 @@ fn keep_freed_memory(context: &CudaContext) {
     }
 }
 
-/// Says what was tried when the driver refused.
+/// An error of the driver, with what was tried.
 pub(super) fn failed(what: &str) -> impl FnOnce(DriverError) -> Error + '_ {
     move |e| Error::Gpu { what: what.into(), problem: describe(e) }
 }
@@ -224,7 +224,7 @@ impl Gpu {
                     _ if name.starts_with("attention") => Some(super::text::SHARED_MAX),
                     _ => super::hopper::shared_bytes(&name),
                 };
-                // A GPU with less shared memory does without: what this kernel joins is computed step by step.
+                // A GPU with less shared memory computes the steps that this kernel fuses one by one.
                 if name == "stem_weight" && shared > Some(shared_max) {
                     continue;
                 }
@@ -252,7 +252,7 @@ impl Gpu {
         self.precision
     }
 
-    /// Multiprocessors there are.
+    /// Number of multiprocessors.
     pub(super) fn processors(&self) -> usize {
         self.processors
     }
@@ -340,9 +340,9 @@ impl Gpu {
         self.stream.memcpy_dtod(&source, &mut target).map_err(failed("copying on the GPU"))
     }
 
-    /// Starts a kernel on `grid` blocks. Its name and the types of its parameters are checked against its source. Whether
-    /// the addresses are right is up to the caller, as it is up to the kernel whether it stays within what they name: a wrong
-    /// one ends in an error of the driver, or in wrong numbers.
+    /// Starts a kernel on `grid` blocks. Name, number and types of the parameters are checked against the kernel's source.
+    /// The caller answers for addresses and extents, and the kernel for its indices: a wrong one ends in an error of the
+    /// driver or in wrong numbers.
     pub(super) fn launch(
         &self,
         kernel: &str,
@@ -364,14 +364,14 @@ impl Gpu {
         let grid = (grid[0] as u32, grid[1] as u32, grid[2] as u32);
         let (function, stream) = (declared.function.cu_function(), self.stream.cu_stream());
         self.context.bind_to_thread().map_err(failed(kernel))?;
-        // SAFETY: the driver reads as many values as the kernel has parameters, each as long as its type, before it returns.
-        // There are as many, of the same types by name, as was checked above; equal names are equal lengths, since the
-        // programs assert those of the structures. What the kernel does with addresses stays on the device.
+        // SAFETY: before it returns, the driver reads one value per parameter of the kernel, as long as the parameter's type.
+        // Number and names of the types were compared above. Equal names mean equal lengths: the programs assert those of
+        // the structures. Addresses come from `Memory`; what the kernel does with them, it does to memory of the device.
         unsafe { result::launch_kernel(function, grid, (block[0], block[1], 1), shared, stream, &mut pointers) }
             .map_err(failed(kernel))
     }
 
-    /// Records what is launched from now on instead of running it.
+    /// From now on launches are recorded instead of run.
     pub(super) fn begin_capture(&self) -> Result<()> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.stream.begin_capture(mode).map_err(failed("recording a step"))
@@ -387,7 +387,7 @@ impl Gpu {
 /// Recorded launches.
 pub(super) struct Captured(CudaGraph);
 
-// SAFETY: the driver's handles belong to no thread; replaying binds the context to the thread that asks.
+// SAFETY: the driver's handles belong to no thread, and replaying binds the context to the calling thread.
 unsafe impl Send for Captured {}
 // SAFETY: a shared reference does nothing but print; replaying takes `&mut`.
 unsafe impl Sync for Captured {}
@@ -404,7 +404,7 @@ impl Captured {
     }
 }
 
-/// Numbers that live on the GPU.
+/// Numbers on the GPU.
 pub(super) trait Element: cudarc::driver::DeviceRepr + cudarc::driver::ValidAsZeroBits + Copy {}
 impl Element for f32 {}
 impl Element for f64 {}

@@ -1,12 +1,12 @@
-//! Convolutions and linear layers of tokens by Hopper's products of warp groups: where they serve, and how they are launched. The
-//! kernels are in `hopper.cu` and `dense.cu`.
+//! Convolutions and linear layers of tokens by Hopper's warp-group products (`hopper.cu`, `dense.cu`): which shapes they
+//! support, and how they are launched.
 
 use super::conv::{Div, PARTS_LEN};
 use super::gpu::parameters;
 use crate::graph::{Graph, Node};
 use crate::kernels::conv::Conv;
 
-/// A kernel of products: its name, positions and channels of a tile.
+/// A kernel of products: its name, and positions and channels per tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Product {
     kernel: &'static str,
@@ -14,16 +14,16 @@ struct Product {
     channels: usize,
 }
 
-/// Both compute the same bytes; the second reads the weights from far away more often, but has smaller tiles.
+/// Both compute the same bytes. The second has smaller tiles, but reads the weights from global memory more often.
 const PRODUCTS: [Product; 2] = [
     Product { kernel: "shifted_1", positions: 256, channels: 64 },
     Product { kernel: "shifted_2", positions: 128, channels: 128 },
 ];
 
-/// Blocks of a product that a processor runs at once.
+/// Blocks of a product per processor.
 pub(super) const AT_ONCE: usize = 2;
 
-/// Bytes of shared memory that a kernel asks for.
+/// Bytes of shared memory that a kernel needs.
 pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
     let product = |p: &Product| 128 * (2 * (p.positions + 40) + 4 * p.channels) as u32;
     let weight = 3 * 4 * ((CHUNK as u32 + 2 * MARGIN_MAX) * 72 + CHUNK as u32 * 64);
@@ -38,14 +38,13 @@ pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
     }
 }
 
-/// Those of `hopper.cu`: zeros on either side of a tile, and positions of a sum at a time.
+/// Zeros on either side of a tile, and positions of a sum at a time, as in `hopper.cu`.
 const MARGIN_MAX: u32 = 18;
 const CHUNK: usize = 96;
-/// Blocks of a lane that sums over positions are cut for (ten lanes then are two on every processor of an H200), and the least
-/// chunks of a part.
+/// Blocks per lane that split sums aim at (ten lanes then give an H200 two per processor), and minimum chunks per part.
 const BLOCKS_WANTED: usize = 26;
 const CHUNKS_MIN: usize = 6;
-/// Images laid end to end, as `hopper.cu` takes them.
+/// Images laid end to end, as in `hopper.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strip {
@@ -60,8 +59,8 @@ pub(super) struct Strip {
 parameters!(Strip);
 
 impl Strip {
-    /// The convolution, where these kernels serve: 3×3 of stride 1, many channels, images neither wider than the margin
-    /// nor so small that most of what is computed were zeros. It depends on the shape alone.
+    /// The convolution, if these kernels support it: 3×3 with stride 1, many channels, and images that are neither wider than
+    /// the margin nor so small that most products would be with zeros. It depends on the shape alone.
     pub fn new(c: &Conv, batch: usize, aligned: bool) -> Option<Self> {
         let is_plain = (c.kernel, c.stride, c.padding) == (3, 1, 1);
         let channels = c.ci.is_multiple_of(64) && c.co.is_multiple_of(64);
@@ -78,12 +77,12 @@ impl Strip {
         })
     }
 
-    /// With input and output exchanged, as the gradient of the input is computed.
+    /// With input and output swapped, for the gradient of the input.
     pub fn turned(self) -> Self {
         Self { ci: self.co, co: self.ci, ..self }
     }
 
-    /// Of the input and the output.
+    /// Channels of the input and of the output.
     pub fn channels(&self) -> (usize, usize) {
         (self.ci as usize, self.co as usize)
     }
@@ -92,7 +91,7 @@ impl Strip {
         (self.batch * (self.h + 1) * (self.w + 1)) as usize
     }
 
-    /// The kernel of a product that keeps `processors` busiest, and its tiles a lane.
+    /// The kernel that keeps `processors` busiest, and its tiles per lane.
     pub fn product(&self, lanes: usize, processors: usize) -> (&'static str, usize) {
         let columns = self.co as usize;
         let tiles = |p: &Product| self.positions().div_ceil(p.positions) * (columns / p.channels);
@@ -102,7 +101,7 @@ impl Strip {
         (best.kernel, tiles(best))
     }
 
-    /// Tiles of the gradient of the weights, and the parts that its sum is cut into.
+    /// Tiles of the gradient of the weights, and the parts of its split sum.
     pub fn weight(&self) -> (usize, usize) {
         let (ci, co) = self.channels();
         let tiles = ci / 64 * (co / 64);
@@ -111,7 +110,7 @@ impl Strip {
     }
 }
 
-/// A linear layer of tokens, as `dense.cu` takes it.
+/// A linear layer of tokens, as in `dense.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dense {
@@ -123,28 +122,28 @@ pub(super) struct Dense {
 parameters!(Dense);
 
 impl Dense {
-    /// Tokens of a tile.
+    /// Tokens per tile.
     const TOKENS: usize = 128;
-    /// One in so many slots of a batch is taken to hold a token when a kernel is chosen and a sum is cut.
+    /// The choice of kernels and splits assumes a token in one of this many slots.
     const FILLED: usize = 4;
-    /// Tokens of a sum at a time, and the blocks of a lane that it is cut for.
+    /// Tokens of a sum at a time, and the blocks per lane that its splits aim at.
     const CHUNK: usize = 32;
     const BLOCKS_WANTED: usize = 132;
 
-    /// The layer, where these kernels serve: of tokens, with many numbers on both sides. `rows`: most that a lane can have;
-    /// `tokens`: where stands how many it has.
+    /// The layer, if these kernels support it: of tokens, with many inputs and outputs. `rows`: max tokens per lane.
+    /// `tokens`: the address of the lanes' token counts.
     pub fn new(ci: usize, co: usize, rows: usize, aligned: bool, tokens: u64) -> Option<Self> {
         let serves = tokens != 0 && aligned && ci.is_multiple_of(64) && co.is_multiple_of(64);
         serves.then_some(Self { ci: ci as i32, co: co as i32, rows: rows as i32, tokens })
     }
 
-    /// With input and output exchanged, as the gradient of the input is computed.
+    /// With input and output swapped, for the gradient of the input.
     pub fn turned(self) -> Self {
         Self { ci: self.co, co: self.ci, ..self }
     }
 
-    /// Kernel, blocks of a lane and threads of a block. Both kernels compute the same bytes: wide tiles read less, narrow ones
-    /// are more.
+    /// Kernel, blocks per lane and threads per block. Both kernels compute the same bytes: wide tiles read less, narrow tiles
+    /// give more blocks.
     pub fn launch(&self, lanes: usize, processors: usize) -> (&'static str, usize, u32) {
         let tiles = |rows: usize, channels: usize| rows.div_ceil(Self::TOKENS) * (self.co as usize / channels);
         let rows = self.rows as usize;
@@ -154,8 +153,8 @@ impl Dense {
         (kernel, tiles(rows, channels).min((at_once * processors).div_ceil(lanes.max(1))), threads)
     }
 
-    /// Tiles of the gradient of the weights and the parts that its sum is cut into, by the shape alone; none where the inputs
-    /// do not come in tiles.
+    /// Tiles of the gradient of the weights and the parts of its split sum, by the shape alone; `None` if the inputs are no
+    /// whole number of tiles.
     pub fn weight(&self) -> Option<(usize, usize)> {
         let (ci, co) = (self.ci as usize, self.co as usize);
         let tiles = ci / 128 * (co / 64);
@@ -165,7 +164,7 @@ impl Dense {
     }
 }
 
-/// Floats of the largest weights whose gradient of the input these kernels compute.
+/// Floats of the largest weights that these kernels need with input and output swapped.
 pub(super) fn turned_len(graph: &Graph) -> usize {
     let len = |node: &Node| match node.convolution() {
         Some(c) if node.packed || Strip::new(&c, 1, true).is_some() => node.params[0].len(),

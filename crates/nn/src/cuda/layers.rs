@@ -15,7 +15,7 @@ use crate::mode::{Dropout, Mode};
 use fedproj_rng::Purpose;
 use std::ops::Range;
 
-/// The geometry of a max-pool as `pool.cu` takes it, with how many floats are handled at a time.
+/// The geometry of a max-pool in `pool.cu`, for `vec` floats at a time.
 #[repr(C)]
 pub(super) struct Pool {
     h: i32,
@@ -89,7 +89,7 @@ pub(super) fn vec_of(channels: usize) -> (usize, &'static str) {
     if channels.is_multiple_of(4) { (4, "4") } else { (1, "1") }
 }
 
-/// Rows of a matrix in a chunk of a sum, and the number of chunks: a function of the shape alone.
+/// Rows per chunk of a sum, and the number of chunks. Both depend on the shape alone.
 pub(super) fn chunks(rows: usize) -> (usize, usize) {
     let n = (rows / 64).clamp(1, CHUNKS_MAX);
     (rows.div_ceil(n), rows.div_ceil(rows.div_ceil(n)))
@@ -99,7 +99,7 @@ impl Cohort {
     /// Computes every node for the gathered batch.
     ///
     /// # Errors
-    /// If the mode names a dropout key, which would be that of all lanes, or the driver refuses.
+    /// If the mode names a dropout key, which would be that of all lanes, or the driver fails.
     pub fn forward(&mut self, params: Rows, buffers: Rows, mode: Mode) -> Result<()> {
         if let Dropout::Key(_) = mode.dropout {
             let problem = "a cohort draws masks with the keys of its lanes' steps".into();
@@ -117,12 +117,12 @@ impl Cohort {
         self.batch * self.graph.nodes[node].shape.len()
     }
 
-    /// How much of a node's value or gradient counts.
+    /// The part of a node's value or gradient that is in use.
     pub(super) fn extent(&self, node: usize) -> Extent {
         Extent::rows(self.len_of(node), self.graph.nodes[node].shape.c, self.tokens_of(node))
     }
 
-    /// Where the lanes' numbers of tokens stand, if the node's rows are tokens.
+    /// The address of the lanes' token counts, if the node's rows are tokens.
     pub(super) fn tokens_of(&self, node: usize) -> u64 {
         let texts = self.texts.as_ref().filter(|_| self.graph.nodes[node].packed);
         texts.map_or(0, super::text::Texts::counts)
@@ -141,7 +141,7 @@ impl Cohort {
         })
     }
 
-    /// Where a node's parameters stand in every lane's `params`, or their gradients in such a vector.
+    /// A node's parameters in every lane's vector `params`, or their gradients in such a vector.
     pub(super) fn params_of(&self, node: usize, params: Rows) -> [Rows; 3] {
         let place = |span: &Range<usize>| if span.is_empty() { Rows::NONE } else { params.from(span.start) };
         self.graph.nodes[node].params.each_ref().map(place)
@@ -221,7 +221,7 @@ impl Cohort {
         Ok(saved)
     }
 
-    /// Output channels of a convolution, and the weights of each.
+    /// Output channels of a convolution, and weights per channel.
     pub(super) fn weight_rows(&self, i: usize) -> (usize, usize) {
         let node = &self.graph.nodes[self.plan.steps[i].node];
         (node.shape.c, node.params[0].len() / node.shape.c)
@@ -238,7 +238,7 @@ impl Cohort {
         let (c_i, pixels) = (c as i32, node.shape.pixels() as i32);
         if self.mode.norm != NormMode::Frozen {
             if x == Rows::NONE {
-                let problem = "a cohort without training has frozen batch-norms only".into();
+                let problem = "without training, batch-norms must be frozen".into();
                 return Err(Error::Gpu { what: node.name.clone(), problem });
             }
             let (_, suffix) = vec_of(c);

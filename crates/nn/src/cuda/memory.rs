@@ -1,10 +1,10 @@
-//! What lies on a GPU: arrays of all lanes, data sets, and how much of an array counts.
+//! Memory of a GPU: arrays of all lanes, data sets, and which part of an array is in use.
 
 use super::gpu::{Gpu, Memory, parameters};
 use crate::cpu::check_len;
 use crate::error::Result;
 
-/// Arrays on the GPU, one a lane, or one that all lanes share.
+/// Arrays on the GPU: one per lane, or one that all lanes share.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
@@ -23,7 +23,7 @@ impl Rows {
     }
 }
 
-/// Flat vectors on the GPU, one a lane.
+/// Flat vectors on the GPU, one per lane.
 #[derive(Debug)]
 pub struct Vectors {
     pub(super) memory: Memory<f32>,
@@ -32,13 +32,13 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// Floats of each.
+    /// Floats per vector.
     #[allow(clippy::len_without_is_empty, reason = "a vector of nothing is as good as any")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Where they lie.
+    /// Their addresses.
     pub fn rows(&self) -> Rows {
         Rows { at: self.memory.at(), stride: self.stride as i64 }
     }
@@ -53,7 +53,7 @@ pub struct Data {
 }
 
 impl Data {
-    /// Uploads samples of `sample_len` floats, a part at a time as `parts` gives them.
+    /// Uploads samples of `sample_len` floats. `part` fills one range of samples at a time.
     ///
     /// # Errors
     /// If the GPU's memory is too small.
@@ -85,10 +85,10 @@ impl Data {
         Ok(Self { samples: gpu.upload(values)?, sample_len: row_len, labels: None })
     }
 
-    /// Replaces the values, which must be as many.
+    /// Overwrites the values; the length must match.
     ///
     /// # Errors
-    /// If they are not, or the driver refuses.
+    /// If the length differs, or the driver fails.
     pub fn replace(&mut self, gpu: &Gpu, values: &[f32]) -> Result<()> {
         check_len("the matrix", self.samples.len(), values.len())?;
         gpu.write(&mut self.samples, 0, values)
@@ -104,7 +104,7 @@ impl Data {
     }
 }
 
-/// How much of an array counts, see `common.cu`.
+/// Which part of an array is in use, see `common.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
@@ -120,22 +120,22 @@ impl Extent {
         Self::rows(len, 1, 0)
     }
 
-    /// Rows of `width` floats, `len` in all or as many as stand at `tokens` for each lane.
+    /// Rows of `width` floats: `len` floats in all, or as many rows as each lane's count at `tokens`.
     pub fn rows(len: usize, width: usize, tokens: u64) -> Self {
         Self { len: len as i32, width: width as i32, tokens }
     }
 
-    /// As many threads as dropout asks for: one for eight elements.
+    /// The threads of dropout: one per eight elements.
     pub fn calls(self) -> Self {
         Self { len: (self.len + 127) / 128 * 16, ..self }
     }
 
-    /// As many threads as there are vectors of four.
+    /// One thread per four elements.
     pub fn packs(self) -> Self {
         Self { len: (self.len + 3) / 4, ..self }
     }
 
-    /// The most rows there can be.
+    /// Max rows.
     pub fn n_rows(self) -> usize {
         (self.len / self.width.max(1)) as usize
     }
@@ -146,7 +146,7 @@ pub(super) fn padded(len: usize) -> usize {
     len.next_multiple_of(32).max(32)
 }
 
-/// Zeros, a vector a lane.
+/// Zeroed vectors, one per lane.
 pub(super) fn vectors(gpu: &Gpu, lanes: usize, len: usize) -> Result<Vectors> {
     let stride = padded(len);
     Ok(Vectors { memory: gpu.zeros(lanes * stride)?, stride, len })

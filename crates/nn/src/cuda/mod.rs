@@ -1,12 +1,12 @@
 //! Execution on an NVIDIA GPU: a cohort of networks, all trained by the same launches.
 //!
-//! A [`Cohort`] holds several *lanes*, networks of one graph with weights and batches of their own. Every kernel serves all
-//! lanes that take part in a launch, so ten clients cost as many launches as one and fill the GPU. A step is recorded once
-//! and replayed; what changes from step to step (which samples, learning rates, dropout keys) lies in tables on the device.
+//! A [`Cohort`] has several *lanes*: networks of one graph, each with its own weights and batch. Every launch serves all
+//! active lanes, so ten networks need as many launches as one and fill the GPU. A step is recorded once and replayed. What
+//! changes from step to step (samples, learning rates, dropout keys) is in tables on the device.
 //!
-//! Kernels are our own CUDA (`kernels/`), compiled when a GPU is opened and kept in a cache; the driver and the compiler
-//! are loaded at run time, so the same program runs where there is neither. Sums run in orders that depend on shapes alone:
-//! results are the same bytes on every run, whichever lanes share the launches.
+//! Kernels are our own CUDA (`kernels/`), compiled when a GPU is opened and kept in a cache. The driver and the compiler
+//! are loaded at run time, so the same program runs without them. The order of a sum depends on shapes alone, so results
+//! are the same bytes on every run, whichever lanes share the launches.
 
 mod backward;
 mod batches;

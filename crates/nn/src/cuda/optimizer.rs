@@ -7,7 +7,7 @@ use super::memory::{Rows, Vectors, padded};
 use crate::error::Result;
 use crate::optim::Rule;
 
-/// A rule as `vector.cu` takes it.
+/// A rule, as in `vector.cu`.
 #[repr(C)]
 pub(super) struct DeviceRule {
     adam: i32,
@@ -46,7 +46,7 @@ impl DeviceRule {
     }
 }
 
-/// The memory of every lane's optimiser.
+/// The moments of every lane's optimiser.
 #[derive(Debug)]
 pub struct Moments {
     mean: Vectors,
@@ -72,7 +72,7 @@ impl Cohort {
     /// Forgets the moments of the active lanes.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn reset_moments(&self, moments: &Moments) -> Result<()> {
         for vectors in [&moments.mean, &moments.mean_square] {
             let len = vectors.len;
@@ -84,7 +84,7 @@ impl Cohort {
     /// One step of the optimiser along `grad`, with the learning rate times the lane's factor of this step.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn update(&self, rule: &Rule, moments: &Moments, theta: Rows, grad: Rows) -> Result<()> {
         let device = DeviceRule::new(rule);
         let factors = self.table(Batches::LrFactors)?;

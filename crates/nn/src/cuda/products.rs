@@ -1,4 +1,4 @@
-//! Products of matrices of a cohort, for convolutions and linear layers: which kernels compute a pass.
+//! Convolutions and linear layers of a cohort: which kernels compute which pass.
 
 use super::cohort::Cohort;
 use super::conv::{Geometry, Launch, stem_pool_shared, stem_shared, stem_weight_shared};
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::kernels::conv::Conv;
 use crate::kernels::pool::MaxPool;
 
-/// What follows a forward product, as the kernels take it.
+/// What is applied to a forward product, as in the kernels.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct After {
@@ -23,7 +23,7 @@ impl After {
     pub const NOTHING: Self = Self { bias: Rows::NONE, norm: Rows::NONE, residual: Rows::NONE };
 }
 
-/// The winners of a max-pool and what came back to them, as `stem.cu` takes them.
+/// The winners of a max-pool and their gradients, as in `stem.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Won {
@@ -33,7 +33,7 @@ pub(super) struct Won {
 }
 parameters!(Won);
 
-/// A pass of a layer: image, weights and result or their gradients, one of which the pass computes.
+/// A pass of a layer: its image, weights and result, or their gradients. The pass computes one of the three.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub pass: Pass,
@@ -41,7 +41,7 @@ pub(super) struct Operands {
     pub w: Rows,
     pub y: Rows,
     pub after: After,
-    /// Whether what was there before is overwritten, not added to.
+    /// Whether the result overwrites what was there, or is added to it.
     pub fresh: bool,
     pub relu: bool,
 }
@@ -77,7 +77,7 @@ impl Cohort {
         Some((conv, pitch, n.params[0].start.is_multiple_of(4)))
     }
 
-    /// Computes a pass of a convolution or a linear layer; the forward pass of one that took in a max-pool, with that.
+    /// Computes a pass of a convolution or a linear layer, together with the max-pool that a forward pass fuses.
     pub(super) fn product(&self, node: usize, o: &Operands, pool: Option<&MaxPool>) -> Result<()> {
         let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
         if self.gpu.has_hopper()
@@ -87,7 +87,7 @@ impl Cohort {
         }
         let is_exact = self.gpu.precision() == Precision::Fp32;
         let (tokens, shape) = (self.tokens_of(node), self.graph.nodes[node].shape);
-        // Of texts each token is a row. How sums are cut is decided for as many as a batch could have.
+        // Of texts each token is a row. How sums are split depends on the tokens a batch could have.
         let batch = if tokens == 0 { self.batch } else { self.batch * shape.pixels() };
         if self.gpu.has_hopper()
             && let Some(dense) = Dense::new(c.ci, c.co, batch, aligned, tokens)
@@ -100,7 +100,7 @@ impl Cohort {
             && !is_exact
             && let Some(shared) = stem_shared(&c, pitch)
         {
-            // Blocks go from image to image; there are as many as run at once.
+            // Only as many blocks as run at once; each loops over images.
             let strips = c.co / 64;
             let blocks = (2 * self.gpu.processors()).div_ceil(strips * self.n_active()).min(self.batch);
             let p: [&dyn Parameter; 7] = [&geometry, &lanes, &o.x, &o.w, &o.y, &o.after, &o.flags()];
@@ -139,7 +139,7 @@ impl Cohort {
     /// The gradient `w` of a first layer's weights, from its result `y` and the max-pool behind its batch-norm.
     pub(super) fn stem_weight(&self, node: usize, y: Rows, won: Won, w: Rows) -> Result<()> {
         let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
-        // The sum is cut as it is where it is computed by itself.
+        // The sum is split as in the kernel without the max-pool.
         let Launch { splits, .. } = Launch::new(Pass::Weight, &c, pitch, self.batch, aligned, self.n_active(), false);
         let (geometry, x) = (Geometry::new(&c, pitch, self.batch, 0), self.value(0));
         let p: [&dyn Parameter; 10] = [
@@ -159,7 +159,7 @@ impl Cohort {
         self.sum_parts(&operands, 9 * c.ci * c.co, c.co, splits)
     }
 
-    /// Puts the parts of a sum together.
+    /// Adds up the parts of a split sum.
     fn sum_parts(&self, o: &Operands, len: usize, columns: usize, parts: usize) -> Result<()> {
         if parts == 1 {
             return Ok(());
@@ -192,7 +192,7 @@ impl Cohort {
         }
     }
 
-    /// Weights with input and output exchanged and taps in reverse.
+    /// Weights with input and output swapped, and with taps reversed.
     fn turned_weights(&self, ci: usize, co: usize, taps: usize, w: Rows) -> Result<Rows> {
         let Some(turned) = &self.turned else {
             let problem = "a cohort without training has no gradients".into();
@@ -209,7 +209,7 @@ impl Cohort {
         let (lanes, n_lanes, flags) = (self.lanes.at(), self.n_active() as i32, o.flags());
         let (ci, co) = strip.channels();
         let product = |strip: Strip, from: Rows, w: Rows, to: Rows| {
-            // Blocks go from tile to tile; there are as many as run at once.
+            // Only as many blocks as run at once; each loops over tiles.
             let (kernel, tiles) = strip.product(self.n_active(), self.gpu.processors());
             let blocks = (tiles * self.n_active()).min(AT_ONCE * self.gpu.processors());
             let p: [&dyn Parameter; 8] = [&strip, &n_lanes, &lanes, &from, &w, &to, &o.after, &flags];

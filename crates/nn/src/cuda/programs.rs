@@ -1,4 +1,4 @@
-//! The kernels' sources, which programs they make for a GPU, and how those are compiled and kept.
+//! The kernels' sources, the programs made from them for a GPU, and how those are compiled and cached.
 
 #![allow(unsafe_code, reason = "calls of CUDA's run-time compiler; the block gives its reason")]
 
@@ -45,8 +45,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// The program of `kernels`, which needs `before`. It does not compile unless the structures that the kernels take are as
-    /// long as the host's.
+    /// The program of the source `kernels`, which needs the sources `before`. It compiles only if the structures that its
+    /// kernels take are as long as the host's.
     fn new(name: &'static str, before: &[&str], kernels: &str, options: Vec<String>) -> Self {
         let kernels_of = signatures(kernels);
         let takes = |ty: &str| kernels_of.iter().any(|kernel| kernel.parameters.iter().any(|p| p == ty));
@@ -57,7 +57,7 @@ impl Program {
     }
 }
 
-/// The structures that kernels take, by their names there, and their lengths here.
+/// The structures that kernels take: their names there and their lengths here.
 const STRUCTURES: [(&str, usize); 15] = [
     ("After", size_of::<After>()),
     ("Bounds", size_of::<DeviceBounds>()),
@@ -76,7 +76,7 @@ const STRUCTURES: [(&str, usize); 15] = [
     ("Won", size_of::<Won>()),
 ];
 
-/// The kernels' programs for a compute capability, as far as the compiler knows it.
+/// The programs for a compute capability. Without a compiler that knows Hopper, its kernels are left out.
 pub(super) fn programs(precision: Precision, capability: (i32, i32), compiler: (i32, i32)) -> Vec<Program> {
     let architecture = |suffix: &str| format!("--gpu-architecture=sm_{}{}{suffix}", capability.0, capability.1);
     let numbers = precision.name().to_uppercase();
@@ -95,7 +95,7 @@ pub(super) fn programs(precision: Precision, capability: (i32, i32), compiler: (
     all
 }
 
-/// The one whose products of warp groups `hopper.cu` uses, and the first compiler that knows them.
+/// The capability that `hopper.cu` is for, and the first compiler that knows its warp-group products.
 const HOPPER_CAPABILITY: (i32, i32) = (9, 0);
 const HOPPER_COMPILER: (i32, i32) = (12, 0);
 
@@ -113,7 +113,7 @@ impl Program {
             return Ok(bytes);
         }
         let bytes = self.compile()?;
-        // A cache that cannot be written costs the next start a few seconds, no more.
+        // If the cache cannot be written, the next start takes a few seconds longer.
         if let Some(path) = cached
             && let Some(folder) = path.parent()
             && std::fs::create_dir_all(folder).is_ok()

@@ -1,7 +1,7 @@
-//! The layers of text encoders: where the tokens of the lanes' batches stand, and the launches of `text.cu` and `attention.cu`.
+//! The layers of text encoders: the tokens of the lanes' batches, and the launches of `text.cu` and `attention.cu`.
 //!
-//! How many tokens a batch has is known on the device only. Launches cover as many as there could be; blocks without work end
-//! at once. So a recorded step serves whatever texts a batch has, and no result depends on what other lanes have.
+//! Only the device knows how many tokens a batch has. Launches cover the maximum, and blocks without work end at once. So a
+//! recorded step serves any texts, and no result depends on the texts of other lanes.
 
 use super::backward::Sum;
 use super::cohort::Cohort;
@@ -10,19 +10,19 @@ use super::memory::{Extent, Rows};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op};
 
-/// Most bytes of shared memory that attention asks for: what every GPU since 2020 has.
+/// Max bytes of shared memory for attention: every GPU since 2020 has them.
 pub(super) const SHARED_MAX: u32 = 96 * 1024;
-/// Queries and keys that attention takes at a time, and threads of its blocks: those of `attention.cu`.
+/// Queries and keys per tile of attention, and threads per block, as in `attention.cu`.
 const TILE: usize = 32;
 const ATTENDING: u32 = 256;
-/// Rows of a block that gives each a warp.
+/// Rows per block in kernels with one warp per row.
 const ROWS: usize = 8;
-/// Columns and threads of a block that sums up rows: those of `text.cu`.
+/// Columns and threads per block in kernels that sum rows, as in `text.cu`.
 const SUM_COLUMNS: usize = 8;
 const SUM_THREADS: u32 = 512;
 
-/// Floats that are copied at a time for heads of `d` numbers, and the bytes of shared memory of a block that holds tiles of
-/// `copies` matrices of such rows and of `scores` matrices of attention.
+/// Floats per copy for heads of `d` numbers, and bytes of shared memory for tiles of `copies` matrices of such rows and of
+/// `scores` matrices of attention.
 fn shared_bytes(d: usize, copies: usize, scores: usize) -> (usize, u32) {
     let vec = if d.is_multiple_of(4) { 4 } else { 1 };
     let floats = copies * TILE * vec * ((d / vec) | 1) + scores * TILE * (TILE + 4);
@@ -33,7 +33,7 @@ fn shared_bytes(d: usize, copies: usize, scores: usize) -> (usize, u32) {
 const FORWARD: (usize, usize) = (3, 1);
 const BACKWARD: (usize, usize) = (4, 2);
 
-/// Whether the attention of a node fits a block.
+/// Rejects attention that does not fit a block.
 pub(super) fn check_attention(node: &Node) -> Result<()> {
     let Op::Attention { heads, .. } = node.op else { return Ok(()) };
     let d = node.shape.c / heads;
@@ -60,7 +60,7 @@ pub(super) struct Texts {
     counts: Memory<i32>,
 }
 
-/// As `text.cu` takes them.
+/// The tokens, as in `text.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct DeviceTexts {
@@ -87,7 +87,7 @@ impl Texts {
         }))
     }
 
-    /// Where the lanes' numbers of tokens stand.
+    /// The address of the lanes' token counts.
     pub fn counts(&self) -> u64 {
         self.counts.at()
     }
@@ -122,13 +122,13 @@ impl Cohort {
         self.launch("place_tokens", [self.batch, 1], [128, 1], 0, &p)
     }
 
-    /// The tokens of the batch; the network reads texts where a layer asks for them.
+    /// The tokens of the batch, for layers that exist only in networks that read texts.
     fn batch_texts(&self) -> Result<DeviceTexts> {
         let missing = || Error::Gpu { what: "a layer of texts".into(), problem: "the network reads no texts".into() };
         self.texts.as_ref().map(|texts| texts.of(self.batch)).ok_or_else(missing)
     }
 
-    /// A kernel that gives every row a warp.
+    /// A kernel with one warp per row.
     fn each_row(&self, kernel: &str, n_rows: usize, parameters: &[&dyn Parameter]) -> Result<()> {
         self.launch(kernel, [self.blocks(n_rows.div_ceil(ROWS)), 1], [32 * ROWS as u32, 1], 0, parameters)
     }
@@ -152,8 +152,7 @@ impl Cohort {
             Op::Attention { heads, rate } => {
                 let (drop, saved) = (self.drop_of(step.node, rate)?, self.saved_rows(i));
                 let p: [&dyn Parameter; 8] = [&lanes, &self.batch_texts()?, &(heads as i32), &c, &x, &y, &saved, &drop];
-                // A block for each tile of queries, as far as more blocks than texts have heads are worth it; no byte of the
-                // result depends on it.
+                // One block per tile of queries, as long as more blocks keep more processors busy. No byte depends on it.
                 let (units, wanted) = (self.batch * heads * self.n_active(), 8 * self.gpu.processors());
                 let tiles = node.shape.w.div_ceil(TILE).min(wanted.div_ceil(units.max(1)));
                 self.attend("attention", FORWARD, node, tiles, &p)
@@ -221,7 +220,7 @@ impl Cohort {
         }
     }
 
-    /// A kernel that sums up rows of `c` columns.
+    /// A kernel that sums rows of `c` columns.
     fn sum_rows(&self, kernel: &str, c: usize, parameters: &[&dyn Parameter]) -> Result<()> {
         self.launch(kernel, [c.div_ceil(SUM_COLUMNS), 1], [SUM_THREADS, 1], 0, parameters)
     }

@@ -6,7 +6,7 @@ use super::memory::{Extent, Rows, Vectors};
 use crate::error::Result;
 use crate::vector::Bounds;
 
-/// The bounds of a projection as `vector.cu` takes them.
+/// The bounds of a projection, as in `vector.cu`.
 #[repr(C)]
 pub(super) struct DeviceBounds {
     eps: f64,
@@ -26,7 +26,7 @@ impl Cohort {
     /// y ← y + a·x
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn axpy(&self, a: f32, x: Rows, y: Rows) -> Result<()> {
         let len = self.n_params();
         self.each("axpy", len, &[&self.lanes.at(), &(len as i32), &a, &x, &y])
@@ -35,7 +35,7 @@ impl Cohort {
     /// out ← out + a·(x − y)
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn axpy_difference(&self, a: f32, x: Rows, y: Rows, out: Rows) -> Result<()> {
         let len = self.n_params();
         self.each("axpy_difference", len, &[&self.lanes.at(), &(len as i32), &a, &x, &y, &out])
@@ -44,7 +44,7 @@ impl Cohort {
     /// to ← from, for vectors of `len` floats.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn assign(&self, from: Rows, to: Rows, len: usize) -> Result<()> {
         let all = Extent::all(len);
         self.each_of("accumulate", all, &[&self.lanes.at(), &all, &from, &to, &1i32])
@@ -53,17 +53,17 @@ impl Cohort {
     /// to ← 0, for vectors of `len` floats.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn clear(&self, to: Rows, len: usize) -> Result<()> {
         let all = Extent::all(len);
-        // Threads go on to further elements: of a table of words there are too many for a thread each.
+        // Threads loop over elements: a table of words has too many for one thread per element.
         self.launch("fill_zero", [self.blocks(len.div_ceil(256)), 1], [256, 1], 0, &[&self.lanes.at(), &all, &to])
     }
 
     /// Σ_k weights_k·(vector of lane order_k), in that order.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn weighted_sum(&self, vectors: &Vectors, order: &[u32], weights: &[f32]) -> Result<Vec<f32>> {
         let len = vectors.len;
         let order: Vec<i32> = order.iter().map(|lane| *lane as i32).collect();
@@ -89,7 +89,7 @@ impl Cohort {
     /// Scales g to a norm of at most `norm_max`.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn clip(&self, g: Rows, norm_max: f32) -> Result<()> {
         let len = self.n_params();
         let n_chunks = self.dots(0..len, g, g)?;
@@ -105,7 +105,7 @@ impl Cohort {
     /// while the last memory loss is not below the one recorded as [`super::At::RoundStart`].
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     #[allow(clippy::too_many_arguments, reason = "the projection's rule and its operands")]
     pub fn project(
         &self,

@@ -16,7 +16,7 @@ pub(crate) enum Op {
     Conv(Conv),
     /// A convolution with standardised weights.
     StandardizedConv(Conv),
-    /// The weight and the bias may each be several tensors that follow each other.
+    /// Its weight and its bias may each be several adjacent tensors.
     Linear,
     BatchNorm,
     GroupNorm {
@@ -66,7 +66,7 @@ impl Op {
         }
     }
 
-    /// Whether the backward pass turns the output's gradient into the input's where it lies.
+    /// Whether the backward pass overwrites the output's gradient with the input's.
     pub fn works_in_place(&self) -> bool {
         match self {
             Self::BatchNorm | Self::GroupNorm { .. } | Self::LayerNorm { .. } => true,
@@ -87,7 +87,7 @@ impl Op {
         }
     }
 
-    /// Whether there is nothing to run: the value is the input of the network, or the memory of another node.
+    /// Whether there is nothing to run: the value is the network's input, or another node's memory.
     pub fn is_idle(&self) -> bool {
         matches!(self, Self::Input | Self::Flatten)
     }
@@ -99,8 +99,7 @@ pub(crate) struct Node {
     pub op: Op,
     pub inputs: Vec<NodeId>,
     pub shape: Shape,
-    /// Whether a sample is a sequence of up to `shape.w` tokens. The tokens of a batch then lie one after the other, without
-    /// padding: the value is (tokens of the batch, C).
+    /// Whether a sample is a sequence of up to `shape.w` tokens. The value is then (tokens of the batch, C), without padding.
     pub packed: bool,
     /// Where its parameters stand in θ: a weight and a bias, or three tables. Those it does not have are empty.
     pub params: [Range<usize>; 3],
@@ -115,7 +114,7 @@ pub(crate) struct Saved {
     pub bytes: usize,
 }
 
-/// Floats that a layer needs while it runs on the CPU: shared by all threads, and of each thread.
+/// Floats that a layer needs while it runs on the CPU, for all threads together and per thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScratchLen {
     pub shared: usize,
@@ -158,7 +157,7 @@ impl Node {
         self.convolution().is_some() && !self.params[1].is_empty()
     }
 
-    /// The inputs that meet in one output of a linear layer.
+    /// Inputs per output of a linear layer.
     pub fn linear_inputs(&self) -> usize {
         self.params[0].len() / self.shape.c
     }

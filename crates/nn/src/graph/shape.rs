@@ -58,7 +58,7 @@ pub struct Window {
     pub kernel: usize,
     /// Distance between windows.
     pub stride: usize,
-    /// Zeros (for pooling: nothing) around the image.
+    /// Zeros around the image; max-pools ignore them.
     pub padding: usize,
 }
 

@@ -1,12 +1,12 @@
-//! The layers of text encoders. From the embedding on, the tokens of a batch lie one after the other; empty slots are not
-//! computed.
+//! The layers of text encoders. From the embedding on, values are packed: they hold the tokens of a batch without the
+//! empty slots.
 
 use super::{Graph, NodeId, Op, Shape};
 use crate::error::{Error, Result};
 use crate::layout::{Role, Storage};
 use std::ops::Range;
 
-/// How weights of an encoder are drawn: BERT's standard deviation.
+/// BERT's standard deviation of initial weights.
 pub(crate) const STD: f32 = 0.02;
 
 /// Sizes of the tables of [`Graph::embedding`].
@@ -14,17 +14,17 @@ pub(crate) const STD: f32 = 0.02;
 pub struct Tables {
     /// Word pieces.
     pub vocabulary: usize,
-    /// Positions that have a vector; at least as many as the input has slots.
+    /// Positions; no fewer than the input has slots.
     pub positions: usize,
-    /// Segments: 2 for models that read pairs of texts, at most 2.
+    /// Segments: 1, or 2 for models that read pairs of texts.
     pub types: usize,
     /// Length of a vector.
     pub width: usize,
 }
 
 impl Graph {
-    /// The sum of a token's word, position and type vectors. The input is a row of slots, each of which holds
-    /// `1 + 2·id + type` of a token as a whole number, or 0 where there is none; tokens come first.
+    /// The sum of a token's word, position and type vectors. The input is a row of slots. A slot holds `1 + 2·id + type` of
+    /// a token as a whole number; the slots behind the last token hold 0.
     ///
     /// Parameters `name.word_embeddings.weight`, `name.position_embeddings.weight` and
     /// `name.token_type_embeddings.weight`.
@@ -40,7 +40,7 @@ impl Graph {
         } else if vocabulary == 0 || width == 0 || !(1..=2).contains(&types) {
             format!("cannot have {vocabulary} words of {width} numbers and {types} types; types are 1 or 2")
         } else if vocabulary >= 1 << 22 {
-            format!("{vocabulary} words are more than a slot can tell apart")
+            format!("{vocabulary} words are too many: a slot distinguishes 2²² of them")
         } else if positions < slots.w {
             format!("has {positions} positions, but texts of up to {} tokens", slots.w)
         } else {
@@ -54,8 +54,7 @@ impl Graph {
         Err(Error::Shape { node: name.into(), problem })
     }
 
-    /// Whether a node has the tokens of a batch one after the other, (tokens, C), not one value a sample. A loss cannot stand
-    /// there.
+    /// Whether a node's value is one row per token, (tokens of the batch, C). Losses need one row per sample.
     pub fn has_tokens(&self, node: NodeId) -> bool {
         self.nodes[node.0].packed
     }
@@ -81,8 +80,8 @@ impl Graph {
         self.add_layer(name, Op::LayerNorm { eps }, x, shape, params)
     }
 
-    /// Multi-head self-attention among the tokens of a sample, up to and without the layer that mixes the heads. Parameters
-    /// `name.query`, `name.key` and `name.value`, each with weight and bias. `rate`: of the dropout on attention.
+    /// Multi-head self-attention among the tokens of a sample, without the output layer that mixes the heads. Parameters
+    /// `name.query`, `name.key` and `name.value`, each with weight and bias. `rate` is that of dropout on attention.
     ///
     /// # Errors
     /// If the input has no tokens, the heads do not divide its channels, the rate is not in [0, 1), or the name is taken.
@@ -102,7 +101,7 @@ impl Graph {
         Err(Error::Shape { node: name.into(), problem })
     }
 
-    /// Linear layers of equal size side by side, as one product: their weights follow each other, then their biases.
+    /// Linear layers of equal size, computed as one product. Their weights are adjacent, and so are their biases.
     fn joined_linear(&mut self, name: &str, x: NodeId, parts: [&str; 3]) -> Result<NodeId> {
         let joined = format!("{name}.joined");
         self.check_name(&joined)?;
@@ -144,8 +143,8 @@ impl Graph {
         self.add_node(name, op, &[x], Shape::vector(self.shape(x).c))
     }
 
-    /// Lets all weights start as BERT's do: weights from N(0, 0.02²), biases at 0; the classifier `name` from N(0, 1) under
-    /// [`crate::Init::Authors`].
+    /// Initialises all layers as BERT does: weights from N(0, 0.02²), biases at 0. Under [`crate::Init::Authors`] the weight
+    /// of the classifier comes from N(0, 1).
     pub(crate) fn start_as_bert(&mut self, classifier: &str) {
         let classifier = format!("{classifier}.weight");
         self.params.set_roles(|span| match span.role {
