@@ -1,11 +1,12 @@
-//! `fedproj partition`: who holds what, before a run is started.
+//! `fedproj partition`: which client holds what, before a run.
 
 use crate::say;
 use crate::settings::Settings;
 use anyhow::{Context, Result};
 use clap::Args;
 use fedproj_core::Experiment;
-use fedproj_data::picture;
+use fedproj_data::{Holdings, holdings_text};
+use fedproj_report::ClassMap;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -14,10 +15,10 @@ use std::path::PathBuf;
 pub struct Partition {
     #[command(flatten)]
     settings: Settings,
-    /// Write the picture to this file
+    /// Write an SVG picture to FILE
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Clients to draw in the terminal
+    /// Number of clients to show in the terminal
     #[arg(long, value_name = "N", default_value_t = 40)]
     clients_shown: usize,
     /// Print one JSON object
@@ -35,12 +36,12 @@ struct Summary {
 }
 
 impl Partition {
-    /// Deals the data and prints who got what.
+    /// Partitions the data and prints who holds what.
     pub fn run(self) -> Result<()> {
         let runs = self.settings.runs()?;
         let first = runs.first().context("the configuration asks for no run")?;
         if runs.len() > 1 {
-            eprintln!("note: the configuration asks for {} runs; this is the first, {}", runs.len(), first.id);
+            eprintln!("note: the configuration asks for {} runs; this is the first one, {}", runs.len(), first.id);
         }
         let method = first.config.method.build()?;
         let experiment = Experiment::load(first.config.clone(), &*method, self.settings.data_dir().as_deref())?;
@@ -48,10 +49,12 @@ impl Partition {
         let (partition, data) = (&experiment.partition, &experiment.private);
         if partition.n_moved() > 0 {
             let n = partition.n_moved();
-            eprintln!("warning: no draw gave every client min_samples; {n} samples were moved between clients for it");
+            eprintln!("warning: no draw gave every client min_samples; {n} samples were moved between clients");
         }
         if let Some(path) = &self.svg {
-            let written = std::fs::write(path, picture::svg(partition, data)?);
+            let Holdings { title, subtitle, counts, sizes } = Holdings::of(partition, data)?;
+            let map = ClassMap { title, subtitle, counts, sizes, classes: data.class_names().to_vec() };
+            let written = std::fs::write(path, map.draw());
             written.with_context(|| format!("cannot write `{}`", path.display()))?;
             eprintln!("wrote `{}`", path.display());
         }
@@ -71,10 +74,10 @@ impl Partition {
         sizes.sort_unstable();
         let n = sizes.len();
         let median = f64::midpoint(sizes[(n - 1) / 2] as f64, sizes[n / 2] as f64);
-        print!("{}", picture::terminal(partition, data, self.clients_shown)?);
-        say!("sizes: least {}, median {median}, most {}", sizes[0], sizes[n - 1]);
+        print!("{}", holdings_text(partition, data, self.clients_shown)?);
+        say!("sizes: min {}, median {median}, max {}", sizes[0], sizes[n - 1]);
         let skew_index = partition.skew_index(labels, n_classes);
-        say!("skew index: {skew_index:.3} (0: every client is a small copy of the whole)");
+        say!("skew index: {skew_index:.3} (0: every client has the same class shares as the whole)");
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! `fedproj run`: one run, or all runs of a plan, with progress.
+//! `fedproj run`: one run, or all runs of a sweep, with progress.
 
 use crate::device::DeviceArgs;
 use crate::interrupt::{self, command_line_with};
@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 pub struct RunArgs {
     #[command(flatten)]
     settings: Settings,
-    /// The run directory; with seeds or a sweep, the directory of the runs' directories
+    /// Run directory; with seeds or a sweep, the directory of all run directories [default: below ./runs]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Go on with an unfinished run (the runs of a plan always go on)
+    /// Resume an unfinished run (sweeps always resume)
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
@@ -28,20 +28,20 @@ pub struct RunArgs {
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
-    /// No progress, no table
+    /// Print neither progress nor results
     #[arg(long)]
     quiet: bool,
 }
 
 #[derive(Serialize)]
-struct Outcome {
+struct Finished {
     run: PathBuf,
     #[serde(flatten)]
     summary: Summary,
 }
 
 impl RunArgs {
-    /// Runs the plan.
+    /// Runs everything that the settings ask for.
     pub fn run(self) -> Result<()> {
         let runs = self.settings.runs()?;
         let in_plan = runs.len() > 1;
@@ -67,8 +67,8 @@ impl RunArgs {
         interrupt::watch(command_line_with((!in_plan).then_some("--resume")))?;
         let summaries = driver.run_all(&jobs, &progress)?;
         if self.json {
-            let outcomes = jobs.into_iter().zip(summaries).map(|(job, summary)| Outcome { run: job.dir, summary });
-            match &outcomes.collect::<Vec<_>>()[..] {
+            let finished = jobs.into_iter().zip(summaries).map(|(job, summary)| Finished { run: job.dir, summary });
+            match &finished.collect::<Vec<_>>()[..] {
                 [only] => say!("{}", serde_json::to_string(only)?),
                 all => say!("{}", serde_json::json!({ "runs": all })),
             }

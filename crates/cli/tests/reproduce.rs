@@ -41,7 +41,7 @@ fn a_study_makes_ordinary_runs_and_skips_those_that_are_done() {
     };
     let first = json(folder.path(), &args("1"));
     assert_eq!(first["tables"].as_array().unwrap().len(), 2);
-    assert_eq!(names(&first["tables"][1]["table"]), ["fedavg", "fedproj"]);
+    assert_eq!(names(&first["tables"][1]["table"]), ["FedAvg", "FedProj"]);
     let run = folder.path().join("out/beta0.5-fedproj-seed0");
     let before = std::fs::metadata(run.join("summary.json")).unwrap().modified().unwrap();
 
@@ -49,7 +49,7 @@ fn a_study_makes_ordinary_runs_and_skips_those_that_are_done() {
     let (text, told) = (String::from_utf8(again.stdout).unwrap(), String::from_utf8(again.stderr).unwrap());
     assert!(again.status.success(), "{told}");
     assert_eq!(told.matches("is already finished").count(), 4, "{told}");
-    assert!(text.contains("β = 0.3") && text.contains("β = 0.5") && text.contains("fedproj"), "{text}");
+    assert!(text.contains("β = 0.3") && text.contains("β = 0.5") && text.contains("FedProj"), "{text}");
     assert_eq!(std::fs::metadata(run.join("summary.json")).unwrap().modified().unwrap(), before);
     assert!(folder.path().join("out/beta0.5-fedproj-seed1/summary.json").exists());
     stdout(folder.path(), &["verify", "out/beta0.3-fedproj-seed1"]);
@@ -67,7 +67,7 @@ fn ablations_vary_their_key() {
     let common = ["--beta", "0.5", "--seeds", "1", "federation.rounds=2", "--quiet"];
     let dropout =
         json(folder.path(), &[study("projection-dropout", "dropout", &common), vec!["--rates", "0,1"]].concat());
-    assert_eq!(names(&dropout["tables"][0]["table"]), ["dropout 0", "dropout 1"]);
+    assert_eq!(names(&dropout["tables"][0]["table"]), ["FedProj, dropout 0.0", "FedProj, dropout 1.0"]);
     let rates: Vec<Value> = ["dropout/beta0.5-dropout0.0-seed0", "dropout/beta0.5-dropout1.0-seed0"]
         .map(|dir| rounds(&folder.path().join(dir))[1]["projection_rate"].clone())
         .into();
@@ -75,7 +75,10 @@ fn ablations_vary_their_key() {
 
     let lr = vec!["method.fedproj.distill.optimizer.lr=0.01"];
     let alpha = json(folder.path(), &[study("weight-divergence", "alpha", &common), lr].concat());
-    assert_eq!(names(&alpha["tables"][0]["table"]), ["alpha 0", "alpha 0.1", "alpha 0.3", "alpha 0.5"]);
+    assert_eq!(
+        names(&alpha["tables"][0]["table"]),
+        ["0.0", "0.1", "0.3", "0.5"].map(|alpha| format!("FedProj, alpha {alpha}"))
+    );
     let hash = |dir: &str| rounds(&folder.path().join(dir))[1]["model_hash"].clone();
     assert_ne!(hash("alpha/beta0.5-alpha0.0-seed0"), hash("alpha/beta0.5-alpha0.5-seed0"), "the term is alive");
 }

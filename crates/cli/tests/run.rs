@@ -121,16 +121,16 @@ fn seeds_and_sweeps_run_every_combination_once_and_are_compared() {
     }
 
     let table = json(folder.path(), &["compare", "many"]);
-    assert_eq!(table["baseline"], "fedavg");
+    assert_eq!(table["baseline"], "FedAvg");
     let [fedavg, feddf] = &table["rows"].as_array().unwrap()[..] else { panic!("{table}") };
-    assert_eq!((&feddf["name"], &feddf["seeds"]), (&"feddf".into(), &serde_json::json!([0, 1])));
+    assert_eq!((&feddf["name"], &feddf["seeds"]), (&"FedDF".into(), &serde_json::json!([0, 1])));
     assert!(fedavg["difference"].is_null() && fedavg["std"].is_f64(), "{table}");
     let headline = |at: usize| outcome["runs"][at]["headline"].as_f64().unwrap();
     let expected = (headline(2) - headline(0) + headline(3) - headline(1)) / 2.0;
     assert!((feddf["difference"]["mean"].as_f64().unwrap() - expected).abs() < 1e-12, "{table}");
     assert_eq!(feddf["difference"]["n"], 2);
     let text = stdout(folder.path(), &["compare", "many", "--baseline", "feddf"]);
-    assert!(text.contains("fedavg") && text.contains("±") && text.contains("Differences to `feddf`"), "{text}");
+    assert!(text.contains("FedAvg") && text.contains("±") && text.contains("Δ vs FedDF"), "{text}");
 }
 
 #[test]

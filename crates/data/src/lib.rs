@@ -2,7 +2,7 @@
 //!
 //! A [`Dataset`] holds samples in one buffer and hands out normalised batches. [`load`] reads one by name from the
 //! table in [`registry`]: adding a data set is one file under `readers/` and one line there. A [`PartitionConfig`]
-//! partitions the samples among clients; [`picture`] draws the result. [`load_texts`] reads texts, and a [`Tokenizer`]
+//! partitions the samples among clients; [`Holdings`] counts who holds what. [`load_texts`] reads texts, and a [`Tokenizer`]
 //! makes a [`Dataset`] of word pieces of them; [`load_with`] does both.
 //!
 //! This crate knows nothing of models or methods, opens no connection, and draws random numbers only from
@@ -25,9 +25,9 @@
 pub mod catalogue;
 mod dataset;
 mod error;
+mod holdings;
 pub mod partition;
 mod parts;
-pub mod picture;
 mod readers;
 pub mod registry;
 mod source;
@@ -38,6 +38,7 @@ mod transform;
 
 pub use dataset::{Dataset, Normalisation, Samples, Shape, gather_rows};
 pub use error::{Error, Result};
+pub use holdings::{Holdings, holdings_text};
 pub use partition::{Partition, PartitionConfig};
 pub use registry::{load, load_texts, load_with};
 pub use source::{Column, ImageLayout, LabelSet, SourceConfig, Splits, TextColumns};

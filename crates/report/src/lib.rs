@@ -1,7 +1,7 @@
 //! Figures, tables and pages, from plain numbers.
 //!
-//! This crate knows nothing of federated learning: a caller fills in [`RegionGrid`], [`Charts`], [`Dots`], [`Sketch`], [`Table`] and
-//! [`Page`], and gets text back. All pictures are SVG by [`Svg`]; [`png()`] renders them with a font of its own. It reads
+//! This crate knows nothing of federated learning: a caller fills in [`Charts`], [`Dots`], [`Heat`], [`ClassMap`],
+//! [`RegionGrid`], [`Sketch`], [`Table`] and [`Page`], and gets text back. All pictures are SVG by [`Svg`]; [`png()`] renders them with a font of its own. It reads
 //! no file and opens no connection, and a page it makes never does either.
 //!
 //! ```
@@ -19,6 +19,7 @@
 //! # Ok::<(), fedproj_report::PngError>(())
 //! ```
 
+mod class_map;
 mod curves;
 mod dots;
 mod heat;
@@ -31,6 +32,7 @@ mod sketch;
 mod svg;
 mod table;
 
+pub use class_map::ClassMap;
 pub use curves::{Chart, Charts, Layout, Series, Spread, axis, ticks};
 pub use dots::{DotRow, Dots};
 pub use heat::Heat;

@@ -1,5 +1,5 @@
-//! Colours that people with any kind of colour vision tell apart (Okabe and Ito 2008), each with a mark of its own, so
-//! that nothing depends on colour alone.
+//! Colours that people with any kind of colour vision can distinguish (Okabe and Ito 2008), with dashes and marks, so that
+//! nothing depends on colour alone.
 
 /// How a series of a chart looks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,9 +50,9 @@ impl Mark {
     }
 }
 
-/// Looks of the series of a chart, in order: unbroken blue, dashed orange over it, thick green, and so on. Colours come
-/// again with other dashes and another mark.
-pub const SERIES: [Look; 12] = [
+/// Looks of the series of a chart, in order: solid blue, dashed orange over it, thick green, and so on. A colour that repeats
+/// has other dashes, for lines, and another mark, for dots.
+pub const SERIES: [Look; 24] = [
     Look { colour: "#0072B2", dashes: "", width: 2.6, mark: Mark::Circle },
     Look { colour: "#E69F00", dashes: "6 6", width: 2.6, mark: Mark::Square },
     Look { colour: "#009E73", dashes: "", width: 2.8, mark: Mark::Triangle },
@@ -65,8 +65,35 @@ pub const SERIES: [Look; 12] = [
     Look { colour: "#56B4E9", dashes: "2 3", width: 1.8, mark: Mark::Square },
     Look { colour: "#777777", dashes: "7 3", width: 1.8, mark: Mark::Triangle },
     Look { colour: "#0072B2", dashes: "2 3", width: 1.8, mark: Mark::Diamond },
+    Look { colour: "#009E73", dashes: "7 3", width: 1.8, mark: Mark::Circle },
+    Look { colour: "#E69F00", dashes: "2 3", width: 1.8, mark: Mark::Triangle },
+    Look { colour: "#D55E00", dashes: "7 3", width: 1.8, mark: Mark::Square },
+    Look { colour: "#56B4E9", dashes: "7 3", width: 1.8, mark: Mark::Diamond },
+    Look { colour: "#CC79A7", dashes: "2 3", width: 1.8, mark: Mark::Triangle },
+    Look { colour: "#0072B2", dashes: "7 3", width: 1.8, mark: Mark::Triangle },
+    Look { colour: "#777777", dashes: "2 3", width: 1.8, mark: Mark::Square },
+    Look { colour: "#009E73", dashes: "2 3", width: 1.8, mark: Mark::Square },
+    Look { colour: "#E69F00", dashes: "9 3 2 3", width: 1.8, mark: Mark::Circle },
+    Look { colour: "#D55E00", dashes: "9 3 2 3", width: 1.8, mark: Mark::Triangle },
+    Look { colour: "#0072B2", dashes: "9 3 2 3", width: 1.8, mark: Mark::Square },
+    Look { colour: "#009E73", dashes: "9 3 2 3", width: 1.8, mark: Mark::Diamond },
 ];
 
 /// Colours and marks of classes: red, yellow and blue as in the paper.
 pub const CLASSES: [(&str, Mark); 3] =
     [("#D55E00", Mark::Circle), ("#F0E442", Mark::Triangle), ("#0072B2", Mark::Square)];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_looks_are_alike_as_lines_or_as_dots() {
+        for (i, a) in SERIES.iter().enumerate() {
+            for b in &SERIES[..i] {
+                assert_ne!((a.colour, a.dashes), (b.colour, b.dashes), "lines");
+                assert!(a.colour != b.colour || a.mark != b.mark, "dots: {a:?} {b:?}");
+            }
+        }
+    }
+}

@@ -7,7 +7,7 @@ pub struct Table {
     pub headers: Vec<String>,
     /// Columns at the left that hold names; the others hold numbers and are set flush right.
     pub n_names: usize,
-    /// Rows, each with a cell a column.
+    /// Rows, each with one cell per column.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -83,6 +83,7 @@ fn latex_escape(text: &str) -> String {
             '±' => out.push_str("$\\pm$"),
             '−' => out.push_str("$-$"),
             '×' => out.push_str("$\\times$"),
+            'Δ' => out.push_str("$\\Delta$"),
             'α' => out.push_str("$\\alpha$"),
             'β' => out.push_str("$\\beta$"),
             '–' => out.push_str("--"),

@@ -1,4 +1,4 @@
-//! Runs sorted into settings, by the data that clients hold, and arms, by the method and the keys that tell them apart.
+//! Runs sorted into groups, by the data that clients hold, and arms, by the method and the keys that distinguish them.
 
 use crate::compare::{Comparison, compare};
 use crate::runs::Loaded;
@@ -11,17 +11,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Keys and values of a configuration.
 pub type Keys = BTreeMap<String, String>;
 
-/// Runs on the same data, dealt out the same way: what may be compared.
-pub struct Setting {
+/// Runs on the same data, partitioned the same way: what may be compared. Reports call it a setting.
+pub struct Group {
     /// The data in words.
     pub title: String,
-    /// What tells it from the other settings.
+    /// What distinguishes it from the other groups.
     pub short: String,
     /// What is compared; differences are to the first.
     pub arms: Vec<Arm>,
 }
 
-/// The runs of one configuration, one a seed.
+/// The runs of one configuration, one per seed.
 pub struct Arm {
     /// The method, and the keys in which it differs from other arms of the method.
     pub name: String,
@@ -42,20 +42,18 @@ impl Arm {
         size(&self.runs[0], name)
     }
 
-    /// Every key that matters to the method.
+    /// Every key that matters to the method, but the seed.
     pub fn keys(&self) -> Keys {
-        let mut keys = self.config().keys_in_use();
-        keys.remove("seed");
-        keys
+        keys_of_arm(self.config())
     }
 }
 
-impl Setting {
+impl Group {
     /// The table of `fedproj compare`.
     pub fn comparison(&self) -> Comparison {
-        let outcome =
+        let results =
             |arm: &Arm| arm.runs.iter().map(|r| (arm.name.clone(), r.run.summary.clone())).collect::<Vec<_>>();
-        compare(&self.arms.iter().flat_map(outcome).collect::<Vec<_>>())
+        compare(&self.arms.iter().flat_map(results).collect::<Vec<_>>())
     }
 }
 
@@ -69,36 +67,36 @@ pub fn method_title(name: &str) -> &str {
 }
 
 /// Sorts runs; a note for each run that repeats another.
-pub fn sort(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Setting> {
-    let mut settings: Vec<(Keys, Vec<Loaded>)> = Vec::new();
+pub fn sort(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Group> {
+    let mut groups: Vec<(Keys, Vec<Loaded>)> = Vec::new();
     for run in runs {
         let mut keys = run.run.config.keys_in_use();
         keys.retain(|key, _| ["data.private", "data.partition"].iter().any(|of| key.starts_with(of)));
-        match settings.iter_mut().find(|(of, _)| *of == keys) {
+        match groups.iter_mut().find(|(of, _)| *of == keys) {
             Some((_, members)) => members.push(run),
-            None => settings.push((keys, vec![run])),
+            None => groups.push((keys, vec![run])),
         }
     }
-    settings.sort_by(|a, b| by_value(&a.0, &b.0));
-    let titles: Vec<String> = settings.iter().map(|(_, runs)| data_title(&runs[0])).collect();
+    groups.sort_by(|a, b| by_value(&a.0, &b.0));
+    let titles: Vec<String> = groups.iter().map(|(_, runs)| data_title(&runs[0])).collect();
     let is_unique = |title: &String| titles.iter().filter(|t| *t == title).count() == 1;
-    let told_by = differing(settings.iter().map(|(keys, _)| keys));
-    settings
+    let told_by = differing(groups.iter().map(|(keys, _)| keys));
+    groups
         .into_iter()
         .zip(&titles)
         .map(|((keys, runs), title)| {
-            let title = if is_unique(title) { title.clone() } else { format!("{title}{}", label(&keys, &told_by)) };
-            Setting { title, short: short(&keys, &told_by), arms: arms(runs, notes) }
+            let short = parts(&keys, &told_by).join(", ");
+            let title = if is_unique(title) { title.clone() } else { format!("{title}, {short}") };
+            Group { title, short, arms: arms(runs, notes) }
         })
         .collect()
 }
 
-/// The arms of a setting, in the order of the catalogue, then of their values.
+/// The arms of a group, in the order of the catalogue, then of their values.
 fn arms(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Arm> {
     let mut arms: Vec<(Keys, Vec<Loaded>)> = Vec::new();
     for run in runs {
-        let mut keys = run.run.config.keys_in_use();
-        keys.remove("seed");
+        let keys = keys_of_arm(&run.run.config);
         let Some((_, members)) = arms.iter_mut().find(|(of, _)| *of == keys) else {
             arms.push((keys, vec![run]));
             continue;
@@ -112,26 +110,52 @@ fn arms(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Arm> {
             None => members.push(run),
         }
     }
-    let rank =
-        |keys: &Keys| CATALOGUE.iter().position(|(name, _)| Some(*name) == keys.get("method.name").map(|n| &n[..]));
+    let rank = |keys: &Keys| CATALOGUE.iter().position(|(name, _)| *name == method(keys));
     arms.sort_by(|a, b| rank(&a.0).cmp(&rank(&b.0)).then_with(|| by_value(&a.0, &b.0)));
-    let method = |keys: &Keys| keys.get("method.name").cloned().unwrap_or_default();
-    let told_by: Vec<BTreeSet<String>> = arms
-        .iter()
-        .map(|(keys, _)| {
-            let siblings: Vec<&Keys> = arms.iter().map(|(k, _)| k).filter(|k| method(k) == method(keys)).collect();
-            told_by(&siblings)
-        })
-        .collect();
-    let arm = |((keys, mut runs), told_by): ((Keys, Vec<Loaded>), BTreeSet<String>)| {
+    let told_by = told_by_method(arms.iter().map(|(keys, _)| keys));
+    let arm = |(keys, mut runs): (Keys, Vec<Loaded>)| {
         runs.sort_by_key(|r| r.run.summary.seed);
-        let name = method_title(&method(&keys)).to_owned() + &label(&keys, &told_by);
+        let told_by = &told_by[method(&keys)];
+        let name = name(&keys, told_by);
         Arm { name, told_by: keys.into_iter().filter(|(key, _)| told_by.contains(key)).collect(), runs }
     };
-    arms.into_iter().zip(told_by).map(arm).collect()
+    arms.into_iter().map(arm).collect()
 }
 
-/// The keys that tell the arms of one method apart, without those that follow from the preset.
+/// The name of each configuration's arm: the method, and the keys in which it differs from others of the method. The seed has
+/// no part in it.
+pub fn labels<'a>(configs: impl IntoIterator<Item = &'a Config>) -> Vec<String> {
+    let all: Vec<Keys> = configs.into_iter().map(keys_of_arm).collect();
+    let told_by = told_by_method(all.iter());
+    all.iter().map(|keys| name(keys, &told_by[method(keys)])).collect()
+}
+
+/// Every key that matters to the method, but the seed.
+fn keys_of_arm(config: &Config) -> Keys {
+    let mut keys = config.keys_in_use();
+    keys.remove("seed");
+    keys
+}
+
+fn method(keys: &Keys) -> &str {
+    keys.get("method.name").map_or("", |name| name)
+}
+
+fn name(keys: &Keys, told_by: &BTreeSet<String>) -> String {
+    let parts = parts(keys, told_by).into_iter().map(|part| format!(", {part}"));
+    method_title(method(keys)).to_owned() + &parts.collect::<String>()
+}
+
+/// For each method, the keys that distinguish its arms.
+fn told_by_method<'a>(all: impl Iterator<Item = &'a Keys>) -> BTreeMap<String, BTreeSet<String>> {
+    let mut by_method: BTreeMap<String, Vec<&Keys>> = BTreeMap::new();
+    for keys in all {
+        by_method.entry(method(keys).to_owned()).or_default().push(keys);
+    }
+    by_method.into_iter().map(|(method, arms)| (method, told_by(&arms))).collect()
+}
+
+/// The keys that distinguish the arms of one method, without those that follow from the preset.
 fn told_by(arms: &[&Keys]) -> BTreeSet<String> {
     let mut all = differing(arms.iter().copied());
     if all.contains("preset") {
@@ -157,8 +181,9 @@ pub fn differing<'a>(all: impl Iterator<Item = &'a Keys>) -> BTreeSet<String> {
     keys.into_iter().filter(differs).cloned().collect()
 }
 
-/// `, alpha 0.1, beta 0.3`: of each key as few of its last words as tell it from the others.
-fn label(keys: &Keys, told_by: &BTreeSet<String>) -> String {
+/// `cifar10`, `β = 0.3`, `alpha 0.1`: of each key as few of its last words as distinguish it from the others. The data set
+/// comes first.
+fn parts(keys: &Keys, told_by: &BTreeSet<String>) -> Vec<String> {
     let last = |key: &str, n: usize| {
         let words: Vec<&str> = key.split('.').collect();
         words[words.len().saturating_sub(n)..].join(".")
@@ -167,21 +192,16 @@ fn label(keys: &Keys, told_by: &BTreeSet<String>) -> String {
         let is_unique = |n: &usize| told_by.iter().filter(|other| last(other, *n) == last(key, *n)).count() == 1;
         (1..key.split('.').count()).find(is_unique).map_or_else(|| key.clone(), |n| last(key, n))
     };
-    told_by.iter().filter_map(|key| Some(format!(", {} {}", short(key), keys.get(key)?))).collect()
-}
-
-/// `cifar10, β = 0.3, 20 clients`: those of the keys that settings differ in.
-fn short(keys: &Keys, told_by: &BTreeSet<String>) -> String {
     let part = |key: &String| {
         let value = keys.get(key)?;
         Some(match &key[..] {
             "data.private.name" | "data.partition.kind" => value.clone(),
             "data.partition.beta" => format!("β = {value}"),
-            _ => format!("{} {value}", key.rsplit('.').next()?),
+            _ => format!("{} {value}", short(key)),
         })
     };
     let (names, others): (Vec<&String>, Vec<&String>) = told_by.iter().partition(|key| *key == "data.private.name");
-    names.into_iter().chain(others).filter_map(part).collect::<Vec<_>>().join(", ")
+    names.into_iter().chain(others).filter_map(part).collect()
 }
 
 /// Compares values key by key, as numbers where both are.
@@ -264,6 +284,28 @@ pub mod tests {
         let rates = ["0.0", "0.5"].map(|p| run(&[&format!("method.fedproj.projection.dropout={p}")], 0, 0.5)).to_vec();
         let arms = [("FedProj, dropout 0.0", 1), ("FedProj, dropout 0.5", 1)];
         check(rates, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+    }
+
+    #[test]
+    fn compare_and_report_give_an_arm_the_same_name() {
+        let runs = vec![
+            run(&["method.name=fedavg"], 0, 0.5),
+            run(&["method.fedproj.distill.alpha=0.1", "preset=paper"], 0, 0.5),
+            run(&["method.fedproj.distill.alpha=0.1", "preset=paper"], 1, 0.5),
+            run(&["method.fedproj.distill.epochs=3", "local.epochs=2"], 0, 0.5),
+        ];
+        let labels = labels(runs.iter().map(|r| &r.run.config));
+        let groups = sort(runs.clone(), &mut Vec::new());
+        for (run, label) in runs.iter().zip(labels) {
+            let arm = groups[0].arms.iter().find(|arm| arm.runs.iter().any(|r| r.run.dir == run.run.dir)).unwrap();
+            assert_eq!(arm.name, label);
+        }
+    }
+
+    #[test]
+    fn data_are_named_where_runs_of_several_are_compared() {
+        let runs = ["0.3", "0.5"].map(|beta| run(&[&format!("data.partition.beta={beta}")], 0, 0.5));
+        assert_eq!(labels(runs.iter().map(|r| &r.run.config)), ["FedProj, β = 0.3", "FedProj, β = 0.5"]);
     }
 
     #[test]

@@ -1,28 +1,29 @@
-//! Comparison of runs: mean ± deviation over seeds, and paired differences with 95 % intervals.
+//! Comparison of runs: mean ± standard deviation over seeds, and paired differences with 95 % intervals.
 
 use fedproj_core::Summary;
+use fedproj_report::Table;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A table of settings, each over its seeds.
+/// Arms beside each other, each over its seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The setting that the others are compared with: the first.
+    /// The arm that the others are compared with: the first.
     pub baseline: String,
-    /// One row a setting.
+    /// One row per arm.
     pub rows: Vec<ComparedRow>,
 }
 
-/// One setting over its seeds.
+/// One arm over its seeds; accuracies are shares.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ComparedRow {
-    /// The setting.
+    /// The arm.
     pub name: String,
     /// Seeds that ran.
     pub seeds: Vec<u64>,
     /// Mean headline accuracy.
     pub mean: f64,
-    /// Sample deviation over seeds (n − 1); `None` for a single seed.
+    /// Standard deviation over seeds (n − 1); `None` for a single seed.
     pub std: Option<f64>,
     /// Mean of the last rounds' accuracies.
     pub last: f64,
@@ -45,11 +46,59 @@ pub struct Difference {
     pub n: usize,
 }
 
-/// Compares named outcomes; rows keep the order in which names first appear.
-pub fn compare(outcomes: &[(String, Summary)]) -> Comparison {
+impl Comparison {
+    /// The table for people, in per cent.
+    pub fn table(&self) -> Table {
+        let difference = format!("Δ vs {}, 95 %", self.baseline);
+        let headers = ["method", "seeds", "accuracy %", "last %", "best %", &difference, "seconds"];
+        let row = |row: &ComparedRow| {
+            vec![
+                row.name.clone(),
+                row.seeds.len().to_string(),
+                row.accuracy(),
+                format!("{:.2}", 100.0 * row.last),
+                format!("{:.2}", 100.0 * row.best),
+                row.difference.map(|d| d.percent()).unwrap_or_default(),
+                format!("{:.1}", row.seconds),
+            ]
+        };
+        Table { headers: headers.map(str::to_owned).to_vec(), n_names: 1, rows: self.rows.iter().map(row).collect() }
+    }
+}
+
+impl ComparedRow {
+    /// `21.32 ± 3.04`, in per cent.
+    pub fn accuracy(&self) -> String {
+        plus_minus(100.0 * self.mean, self.std.map(|std| 100.0 * std))
+    }
+}
+
+impl Difference {
+    /// `+6.68 ± 7.80`, in per cent.
+    pub fn percent(&self) -> String {
+        match self.half_width {
+            Some(half) => format!("{} ± {:.2}", signed(100.0 * self.mean), 100.0 * half),
+            None => format!("{} (one pair)", signed(100.0 * self.mean)),
+        }
+    }
+}
+
+/// `21.32 ± 3.04`; the mean alone if there is no standard deviation.
+pub fn plus_minus(mean: f64, std: Option<f64>) -> String {
+    let mean = if mean < 0.0 { signed(mean) } else { format!("{mean:.2}") };
+    std.map_or(mean.clone(), |std| format!("{mean} ± {std:.2}"))
+}
+
+/// With its sign; the minus is as long as the plus.
+pub fn signed(value: f64) -> String {
+    format!("{value:+.2}").replace('-', "−")
+}
+
+/// Compares the results of named arms. Rows keep the order in which names first appear.
+pub fn compare(results: &[(String, Summary)]) -> Comparison {
     let mut names: Vec<&String> = Vec::new();
     let mut by_name: BTreeMap<&String, BTreeMap<u64, &Summary>> = BTreeMap::new();
-    for (name, summary) in outcomes {
+    for (name, summary) in results {
         if !names.contains(&name) {
             names.push(name);
         }
@@ -61,18 +110,18 @@ pub fn compare(outcomes: &[(String, Summary)]) -> Comparison {
         let runs = &by_name[name];
         let headlines: Vec<f64> = runs.values().map(|s| s.headline).collect();
         let pairs: Vec<f64> = runs.iter().filter_map(|(seed, s)| Some(s.headline - base.get(seed)?.headline)).collect();
-        let average = |of: fn(&Summary) -> f64| runs.values().map(|s| of(s)).sum::<f64>() / runs.len() as f64;
+        let average = |of: fn(&Summary) -> f64| mean(&runs.values().map(|s| of(s)).collect::<Vec<_>>());
         ComparedRow {
             name: (*name).clone(),
             seeds: runs.keys().copied().collect(),
             mean: mean(&headlines),
-            std: deviation(&headlines),
+            std: standard_deviation(&headlines),
             last: average(|s| s.last),
             best: average(|s| s.best),
             seconds: average(|s| s.seconds),
             difference: (**name != baseline && !pairs.is_empty()).then(|| Difference {
                 mean: mean(&pairs),
-                half_width: deviation(&pairs).map(|d| t_95(pairs.len() - 1) * d / (pairs.len() as f64).sqrt()),
+                half_width: standard_deviation(&pairs).map(|d| t_95(pairs.len() - 1) * d / (pairs.len() as f64).sqrt()),
                 n: pairs.len(),
             }),
         }
@@ -86,8 +135,8 @@ pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Sample deviation (n − 1); `None` for fewer than two values.
-pub fn deviation(values: &[f64]) -> Option<f64> {
+/// Standard deviation of a sample (n − 1); `None` for fewer than two values.
+pub fn standard_deviation(values: &[f64]) -> Option<f64> {
     let m = mean(values);
     let n = values.len();
     (n > 1).then(|| (values.iter().map(|v| (v - m).powi(2)).sum::<f64>() / (n - 1) as f64).sqrt())
@@ -125,7 +174,7 @@ mod tests {
         assert_eq!(table.baseline, "fedavg");
         assert!((table.rows[0].mean - 0.55).abs() < 1e-12 && table.rows[0].difference.is_none());
         let d = table.rows[1].difference.unwrap();
-        // Differences 0.02 and 0.03: mean 0.025, deviation 0.00707, t(1) = 12.706.
+        // Differences 0.02 and 0.03: mean 0.025, standard deviation 0.00707, t(1) = 12.706.
         assert!((d.mean - 0.025).abs() < 1e-12 && d.n == 2);
         assert!((d.half_width.unwrap() - 12.706 * 0.005).abs() < 1e-6);
     }

@@ -1,5 +1,6 @@
 //! Makes runs one after the other: skips finished runs, resumes unfinished ones, and stops between rounds when asked.
 
+use crate::compare::mean;
 use anyhow::{Result, bail};
 use fedproj_core::{Config, Device, Progress, RoundRecord, Run, Summary};
 use std::collections::BTreeSet;
@@ -131,8 +132,8 @@ impl Driver {
     }
 }
 
-/// Seconds until all jobs are done, by what rounds took so far. A job not begun is expected to take as long as the finished
-/// ones of its method, else as the mean of all that is known; `None` before the first round of the first job.
+/// Seconds until all jobs are finished, estimated from the rounds so far. A job that has not begun is expected to take as long
+/// as the finished jobs of its method, else as the mean of all that is known. `None` before the first round of the first job.
 fn seconds_left(jobs: &[Job], outcomes: &[Option<Summary>], at: usize, rounds: &[RoundRecord]) -> Option<f64> {
     let spent: f64 = rounds.iter().map(|r| r.seconds.total()).sum();
     let n_rounds = f64::from(jobs[at].config.federation.rounds);
@@ -140,18 +141,15 @@ fn seconds_left(jobs: &[Job], outcomes: &[Option<Summary>], at: usize, rounds: &
     let finished = || jobs.iter().zip(outcomes).filter_map(|(job, outcome)| Some((job, outcome.as_ref()?.seconds)));
     let expected = |job: &Job| {
         let same = finished().filter(|(other, _)| other.config.method.name == job.config.method.name);
-        mean(same.map(|(_, seconds)| seconds)).or_else(|| mean(finished().map(|(_, seconds)| seconds).chain(current)))
+        let known = |seconds: Vec<f64>| (!seconds.is_empty()).then(|| mean(&seconds));
+        known(same.map(|(_, seconds)| seconds).collect())
+            .or_else(|| known(finished().map(|(_, seconds)| seconds).chain(current).collect()))
     };
     let left = |i: usize| match current {
         Some(whole) if i == at => Some(whole - spent),
         _ => expected(&jobs[i]),
     };
     (0..jobs.len()).filter(|i| outcomes[*i].is_none()).map(left).sum()
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let (sum, n) = values.fold((0.0, 0.0), |(sum, n), value| (sum + value, n + 1.0));
-    (n > 0.0).then(|| sum / n)
 }
 
 /// Seconds as people say them: `5 s`, `2 min`, `2.0 h`.

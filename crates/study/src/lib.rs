@@ -1,7 +1,8 @@
 //! Many runs: which to make, how to make them, and what they show.
 //!
 //! [`expand`] turns a configuration with lists into runs, and [`Driver`] makes them. [`Study`] declares the paper's tables and
-//! ablations, [`pilot`] is its study on Iris. [`compare()`] and [`write_report`] analyse stored runs.
+//! ablations, [`pilot`] is its study on Iris. [`load`] reads stored runs, [`labels`] names
+//! their arms, [`compare()`] and [`write_report`] analyse them.
 //!
 //! Nothing here parses a command line, draws a progress bar or prints.
 
@@ -17,9 +18,11 @@ mod studies;
 mod study;
 mod sweep;
 
-pub use compare::{ComparedRow, Comparison, Difference, compare, deviation, mean};
+pub use arms::labels;
+pub use compare::{ComparedRow, Comparison, Difference, compare, mean, standard_deviation};
 pub use drive::{Driver, Job, Stopped, Watch, duration};
-pub use page::{ArmResult, SettingResult, Written, write_report};
+pub use page::{ArmResult, GroupResult, Written, write_report};
+pub use runs::{Loaded, load};
 pub use setups::{PRESETS, SETUPS, Setup};
 pub use studies::{PROJECTION_DROPOUT, TABLE1, TABLE2, WEIGHT_DIVERGENCE};
 pub use study::{BetaTable, Prepared, Study, StudyOptions, StudyResult};

@@ -1,7 +1,7 @@
-//! The paper's figures, and how a setting differs from the one that they are for.
+//! The paper's results, and how runs differ from the set-up behind them.
 
-use crate::arms::{Arm, Setting};
-use crate::page::SettingResult;
+use crate::arms::{Arm, Group};
+use crate::page::GroupResult;
 use crate::setups::{self, paper_setup};
 use anyhow::Result;
 use fedproj_core::Config;
@@ -24,16 +24,16 @@ const DRAWN: [(&str, [(&str, usize); 2]); 3] = [
     ("marc", [("private_samples", 100_000), ("public_samples", 30_000)]),
 ];
 
-/// A figure of the paper, in per cent.
+/// A published accuracy, in per cent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Figure {
+pub struct Published {
     /// Mean.
     pub mean: f64,
-    /// Deviation, as the paper gives it.
+    /// Standard deviation, as the paper gives it.
     pub std: f64,
 }
 
-/// What is not as in the paper.
+/// A difference from the paper.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Deviation {
     /// The configuration's key.
@@ -73,15 +73,15 @@ struct Line {
     beta: f64,
     method: &'static str,
     alpha: &'static str,
-    figure: Figure,
+    published: Published,
 }
 
 fn lines() -> impl Iterator<Item = Line> {
     TABLES.lines().skip(1).filter_map(|line| {
         let cells: Vec<&'static str> = line.split(',').collect();
         let [table, dataset, public, beta, method, alpha, mean, std] = cells[..] else { return None };
-        let figure = Figure { mean: mean.parse().ok()?, std: std.parse().ok()? };
-        Some(Line { table, dataset, public, beta: beta.parse().ok()?, method, alpha, figure })
+        let published = Published { mean: mean.parse().ok()?, std: std.parse().ok()? };
+        Some(Line { table, dataset, public, beta: beta.parse().ok()?, method, alpha, published })
     })
 }
 
@@ -105,7 +105,7 @@ fn lines_for(config: &Config) -> impl Iterator<Item = Line> {
 
 /// The paper's figure for an arm: data set, β and method are the same, and what tells the arm from others of its method
 /// has the paper's value or is the weight α of its ablation.
-pub fn figure(arm: &Arm) -> Result<Option<Figure>> {
+pub fn published(arm: &Arm) -> Result<Option<Published>> {
     const ALPHA: &str = "method.fedproj.distill.alpha";
     let config = arm.config();
     let method = &config.method.name;
@@ -114,7 +114,7 @@ pub fn figure(arm: &Arm) -> Result<Option<Figure>> {
         let alpha = f64::from(config.method.fedproj.distill.alpha);
         let is_alpha = |text: &str| text.parse::<f64>().unwrap_or(0.0);
         let mut lines = lines_for(config).filter(|l| l.table == "wd_ablation");
-        return Ok(lines.find(|l| (is_alpha(l.alpha) - alpha).abs() < 1e-6).map(|l| l.figure));
+        return Ok(lines.find(|l| (is_alpha(l.alpha) - alpha).abs() < 1e-6).map(|l| l.published));
     }
     let line = lines_for(config).find(|l| l.table != "wd_ablation" && is_line(l));
     let (Some(line), Some(beta)) = (line, beta(config)) else { return Ok(None) };
@@ -122,11 +122,11 @@ pub fn figure(arm: &Arm) -> Result<Option<Figure>> {
     let keys = paper.keys_in_use();
     // Every preset is a reading of the same method.
     let is_papers = |(key, value): (&String, &String)| key == "preset" || keys.get(key) == Some(value);
-    Ok(arm.told_by.iter().all(is_papers).then_some(line.figure))
+    Ok(arm.told_by.iter().all(is_papers).then_some(line.published))
 }
 
 /// What is not as in the paper; none where the paper has no such setting.
-pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
+pub fn deviations(setting: &Group) -> Result<Option<Vec<Deviation>>> {
     let mut all: Vec<Deviation> = Vec::new();
     let mut is_known = false;
     for arm in &setting.arms {
@@ -143,7 +143,7 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
             let key = format!("data.{name}");
             let is_asked_for = here.get(&key) == paper.get(&key) && (name == "private_samples" || needs_public);
             if let Some(n) = arm.size(name).filter(|n| is_asked_for && *n < papers) {
-                let (arms, why) = (vec![arm.name.clone()], "as many as were to be had".to_owned());
+                let (arms, why) = (vec![arm.name.clone()], "all that were available".to_owned());
                 push(&mut all, Deviation { key, paper: papers.to_string(), here: n.to_string(), arms, why });
             }
         }
@@ -159,12 +159,10 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
             if is_as_paper || WATCHING.contains(&&key[..]) || (key.starts_with("data.public") && !needs_public) {
                 continue;
             }
-            let why = if key == "data.public.name" {
-                "another set in its place".to_owned()
-            } else if key == "model.checkpoint" {
-                "another one in its place".to_owned()
+            let why = if ["data.public.name", "model.checkpoint"].contains(&&key[..]) {
+                "a stand-in".to_owned()
             } else if is_smaller(&key, &value, &paper) {
-                "smaller, to cost less time".to_owned()
+                "smaller, to save time".to_owned()
             } else if is_small && SCALE.contains(&&key[..]) {
                 "part of the smaller scale".to_owned()
             } else if preset.get(&key) == Some(&value) {
@@ -176,7 +174,7 @@ pub fn deviations(setting: &Setting) -> Result<Option<Vec<Deviation>>> {
         }
         if arm.runs.len() != N_SEEDS {
             let (paper, here) = (N_SEEDS.to_string(), arm.runs.len().to_string());
-            let why = "as many as were run".to_owned();
+            let why = "the runs that were made".to_owned();
             push(&mut all, Deviation { key: "number of seeds".into(), paper, here, arms: vec![arm.name.clone()], why });
         }
     }
@@ -207,7 +205,7 @@ impl Deviation {
 }
 
 /// The statements beside the paper's figures: one for all settings if it is the same.
-pub fn statements(results: &[SettingResult]) -> Vec<String> {
+pub fn statements(results: &[GroupResult]) -> Vec<String> {
     let with_figures = results.iter().filter(|r| r.rows.iter().any(|row| row.paper.is_some()));
     let all: Vec<(&str, String)> =
         with_figures.map(|r| (&r.setting[..], statement(r.deviations.as_deref().unwrap_or_default()))).collect();
@@ -228,14 +226,14 @@ fn statement(deviations: &[Deviation]) -> String {
     let smaller: Vec<String> = deviations.iter().filter(|d| SCALE.contains(&&d.key[..])).map(in_words).collect();
     if smaller.is_empty() {
         let differs = match deviations.len() {
-            0 => "every setting is as its text has it.".to_owned(),
-            1 => "one setting is not as its text has it (see below).".to_owned(),
-            n => format!("{n} settings are not as its text has them (see below)."),
+            0 => "every value is that of its text.".to_owned(),
+            1 => "one value differs from its text (see below).".to_owned(),
+            n => format!("{n} values differ from its text (see below)."),
         };
         return format!("This is the paper's scale; {differs}");
     }
     format!(
-        "This is not the paper's set-up ({}). Its figures stand here for orientation; these runs are not expected to \
+        "This is not the paper's set-up ({}). The paper's results are for orientation; these runs are not expected to \
          reach them.",
         smaller.join(", ")
     )
@@ -246,13 +244,13 @@ mod tests {
     use super::*;
     use crate::arms::{method_title, sort, tests::run};
 
-    fn settings(all: &[&[&str]]) -> Vec<Setting> {
+    fn settings(all: &[&[&str]]) -> Vec<Group> {
         sort(all.iter().map(|settings| run(settings, 0, 0.5)).collect(), &mut Vec::new())
     }
 
     /// The paper's means for the arms of one setting.
     fn means(all: &[&[&str]]) -> Vec<Option<f64>> {
-        settings(all)[0].arms.iter().map(|arm| figure(arm).unwrap().map(|f| f.mean)).collect()
+        settings(all)[0].arms.iter().map(|arm| published(arm).unwrap().map(|f| f.mean)).collect()
     }
 
     const CIFAR10: [&str; 2] = ["data.private=cifar10", "data.public=cifar100"];
@@ -302,7 +300,7 @@ mod tests {
         let find = |key: &str| all.iter().find(|d| d.key == key).unwrap_or_else(|| panic!("{key}: {all:?}"));
         let clients = find("data.partition.clients");
         assert_eq!((&clients.paper[..], &clients.here[..], clients.arms.len()), ("100", "20", 2));
-        assert_eq!(clients.why, "smaller, to cost less time");
+        assert_eq!(clients.why, "smaller, to save time");
         let warmup = find("method.fedproj.projection.warmup");
         assert_eq!((&warmup.arms[..], &warmup.why[..]), (&["FedProj".to_owned()][..], "preset clean"));
         assert_eq!(find("local.batch").why, "chosen for these runs");
@@ -332,7 +330,7 @@ mod tests {
         let mut one = run(&[], 0, 0.5);
         one.run.config = paper_setup("sst2", 0.5, "fedet", "paper").unwrap().unwrap();
         let settings = sort(vec![one], &mut Vec::new());
-        assert_eq!(figure(&settings[0].arms[0]).unwrap(), Some(Figure { mean: 56.36, std: 9.42 }));
+        assert_eq!(published(&settings[0].arms[0]).unwrap(), Some(Published { mean: 56.36, std: 9.42 }));
         let all = deviations(&settings[0]).unwrap().unwrap();
         let keys: Vec<&str> = all.iter().map(|d| &d.key[..]).collect();
         assert_eq!(keys, ["model.checkpoint", "number of seeds"], "{all:?}");

@@ -1,4 +1,4 @@
-//! The runs of a report, and what is wrong with those that are left out.
+//! Finds stored runs, and says what is wrong with those that are left out.
 
 use anyhow::{Context, Result, bail};
 use fedproj_core::{Error, Manifest, StoredRun};
@@ -8,47 +8,29 @@ use std::path::{Path, PathBuf};
 /// A finished run with its manifest, where it has one.
 #[derive(Clone)]
 pub struct Loaded {
-    /// Configuration, outcome and rounds.
+    /// Configuration, summary and rounds.
     pub run: StoredRun,
     /// What it was made of and on.
     pub manifest: Option<Manifest>,
 }
 
-/// All finished runs at or below the paths, and a note on each that is left out.
+/// Reads all finished runs at or below the paths, in the order of their names. Notes name what is left out.
+///
+/// # Errors
+/// If a path holds no run, no run is finished, or a run cannot be read.
 pub fn load(paths: &[PathBuf]) -> Result<(Vec<Loaded>, Vec<String>)> {
     let (mut runs, mut unfinished) = (Vec::new(), Vec::new());
-    let mut seen = BTreeSet::new();
-    for path in paths {
-        if !path.is_dir() {
-            bail!(Error::config(format!(
-                "`{}` is no directory; a run is a directory with config.toml",
-                path.display()
-            )));
-        }
-        let found = find(path)?;
-        if found.is_empty() {
-            bail!(Error::config(format!(
-                "`{}` holds no run, and no directory below it does\nhint: `fedproj run --out DIR` makes one; it has \
-                 config.toml, metrics.jsonl and, when it is done, summary.json",
-                path.display()
-            )));
-        }
-        for dir in found {
-            let place = dir.canonicalize().with_context(|| format!("cannot read `{}`", dir.display()))?;
-            if !seen.insert(place) {
-                continue;
-            }
-            if dir.join("summary.json").exists() {
-                runs.push(open(&dir)?);
-            } else {
-                let n_rounds = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default().lines().count();
-                unfinished.push(format!("`{}` is unfinished, {n_rounds} rounds are done", dir.display()));
-            }
+    for dir in find_all(paths)? {
+        if dir.join("summary.json").exists() {
+            runs.push(open(&dir)?);
+        } else {
+            let n_rounds = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default().lines().count();
+            unfinished.push(format!("`{}` is unfinished, {n_rounds} rounds are done", dir.display()));
         }
     }
     if runs.is_empty() {
         bail!(Error::config(format!(
-            "no run is finished: {}\nhint: `fedproj run … --resume` goes on with one",
+            "no run is finished: {}\nhint: `fedproj run … --resume` resumes one",
             unfinished.join("; ")
         )));
     }
@@ -59,6 +41,31 @@ pub fn load(paths: &[PathBuf]) -> Result<(Vec<Loaded>, Vec<String>)> {
         notes.push(format!("The runs were made by several versions of the program: {}.", versions.join(", ")));
     }
     Ok((runs, notes))
+}
+
+/// The run directories at or below the paths, each once.
+fn find_all(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let (mut all, mut seen) = (Vec::new(), BTreeSet::new());
+    for path in paths {
+        if !path.is_dir() {
+            let path = path.display();
+            bail!(Error::config(format!("`{path}` is no directory; a run is a directory with config.toml")));
+        }
+        let found = find(path)?;
+        if found.is_empty() {
+            bail!(Error::config(format!(
+                "`{}` holds no run, and no directory below it does\nhint: `fedproj run --out DIR` makes one: a \
+                 directory with config.toml, metrics.jsonl and, when it is finished, summary.json",
+                path.display()
+            )));
+        }
+        for dir in found {
+            if seen.insert(dir.canonicalize().with_context(|| format!("cannot read `{}`", dir.display()))?) {
+                all.push(dir);
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// The run directories at or below a path, finished or not, in the order of their names.

@@ -1,6 +1,7 @@
 //! A study: one set-up, one key that is varied, over degrees of skew and seeds. Every run is an ordinary run directory, so a
 //! study that is stopped goes on where it was, and one that grows keeps what it has.
 
+use crate::arms::labels;
 use crate::compare::{Comparison, compare};
 use crate::drive::{Driver, Job, Watch};
 use crate::page::{Written, write_report};
@@ -98,7 +99,7 @@ impl Study {
         let Prepared { title, jobs, out } = prepared;
         let summaries = driver.run_all(jobs, watch)?;
         let runs: Vec<PathBuf> = jobs.iter().map(|job| job.dir.clone()).collect();
-        let tables = self.tables(jobs, &summaries)?;
+        let tables = Self::tables(jobs, &summaries)?;
         let title = format!("{title}{}", samples(&runs)?);
         let Written { report, notes, .. } =
             write_report(&runs, &out.join("report"), Some(&title), driver.data_dir.as_deref())?;
@@ -177,34 +178,23 @@ impl Study {
         text
     }
 
-    /// One table for each β.
-    fn tables(&self, jobs: &[Job], summaries: &[Summary]) -> Result<Vec<BetaTable>> {
-        let mut groups: Vec<(f64, Vec<(String, Summary)>)> = Vec::new();
+    /// One table per β.
+    fn tables(jobs: &[Job], summaries: &[Summary]) -> Result<Vec<BetaTable>> {
+        let mut groups: Vec<(f64, Vec<(&Config, &Summary)>)> = Vec::new();
         for (job, summary) in jobs.iter().zip(summaries) {
             let beta = beta(&job.config)?;
-            let row = (self.row(&job.config)?, summary.clone());
             match groups.iter_mut().find(|(known, _)| known.total_cmp(&beta).is_eq()) {
-                Some((_, rows)) => rows.push(row),
-                None => groups.push((beta, vec![row])),
+                Some((_, runs)) => runs.push((&job.config, summary)),
+                None => groups.push((beta, vec![(&job.config, summary)])),
             }
         }
-        Ok(groups.into_iter().map(|(beta, rows)| BetaTable { beta, table: compare(&rows) }).collect())
-    }
-
-    /// What a run's row is called: the varied key's value, with the key's name unless that is `name`.
-    fn row(&self, config: &Config) -> Result<String> {
-        let config: Table = toml::from_str(&config.to_toml()?)?;
-        let mut value = &Value::Table(config);
-        for key in self.key.split('.') {
-            value = value.get(key).unwrap_or(value);
-        }
-        let value = match value {
-            Value::String(text) => text.clone(),
-            Value::Float(number) => number.to_string(),
-            other => other.to_string(),
+        let table = |(beta, runs): (f64, Vec<(&Config, &Summary)>)| {
+            let labels = labels(runs.iter().map(|(config, _)| *config));
+            let results: Vec<_> =
+                labels.into_iter().zip(runs.into_iter().map(|(_, summary)| summary.clone())).collect();
+            BetaTable { beta, table: compare(&results) }
         };
-        let key = self.key.rsplit('.').next().unwrap_or_default();
-        Ok(if key == "name" { value } else { format!("{key} {value}") })
+        Ok(groups.into_iter().map(table).collect())
     }
 }
 
@@ -213,7 +203,7 @@ impl Study {
 pub struct BetaTable {
     /// Degree of skew.
     pub beta: f64,
-    /// One row per value of the study's key.
+    /// One row per arm; the first value of the study's key is the baseline.
     pub table: Comparison,
 }
 

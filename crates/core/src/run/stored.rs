@@ -3,7 +3,6 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::record::{RoundRecord, Summary};
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// A finished run, read from its directory.
@@ -27,44 +26,6 @@ impl StoredRun {
     pub fn open(dir: &Path) -> Result<Self> {
         let (config, summary) = (read_config(dir)?, read_summary(dir)?);
         Ok(Self { dir: dir.into(), config, summary, rounds: read_metrics(dir, None)? })
-    }
-
-    /// All finished runs at or below a path, in the order of their names.
-    ///
-    /// # Errors
-    /// If a directory cannot be read.
-    pub fn find(path: &Path) -> Result<Vec<Self>> {
-        if path.join("summary.json").exists() {
-            return Ok(vec![Self::open(path)?]);
-        }
-        let entries = std::fs::read_dir(path).map_err(Error::io("list", path))?;
-        let mut folders: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).filter(|p| p.is_dir()).collect();
-        folders.sort();
-        let mut runs = Vec::new();
-        for folder in folders {
-            runs.extend(Self::find(&folder)?);
-        }
-        Ok(runs)
-    }
-
-    /// A label per run that says what, besides the seed, sets it apart: the method, and the keys in which runs of the same
-    /// method differ.
-    pub fn labels(runs: &[Self]) -> Vec<String> {
-        let all: Vec<BTreeMap<String, String>> = runs.iter().map(|run| run.config.keys_in_use()).collect();
-        let differs = |key: &String| {
-            let pairs = runs.iter().zip(&all);
-            pairs.clone().any(|(a, keys_a)| {
-                let same_method = |b: &Self| a.config.method.name == b.config.method.name;
-                pairs.clone().any(|(b, keys_b)| same_method(b) && keys_a.get(key) != keys_b.get(key))
-            })
-        };
-        let keys: BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).filter(|key| *key != "seed").collect();
-        let differing: Vec<&String> = keys.into_iter().filter(|key| differs(key)).collect();
-        let label = |(run, keys): (&Self, &BTreeMap<String, String>)| {
-            let rest = differing.iter().filter_map(|key| Some(format!(" {key}={}", keys.get(*key)?)));
-            run.config.method.name.clone() + &rest.collect::<String>()
-        };
-        runs.iter().zip(&all).map(label).collect()
     }
 }
 

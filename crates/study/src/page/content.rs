@@ -1,8 +1,8 @@
 //! The page of a report: what stands where, and what is said about it.
 
 use super::figures::Figure;
-use super::tables::{SettingResult, Sheet};
-use crate::arms::{Arm, Setting, differing};
+use super::tables::{GroupResult, Sheet};
+use crate::arms::{Arm, Group, differing};
 use anyhow::Result;
 use fedproj_report::{Block, Page, Section};
 use std::collections::BTreeSet;
@@ -11,22 +11,22 @@ use std::collections::BTreeSet;
 pub struct Content<'a> {
     /// Title.
     pub title: String,
-    /// Settings and arms.
-    pub settings: &'a [Setting],
+    /// Groups and arms.
+    pub settings: &'a [Group],
     /// Their results.
-    pub results: &'a [SettingResult],
+    pub results: &'a [GroupResult],
     /// What the reader must know about the runs.
     pub notes: &'a [String],
     /// All tables.
     pub sheets: &'a [Sheet],
     /// All figures.
     pub figures: &'a [Figure],
-    /// Why a setting has no picture of its partition.
+    /// Why a group has no picture of its partition.
     pub without_partition: &'a [String],
 }
 
-/// A title that says what was compared.
-pub fn title(settings: &[Setting]) -> String {
+/// A title that names what was compared.
+pub fn title(settings: &[Group]) -> String {
     let arms = || settings.iter().flat_map(|s| &s.arms);
     let mut names: Vec<&str> = Vec::new();
     for arm in arms() {
@@ -61,7 +61,7 @@ impl Content<'_> {
         sections.push(self.deviations_section());
         sections.push(self.configuration_section()?);
         let runs = text(
-            "Hashes are the first digits of BLAKE3; runs.csv has them whole. Runs of one seed share data, partition and sampling of clients whatever the method.",
+            "Hashes are the first digits of BLAKE3; runs.csv has all of them. Runs with the same seed share data, partition and client samples, whatever the method.",
         );
         sections.push(section(
             "Seeds, versions, hardware and data",
@@ -78,7 +78,7 @@ impl Content<'_> {
     /// What the reader learns, in a sentence or two.
     fn lead(&self) -> String {
         let n_runs: usize = self.settings.iter().flat_map(|s| &s.arms).map(|a| a.runs.len()).sum();
-        let best = |result: &SettingResult| {
+        let best = |result: &GroupResult| {
             let best = result.rows.iter().rev().max_by(|a, b| a.compared.mean.total_cmp(&b.compared.mean))?;
             let place = if self.results.len() > 1 { format!(" ({})", result.short) } else { String::new() };
             Some(format!("{} {:.2} %{place}", best.compared.name, 100.0 * best.compared.mean))
@@ -95,12 +95,12 @@ impl Content<'_> {
         let baselines: Vec<&str> = baselines.into_iter().collect();
         let n_arms: usize = self.settings.iter().map(|s| s.arms.len()).sum();
         blocks.push(text(
-            "Accuracy: test accuracy of the global model, mean of the last rounds (federation.headline_rounds; as many \
-             as clients take part in a round, unless set), ± sample deviation over seeds.",
+            "Accuracy: test accuracy of the global model, mean over the last rounds (federation.headline_rounds; the \
+             number of clients per round, unless set), ± standard deviation over seeds.",
         ));
         if n_arms > self.settings.len() {
             let baselines = baselines.join(", ");
-            blocks.push(text(&format!("Differences: to {baselines}, paired by seed, with Student's 95 % interval.")));
+            blocks.push(text(&format!("Δ: difference to {baselines}, paired by seed, with Student's 95 % interval.")));
         }
         blocks.extend(self.notes.iter().map(|note| text(note)));
         blocks.extend(self.figures("outcome"));
@@ -110,7 +110,7 @@ impl Content<'_> {
     fn clients_section(&self) -> Section {
         let mut blocks: Vec<Block> = self.table("clients").into_iter().collect();
         if !blocks.is_empty() {
-            blocks.push(text("Means over all rounds in which a value was recorded, ± deviation over seeds."));
+            blocks.push(text("Means over all rounds in which a value was recorded, ± standard deviation over seeds."));
         }
         let figures = [self.figures("clients"), self.figures("forgetting")].concat();
         if figures.is_empty() {
@@ -135,11 +135,11 @@ impl Content<'_> {
             self.results.iter().filter(|r| r.deviations.is_none()).map(|r| r.setting.as_str()).collect();
         if !blocks.is_empty() {
             blocks.push(text(
-                "Compared with the paper's set-up for the data set and β, as preset paper reads its text; where the \
-                 text is silent (batch, weight decay, schedule, memory size), that is the published code's value.",
+                "The paper's set-up for the data set and β, as the preset paper reads its text. Where the text is \
+                 silent (batch, weight decay, schedule, memory size), the published code's value stands.",
             ));
         } else if unknown.is_empty() {
-            blocks.push(text("Nothing: every setting is as the preset paper reads the text."));
+            blocks.push(text("Nothing: every value is that of the preset paper."));
         }
         if !unknown.is_empty() {
             blocks.push(text(&format!(
@@ -147,7 +147,7 @@ impl Content<'_> {
                 unknown.join("; ")
             )));
         }
-        section("What deviates from the paper, and why", blocks)
+        section("Differences from the paper, and why", blocks)
     }
 
     fn configuration_section(&self) -> Result<Section> {
@@ -155,10 +155,10 @@ impl Content<'_> {
         let keys: Vec<_> = arms().map(|(_, arm)| arm.keys()).collect();
         let marked = differing(keys.iter());
         let mut blocks = vec![text(if keys.len() > 1 {
-            "One configuration a row of the table, without the seed's value and the tables of other methods; what is \
-             not the same in all is marked."
+            "One configuration per row of the table, without the seed and the tables of other methods. Values that \
+             differ are marked."
         } else {
-            "The whole configuration but for the tables of other methods."
+            "The whole configuration, without the tables of other methods."
         })];
         for (setting, arm) in arms() {
             let name =
@@ -178,8 +178,7 @@ impl Content<'_> {
 
     /// The figures of this name, of all settings.
     fn figures(&self, name: &str) -> Vec<Block> {
-        let block = |f: &Figure| Block::Figure { svg: f.svg.clone(), caption: f.caption.clone() };
-        self.figures.iter().filter(|f| f.name.split('-').next() == Some(name)).map(block).collect()
+        self.figures.iter().filter(|f| f.name.split('-').next() == Some(name)).map(Figure::block).collect()
     }
 }
 
@@ -189,8 +188,8 @@ fn text(text: &str) -> Block {
 
 fn costs_text() -> Block {
     text(
-        "Means over rounds and seeds. Seconds are the simulator's on the machine below, all clients of a round together; \
-         bytes are what a real federation would have sent to and from all clients of a round.",
+        "Means over rounds and seeds. Seconds: what the simulator took on the machine below for all clients of a round. \
+         Bytes: what a real federation would send to and from all clients of a round.",
     )
 }
 

@@ -1,12 +1,19 @@
 //! The figures of a report.
 
-use super::tables::{ArmResult, SettingResult};
-use crate::arms::{Arm, Setting};
-use crate::compare::{deviation, mean};
+use super::tables::{ArmResult, GroupResult};
+use crate::arms::{Arm, Group};
+use crate::compare::{mean, standard_deviation};
+use anyhow::{Context, Result};
 use fedproj_core::RoundRecord;
 use fedproj_core::methods::CATALOGUE;
-use fedproj_report::{Chart, Charts, DotRow, Dots, Heat, Layout, SERIES, Series, Spread, axis, ticks};
+use fedproj_report::{
+    Block, Chart, Charts, DotRow, Dots, Heat, Layout, Look, SERIES, Series, Spread, axis, png, ticks,
+};
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Pixels of a PNG per pixel of the SVG.
+const PNG_SCALE: f32 = 2.0;
 
 /// A figure.
 pub struct Figure {
@@ -18,8 +25,22 @@ pub struct Figure {
     pub caption: String,
 }
 
+impl Figure {
+    /// The figure on a page.
+    pub fn block(&self) -> Block {
+        Block::Figure { svg: self.svg.clone(), caption: self.caption.clone() }
+    }
+
+    /// Its files in a directory: SVG and PNG.
+    pub fn files(&self, dir: &Path) -> Result<[(PathBuf, Vec<u8>); 2]> {
+        let pixels = png(&self.svg, PNG_SCALE).with_context(|| format!("figure `{}`", self.name))?;
+        let path = dir.join(&self.name);
+        Ok([(path.with_extension("svg"), self.svg.clone().into()), (path.with_extension("png"), pixels)])
+    }
+}
+
 /// What a chart draws: its title, the label of x, and both values of a round. x looks at all rounds up to this one.
-struct Plan {
+struct Quantity {
     title: &'static str,
     x_label: &'static str,
     x: fn(&[RoundRecord]) -> f64,
@@ -31,7 +52,7 @@ struct Plan {
     n_averaged: usize,
 }
 
-impl Plan {
+impl Quantity {
     /// The point after the last of these rounds; none where that round, or too few before it, were measured.
     fn value(&self, rounds: &[RoundRecord]) -> Option<f64> {
         let measured = |r: &RoundRecord| (self.y)(r).filter(|v| v.is_finite());
@@ -43,14 +64,14 @@ impl Plan {
 }
 
 /// A value over the rounds, with a band.
-fn by_round(title: &'static str, y: fn(&RoundRecord) -> Option<f64>) -> Plan {
+fn by_round(title: &'static str, y: fn(&RoundRecord) -> Option<f64>) -> Quantity {
     let x = |rounds: &[RoundRecord]| rounds.len() as f64;
-    Plan { title, x_label: "rounds done", x, y, is_share: false, has_band: true, n_averaged: 1 }
+    Quantity { title, x_label: "rounds done", x, y, is_share: false, has_band: true, n_averaged: 1 }
 }
 
 /// A share over the rounds, with a band.
-fn share_by_round(title: &'static str, y: fn(&RoundRecord) -> Option<f64>) -> Plan {
-    Plan { is_share: true, ..by_round(title, y) }
+fn share_by_round(title: &'static str, y: fn(&RoundRecord) -> Option<f64>) -> Quantity {
+    Quantity { is_share: true, ..by_round(title, y) }
 }
 
 /// Clients that are drawn one by one.
@@ -59,7 +80,7 @@ const N_CLIENTS_MAX: usize = 200;
 const HALF: Layout = Layout { columns: 2, plot: (480.0, 290.0) };
 
 /// All figures but the partitions, in the order of the page.
-pub fn figures(settings: &[Setting], results: &[SettingResult]) -> Vec<Figure> {
+pub fn figures(settings: &[Group], results: &[GroupResult]) -> Vec<Figure> {
     let mut figures: Vec<Figure> = outcome(settings, results).into_iter().chain([accuracy(settings)]).collect();
     figures.extend(each(settings, "time", "What accuracy costs", HALF, &TIME));
     figures.extend(each(settings, "clients", "Clients after local training", Layout::default(), &clients()));
@@ -72,22 +93,22 @@ pub fn figures(settings: &[Setting], results: &[SettingResult]) -> Vec<Figure> {
 fn caption(name: &str) -> &'static str {
     match name {
         "time" => {
-            "The same accuracies over the seconds that the simulator took, evaluation apart, and over the bytes that a \
-             real federation would have sent; means over seeds."
+            "The same accuracies over the simulator's seconds, without evaluation, and over the bytes that a real \
+             federation would send; means over seeds."
         }
         "clients" => {
-            "Mean over the clients of a round, on the test set: accuracy on all classes, on those that a client holds, \
-             and forgetting, the greatest loss of accuracy on a class through local training."
+            "Mean over the clients of a round, on the test set: accuracy on all classes, accuracy on the classes that a \
+             client holds, and forgetting, the largest per-class accuracy drop during local training."
         }
         _ => {
-            "Share of the steps whose gradient g pointed against the memory's gradient r and was projected, their \
-             cosine, and what local training did to the memory loss (above 0: forgotten)."
+            "Share of the steps whose gradient g conflicted with the memory's gradient r and was projected; their \
+             cosine; and the change of the memory loss during local training (above zero: forgotten)."
         }
     }
 }
 
-const TIME: [Plan; 2] = [
-    Plan {
+const TIME: [Quantity; 2] = [
+    Quantity {
         title: "accuracy over time, %",
         x_label: "seconds of training and fusion",
         x: |rounds| rounds.iter().map(|r| r.seconds.local + r.seconds.fusion).sum(),
@@ -96,7 +117,7 @@ const TIME: [Plan; 2] = [
         has_band: false,
         n_averaged: 1,
     },
-    Plan {
+    Quantity {
         title: "accuracy over what is sent, %",
         x_label: "megabytes, down and up",
         x: |rounds| rounds.iter().map(|r| 1e-6 * (r.bytes_down + r.bytes_up) as f64).sum(),
@@ -107,7 +128,7 @@ const TIME: [Plan; 2] = [
     },
 ];
 
-fn clients() -> [Plan; 3] {
+fn clients() -> [Quantity; 3] {
     [
         share_by_round("clients' accuracy, %", |r| r.client_accuracy),
         share_by_round("accuracy on own classes, %", |r| r.personal_accuracy),
@@ -115,7 +136,7 @@ fn clients() -> [Plan; 3] {
     ]
 }
 
-fn projection() -> [Plan; 3] {
+fn projection() -> [Quantity; 3] {
     [
         share_by_round("steps projected, %", |r| r.projection_rate),
         by_round("cosine of g and r", |r| r.cosine),
@@ -124,18 +145,18 @@ fn projection() -> [Plan; 3] {
 }
 
 /// Accuracy, as the mean of so many rounds.
-fn accuracy_over(n_averaged: usize) -> Plan {
-    Plan { n_averaged, ..share_by_round("accuracy, %", |r| r.accuracy) }
+fn accuracy_over(n_averaged: usize) -> Quantity {
+    Quantity { n_averaged, ..share_by_round("accuracy, %", |r| r.accuracy) }
 }
 
 /// The table of results as a picture: each seed's accuracy, and the paper's; none of a single run.
-fn outcome(settings: &[Setting], results: &[SettingResult]) -> Option<Figure> {
+fn outcome(settings: &[Group], results: &[GroupResult]) -> Option<Figure> {
     let n_runs: usize = settings.iter().flat_map(|s| &s.arms).map(|arm| arm.runs.len()).sum();
     if n_runs < 2 {
         return None;
     }
     let series = series(settings, &[accuracy_over(1)]);
-    let group = |(setting, result): (&Setting, &SettingResult)| {
+    let group = |(setting, result): (&Group, &GroupResult)| {
         let row = |(arm, result): (&Arm, &ArmResult)| {
             let look = series.iter().find(|s| s.name == arm.name)?.look;
             let values = arm.runs.iter().map(|r| 100.0 * r.run.summary.headline).collect();
@@ -149,42 +170,44 @@ fn outcome(settings: &[Setting], results: &[SettingResult]) -> Option<Figure> {
         subtitle: if let [one] = settings { one.title.clone() } else { String::new() },
         x_label: "test accuracy of the global model, mean of the last rounds, %".into(),
         dot_label: "one seed".into(),
-        reference_label: "the paper's mean ± deviation".into(),
+        reference_label: "the paper's mean ± standard deviation".into(),
         groups: settings.iter().zip(results).map(group).collect(),
     };
-    let caption = "What the table says, seed by seed. Runs of one seed share data and sampling of clients: methods whose \
-                   dots overlap may still differ in each seed.";
+    let caption = "The table's accuracies, seed by seed. All methods of a seed depend on the same data and client samples, so \
+                   methods whose dots overlap may still differ in each seed.";
     Some(Figure { name: "outcome".into(), svg: dots.draw(), caption: caption.into() })
 }
 
-/// Accuracy over rounds, one chart a setting.
-fn accuracy(settings: &[Setting]) -> Figure {
-    let plans: Vec<Plan> = [1].into_iter().chain(n_headline(settings)).map(accuracy_over).collect();
-    let series = series(settings, &plans);
+/// Accuracy over rounds, one chart per group.
+fn accuracy(settings: &[Group]) -> Figure {
+    let quantities: Vec<Quantity> = [1].into_iter().chain(n_headline(settings)).map(accuracy_over).collect();
+    let series = series(settings, &quantities);
     let mut charts = Vec::new();
-    for (setting, plan) in settings.iter().flat_map(|setting| plans.iter().map(move |plan| (setting, plan))) {
-        let title = match (settings.len(), plan.n_averaged) {
-            (1, 1) => plan.title.to_owned(),
+    for (setting, quantity) in
+        settings.iter().flat_map(|setting| quantities.iter().map(move |quantity| (setting, quantity)))
+    {
+        let title = match (settings.len(), quantity.n_averaged) {
+            (1, 1) => quantity.title.to_owned(),
             (1, n) => format!("mean of the last {n} rounds, %"),
             (_, 1) => setting.title.clone(),
             (_, n) => format!("{}: mean of the last {n} rounds", setting.short),
         };
-        charts.extend(chart(plan, setting, settings, &series).map(|chart| Chart { title, ..chart }));
+        charts.extend(chart(quantity, setting, settings, &series).map(|chart| Chart { title, ..chart }));
     }
     let is_alone = charts.len() == 1;
     let layout = if is_alone { Layout { columns: 2, plot: (620.0, 380.0) } } else { HALF };
     let subtitle = if let [one] = settings { one.title.clone() } else { "accuracy, %".to_owned() };
     let title = "Test accuracy of the global model, round by round".to_owned();
     let mut caption = "Accuracy on the test set after each round.".to_owned();
-    if plans.len() > 1 {
-        caption += " Means over rounds end where the table's accuracy is.";
+    if quantities.len() > 1 {
+        caption += " Means over rounds end at the table's accuracy.";
     }
     let svg = Charts { title, subtitle, series, notes: notes(settings, true), charts, layout }.draw();
     Figure { name: "accuracy".into(), svg, caption }
 }
 
 /// The rounds of which the table's accuracy is the mean, where they are the same in all runs, several, and few of all.
-fn n_headline(settings: &[Setting]) -> Option<usize> {
+fn n_headline(settings: &[Group]) -> Option<usize> {
     let arms = || settings.iter().flat_map(|s| &s.arms);
     let n_of = |arm: &Arm| arm.config().federation.n_headline(arm.size("cohort").unwrap_or(0));
     let n = n_of(arms().next()?);
@@ -192,20 +215,20 @@ fn n_headline(settings: &[Setting]) -> Option<usize> {
     (n > 1 && n_rounds >= 3 * n && arms().all(|arm| n_of(arm) == n)).then_some(n)
 }
 
-/// A figure a setting, with the same axes in all; none where nothing was recorded.
-fn each(settings: &[Setting], name: &str, title: &str, layout: Layout, plans: &[Plan]) -> Vec<Figure> {
+/// One figure per group, with the same axes in all; none where nothing was recorded.
+fn each(settings: &[Group], name: &str, title: &str, layout: Layout, quantities: &[Quantity]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (i, setting) in settings.iter().enumerate() {
         let is_here = |s: &Series| setting.arms.iter().any(|a| a.name == s.name);
-        let series: Vec<Series> = series(settings, plans).into_iter().filter(is_here).collect();
+        let series: Vec<Series> = series(settings, quantities).into_iter().filter(is_here).collect();
         if series.is_empty() {
             continue;
         }
         let charts = Charts {
             title: title.to_owned(),
             subtitle: setting.title.clone(),
-            notes: notes(settings, plans.iter().any(|p| p.has_band)),
-            charts: plans.iter().filter_map(|plan| chart(plan, setting, settings, &series)).collect(),
+            notes: notes(settings, quantities.iter().any(|p| p.has_band)),
+            charts: quantities.iter().filter_map(|quantity| chart(quantity, setting, settings, &series)).collect(),
             series,
             layout,
         };
@@ -215,8 +238,8 @@ fn each(settings: &[Setting], name: &str, title: &str, layout: Layout, plans: &[
     figures
 }
 
-/// Forgetting of each client with each method, for the first seed of each setting; none where it was not recorded.
-fn forgetting(settings: &[Setting]) -> Vec<Figure> {
+/// Forgetting of each client with each method, for the first seed of each group; none where it was not recorded.
+fn forgetting(settings: &[Group]) -> Vec<Figure> {
     let row = |arm: &Arm| {
         let first = &arm.runs[0];
         let mut lost: Vec<Vec<f64>> = Vec::new();
@@ -247,21 +270,22 @@ fn forgetting(settings: &[Setting]) -> Vec<Figure> {
         figures.push(Figure {
             name: format!("forgetting{}", numbered(i, settings.len())),
             svg: heat.draw(),
-            caption: "The greatest loss of accuracy on a class through local training, mean over the rounds in which \
-                      the client took part."
-                .into(),
+            caption:
+                "The largest per-class accuracy drop during local training, mean over the rounds in which the client \
+                      took part."
+                    .into(),
         });
     }
     figures
 }
 
-/// What tells the files of one setting from those of another; nothing where there is one.
+/// The number of a group in file names; nothing where there is one group.
 pub fn numbered(i: usize, n_settings: usize) -> String {
     if n_settings > 1 { format!("-{}", i + 1) } else { String::new() }
 }
 
 /// What lines and bands are.
-fn notes(settings: &[Setting], has_band: bool) -> Vec<String> {
+fn notes(settings: &[Group], has_band: bool) -> Vec<String> {
     let n_seeds = || settings.iter().flat_map(|s| &s.arms).map(|a| a.runs.len());
     let (fewest, most) = (n_seeds().min().unwrap_or(0), n_seeds().max().unwrap_or(0));
     let line = match (fewest, most) {
@@ -269,31 +293,31 @@ fn notes(settings: &[Setting], has_band: bool) -> Vec<String> {
         (a, b) if a == b => format!("line: mean over {a} seeds"),
         (a, b) => format!("line: mean over {a} to {b} seeds"),
     };
-    if has_band { vec![line, "band: ± 1 deviation".to_owned()] } else { vec![line] }
+    if has_band { vec![line, "band: ± 1 standard deviation".to_owned()] } else { vec![line] }
 }
 
-/// The chart of a plan for a setting, with axes for all settings; none where nothing was recorded.
-fn chart(plan: &Plan, setting: &Setting, settings: &[Setting], series: &[Series]) -> Option<Chart> {
-    let lines: Vec<Vec<Spread>> = settings.iter().flat_map(|s| &s.arms).map(|arm| line(arm, plan)).collect();
+/// The chart of a quantity for a group, with axes for all groups; none where nothing was recorded.
+fn chart(quantity: &Quantity, setting: &Group, settings: &[Group], series: &[Series]) -> Option<Chart> {
+    let lines: Vec<Vec<Spread>> = settings.iter().flat_map(|s| &s.arms).map(|arm| line(arm, quantity)).collect();
     let points = || lines.iter().flatten();
     points().next()?;
     // A band that reaches below 0 is cut there where no mean does, and that of a share at the whole.
     let least = points().map(|p| if p.mean < 0.0 { p.min } else { 0.0 }).fold(0.0, f64::min);
     let most = points().map(|p| if p.mean > 0.0 { p.max } else { 0.0 }).fold(0.0, f64::max);
-    let most = if plan.is_share { most.min(100.0) } else { most };
+    let most = if quantity.is_share { most.min(100.0) } else { most };
     let x = axis(0.0, points().map(|p| p.x).fold(0.0, f64::max));
-    let own = |s: &Series| setting.arms.iter().find(|a| a.name == s.name).map(|a| line(a, plan));
+    let own = |s: &Series| setting.arms.iter().find(|a| a.name == s.name).map(|a| line(a, quantity));
     Some(Chart {
-        title: plan.title.into(),
+        title: quantity.title.into(),
         y: axis(least, most),
         x: (x.0, x.1, ticks(x)),
-        x_label: plan.x_label.into(),
+        x_label: quantity.x_label.into(),
         lines: series.iter().map(|s| own(s).unwrap_or_default()).collect(),
     })
 }
 
-/// The arms that have a value in a plan, each with a look. A method looks the same in every report where it has one arm.
-fn series(settings: &[Setting], plans: &[Plan]) -> Vec<Series> {
+/// The arms that have a value in a quantity, each with a look. A method looks the same in every report where it has one arm.
+fn series(settings: &[Group], quantities: &[Quantity]) -> Vec<Series> {
     let mut arms: Vec<&Arm> = Vec::new();
     for arm in settings.iter().flat_map(|s| &s.arms) {
         if !arms.iter().any(|a| a.name == arm.name) {
@@ -304,10 +328,15 @@ fn series(settings: &[Setting], plans: &[Plan]) -> Vec<Series> {
     let has_one_each = methods.len() == arms.len();
     let look = |(i, arm): (usize, &Arm)| {
         let at = if has_one_each { method_look(&arm.config().method.name) } else { i };
-        Series::new(arm.name.clone(), SERIES[at % SERIES.len()])
+        Series::new(arm.name.clone(), look_at(at))
     };
-    let has_value = |(_, arm): &(usize, &Arm)| plans.iter().any(|plan| !line(arm, plan).is_empty());
+    let has_value = |(_, arm): &(usize, &Arm)| quantities.iter().any(|quantity| !line(arm, quantity).is_empty());
     arms.into_iter().enumerate().filter(has_value).map(look).collect()
+}
+
+/// Looks repeat where a report has more arms than there are looks.
+fn look_at(index: usize) -> Look {
+    SERIES[index % SERIES.len()]
 }
 
 /// The pilot's three methods first, then the others as in the catalogue.
@@ -317,14 +346,14 @@ fn method_look(name: &str) -> usize {
     FIRST.into_iter().chain(others).position(|known| known == name).unwrap_or(0)
 }
 
-/// An arm's line: mean over seeds, ± 1 deviation.
-fn line(arm: &Arm, plan: &Plan) -> Vec<Spread> {
+/// An arm's line: mean over seeds, ± 1 standard deviation.
+fn line(arm: &Arm, quantity: &Quantity) -> Vec<Spread> {
     let n_rounds = arm.runs.iter().map(|r| r.run.rounds.len()).max().unwrap_or(0);
     let point = |n: usize| {
         let rounds = || arm.runs.iter().filter_map(|r| r.run.rounds.get(..n));
-        let values: Vec<f64> = rounds().filter_map(|r| plan.value(r)).collect();
-        let xs: Vec<f64> = rounds().map(plan.x).collect();
-        let (m, s) = (mean(&values), deviation(&values).filter(|_| plan.has_band).unwrap_or(0.0));
+        let values: Vec<f64> = rounds().filter_map(|r| quantity.value(r)).collect();
+        let xs: Vec<f64> = rounds().map(quantity.x).collect();
+        let (m, s) = (mean(&values), standard_deviation(&values).filter(|_| quantity.has_band).unwrap_or(0.0));
         (!values.is_empty()).then(|| Spread { x: mean(&xs), mean: m, min: m - s, max: m + s })
     };
     (1..=n_rounds).filter_map(point).collect()
@@ -335,14 +364,15 @@ mod tests {
     use super::*;
     use crate::arms::{sort, tests::run};
     use fedproj_core::{Config, Summary};
-    use fedproj_report::Look;
 
     #[test]
     fn every_method_has_a_look_of_its_own() {
-        let looks: BTreeSet<usize> = CATALOGUE.iter().map(|(name, _)| method_look(name)).collect();
-        assert_eq!(looks.len(), CATALOGUE.len());
-        let distinct = |a: &Look, b: &Look| (a.colour, a.dashes) != (b.colour, b.dashes);
-        assert!(SERIES.iter().enumerate().all(|(i, a)| SERIES[..i].iter().all(|b| distinct(a, b))));
+        let mut looks: Vec<Look> = Vec::new();
+        for (name, _) in CATALOGUE {
+            let look = look_at(method_look(name));
+            assert!(!looks.contains(&look), "{name}: `fedproj_report::SERIES` has too few looks");
+            looks.push(look);
+        }
     }
 
     #[test]
@@ -363,10 +393,11 @@ mod tests {
             one.run.rounds.push(RoundRecord { accuracy: Some(accuracy), ..RoundRecord::default() });
             one
         };
-        // Mean 90, deviation 14: the band reaches 104.
+        // Mean 90, standard deviation 14: the band reaches 104.
         let settings = sort(vec![with(0, 0.8), with(1, 1.0)], &mut Vec::new());
-        let plan = accuracy_over(1);
-        let drawn = chart(&plan, &settings[0], &settings, &series(&settings, std::slice::from_ref(&plan))).unwrap();
+        let quantity = accuracy_over(1);
+        let drawn =
+            chart(&quantity, &settings[0], &settings, &series(&settings, std::slice::from_ref(&quantity))).unwrap();
         assert!(drawn.lines[0][0].max > 100.0 && drawn.y.1 <= 100.0, "{drawn:?}");
     }
 }

@@ -11,13 +11,11 @@ mod tables;
 use crate::{arms, paper, runs};
 use anyhow::{Context, Result};
 use fedproj_core::write_atomically;
-use fedproj_report::{Table, png};
+use fedproj_report::Table;
+pub use figures::Figure;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-pub use tables::{ArmResult, SettingResult};
-
-/// Pixels of a PNG for one of the SVG.
-const PNG_SCALE: f32 = 2.0;
+pub use tables::{ArmResult, GroupResult};
 
 /// What [`write_report`] wrote.
 #[derive(Debug, Serialize)]
@@ -29,7 +27,7 @@ pub struct Written {
     /// All files, the page among them.
     pub files: Vec<PathBuf>,
     /// The results as numbers.
-    pub settings: Vec<SettingResult>,
+    pub settings: Vec<GroupResult>,
     /// The results for people.
     #[serde(skip)]
     pub table: Table,
@@ -39,8 +37,8 @@ pub struct Written {
 
 /// Writes `report.html`, `report.json`, `figures/` and `tables/` of all finished runs at or below `runs` into `out`.
 ///
-/// Runs are told apart by their data (settings), and on the same data by method and the keys in which runs of one method
-/// differ (arms), so that a sweep over any key gets a row a value.
+/// Runs are grouped by their data, then by the method and the keys in which runs of one method differ (arms). So a sweep over
+/// any key gets one row per value.
 ///
 /// # Errors
 /// If there is no finished run, a run cannot be read, or `out` cannot be written.
@@ -48,9 +46,9 @@ pub fn write_report(runs: &[PathBuf], out: &Path, title: Option<&str>, data_dir:
     let (runs, mut notes) = runs::load(runs)?;
     let settings = arms::sort(runs, &mut notes);
     if settings.len() > 1 {
-        notes.push("Settings differ in data or partition: compare within a setting, not across.".into());
+        notes.push("Settings differ in data or partition: compare within a setting, not across settings.".into());
     }
-    let results: Vec<SettingResult> = settings.iter().map(tables::results).collect::<Result<_>>()?;
+    let results: Vec<GroupResult> = settings.iter().map(tables::results).collect::<Result<_>>()?;
     notes.extend(paper::statements(&results));
     let mut figures = figures::figures(&settings, &results);
     let (partitions, without_partition) = partition::pictures(&settings, data_dir);
@@ -76,10 +74,7 @@ pub fn write_report(runs: &[PathBuf], out: &Path, title: Option<&str>, data_dir:
         files.push((path.with_extension("tex"), sheet.shown.to_latex().into()));
     }
     for figure in &figures {
-        let path = out.join("figures").join(&figure.name);
-        let pixels = png(&figure.svg, PNG_SCALE).with_context(|| format!("figure `{}`", figure.name))?;
-        files.push((path.with_extension("svg"), figure.svg.clone().into()));
-        files.push((path.with_extension("png"), pixels));
+        files.extend(figure.files(&out.join("figures"))?);
     }
     let json = serde_json::json!({ "title": title, "settings": results, "notes": notes });
     files.push((out.join("report.json"), (serde_json::to_string_pretty(&json)? + "\n").into()));

@@ -1,15 +1,16 @@
 //! Pictures of who holds what, from the manifest or, for runs that did not record it, from the data.
 
 use super::figures::{Figure, numbered};
-use crate::arms::Setting;
+use crate::arms::Group;
 use crate::runs::Loaded;
 use anyhow::{Context, Result, anyhow, ensure};
 use fedproj_core::{Experiment, Manifest};
-use fedproj_data::picture;
+use fedproj_data::Holdings;
+use fedproj_report::ClassMap;
 use std::path::Path;
 
-/// A picture for the first seed of each setting, and a sentence for each that has none.
-pub fn pictures(settings: &[Setting], data_dir: Option<&Path>) -> (Vec<Figure>, Vec<String>) {
+/// A picture for the first seed of each group, and a sentence for each group without one.
+pub fn pictures(settings: &[Group], data_dir: Option<&Path>) -> (Vec<Figure>, Vec<String>) {
     let (mut figures, mut without) = (Vec::new(), Vec::new());
     for (i, setting) in settings.iter().enumerate() {
         let first = &setting.arms[0].runs[0];
@@ -17,14 +18,12 @@ pub fn pictures(settings: &[Setting], data_dir: Option<&Path>) -> (Vec<Figure>, 
         match counted(first, data_dir) {
             Ok(manifest) => {
                 let n_clients = manifest.sizes.get("clients").copied().unwrap_or(manifest.class_counts.len());
+                let (data, counts) = (&first.run.config.data.private.name, &manifest.class_counts);
+                let Holdings { title, subtitle, counts, sizes } =
+                    Holdings::from_counts(data, counts, n_clients, manifest.classes.len());
                 figures.push(Figure {
                     name: format!("partition{}", numbered(i, settings.len())),
-                    svg: picture::svg_of_counts(
-                        &first.run.config.data.private.name,
-                        &manifest.class_counts,
-                        n_clients,
-                        &manifest.classes,
-                    ),
+                    svg: ClassMap { title, subtitle, counts, sizes, classes: manifest.classes }.draw(),
                     caption: format!(
                         "{}, seed {seed}: the samples of each class that each client holds.",
                         setting.title
@@ -51,8 +50,8 @@ fn counted(run: &Loaded, data_dir: Option<&Path>) -> Result<Manifest> {
     let experiment = Experiment::load(config, method.as_ref(), data_dir);
     let experiment = experiment.map_err(|_| {
         anyhow!(
-            "An earlier version made these runs and did not record it, and `{name}` is not at hand to deal it out \
-             again; $FEDPROJ_DATA names the folder of data sets"
+            "An earlier version made these runs and did not record it, and `{name}` is not at hand to partition it \
+             again; $FEDPROJ_DATA names the data directory"
         )
     })?;
     let again = Manifest::of(&experiment, 1);

@@ -1,12 +1,13 @@
 //! The tables of a report, each for people ([`Sheet::shown`]) and for machines ([`Sheet::raw`]).
 
-use crate::arms::{Arm, Setting};
-use crate::compare::{ComparedRow, deviation, mean};
+use crate::arms::{Arm, Group};
+use crate::compare::{ComparedRow, mean, plus_minus, signed, standard_deviation};
 use crate::paper::{self, Deviation};
 use anyhow::Result;
 use fedproj_core::RoundRecord;
 use fedproj_report::Table;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// A table in its two forms.
 pub struct Sheet {
@@ -14,23 +15,23 @@ pub struct Sheet {
     pub name: &'static str,
     /// Rounded, in per cent, for page, terminal and LaTeX.
     pub shown: Table,
-    /// Unrounded, a number a cell, for CSV.
+    /// Unrounded, one number per cell, for CSV.
     pub raw: Table,
 }
 
-/// A setting's results.
+/// A group's results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SettingResult {
+pub struct GroupResult {
     /// The data in words.
     pub setting: String,
-    /// What tells it from the other settings.
+    /// What distinguishes it from the other groups.
     #[serde(skip)]
     pub short: String,
     /// The arm that the others are compared with.
     pub baseline: String,
-    /// One row an arm.
+    /// One row per arm.
     pub rows: Vec<ArmResult>,
-    /// What is not as in the paper; null where the paper has no such setting.
+    /// Differences from the paper; null where the paper has no such data.
     pub deviations: Option<Vec<Deviation>>,
 }
 
@@ -40,15 +41,15 @@ pub struct ArmResult {
     /// As `fedproj compare` has it.
     #[serde(flatten)]
     pub compared: ComparedRow,
-    /// The paper's figure in per cent, where data set, β and method are the same.
-    pub paper: Option<paper::Figure>,
+    /// The paper's result in per cent, where data set, β and method are the same.
+    pub paper: Option<paper::Published>,
 }
 
-/// The results of a setting.
-pub fn results(setting: &Setting) -> Result<SettingResult> {
+/// The results of a group.
+pub fn results(setting: &Group) -> Result<GroupResult> {
     let comparison = setting.comparison();
-    let row = |(compared, arm): (ComparedRow, &Arm)| Ok(ArmResult { compared, paper: paper::figure(arm)? });
-    Ok(SettingResult {
+    let row = |(compared, arm): (ComparedRow, &Arm)| Ok(ArmResult { compared, paper: paper::published(arm)? });
+    Ok(GroupResult {
         setting: setting.title.clone(),
         short: setting.short.clone(),
         baseline: comparison.baseline,
@@ -89,33 +90,32 @@ fn sheet(name: &'static str, columns: &[(&str, &[&str])], rows: Vec<(String, Str
     Sheet { name, shown, raw }
 }
 
-/// Accuracy, differences and the paper's figures.
-pub fn accuracy(results: &[SettingResult]) -> Sheet {
+/// Accuracy, differences and the paper's results.
+pub fn accuracy(results: &[GroupResult]) -> Sheet {
+    let baselines: BTreeSet<&str> = results.iter().map(|r| r.baseline.as_str()).collect();
+    let baseline = if baselines.len() == 1 { &results[0].baseline } else { "the first" };
+    let difference = format!("Δ vs {baseline}, 95 %");
     let columns: [(&str, &[&str]); 7] = [
         ("seeds", &["seeds"]),
         ("accuracy %", &["accuracy_mean", "accuracy_std"]),
-        ("difference, 95 %", &["difference_mean", "difference_half_width", "pairs"]),
+        (&difference, &["difference_mean", "difference_half_width", "pairs"]),
         ("paper %", &["paper_mean", "paper_std"]),
-        ("ours − paper", &["difference_to_paper"]),
+        ("Δ vs paper", &["difference_to_paper"]),
         ("last %", &["last_mean"]),
         ("best %", &["best_mean"]),
     ];
-    let row = |setting: &SettingResult, row: &ArmResult| {
+    let row = |setting: &GroupResult, row: &ArmResult| {
         let c = &row.compared;
-        let difference = match c.difference {
-            None => String::new(),
-            Some(d) => match d.half_width {
-                Some(half) => format!("{} ± {:.2}", signed(100.0 * d.mean), 100.0 * half),
-                None => format!("{} (one pair)", signed(100.0 * d.mean)),
-            },
-        };
         let d = c.difference;
         let paper = row.paper.map(|p| format!("{:.2} ± {:.2}", p.mean, p.std)).unwrap_or_default();
         let to_paper = row.paper.map(|p| 100.0 * c.mean - p.mean);
         let cells = vec![
             (c.seeds.len().to_string(), vec![Some(c.seeds.len() as f64)]),
-            (plus_minus(100.0 * c.mean, c.std.map(|s| 100.0 * s)), vec![Some(c.mean), c.std]),
-            (difference, vec![d.map(|d| d.mean), d.and_then(|d| d.half_width), d.map(|d| d.n as f64)]),
+            (c.accuracy(), vec![Some(c.mean), c.std]),
+            (
+                d.map(|d| d.percent()).unwrap_or_default(),
+                vec![d.map(|d| d.mean), d.and_then(|d| d.half_width), d.map(|d| d.n as f64)],
+            ),
             (paper, vec![row.paper.map(|p| p.mean / 100.0), row.paper.map(|p| p.std / 100.0)]),
             (to_paper.map(signed).unwrap_or_default(), vec![to_paper.map(|v| v / 100.0)]),
             (format!("{:.2}", 100.0 * c.last), vec![Some(c.last)]),
@@ -131,17 +131,17 @@ pub fn accuracy(results: &[SettingResult]) -> Sheet {
 }
 
 /// Seconds and bytes.
-pub fn costs(settings: &[Setting]) -> Sheet {
+pub fn costs(settings: &[Group]) -> Sheet {
     let columns: [(&str, &[&str]); 7] = [
         ("local s / round", &["local_seconds_a_round"]),
         ("fusion s / round", &["fusion_seconds_a_round"]),
         ("evaluation s / round", &["evaluation_seconds_a_round"]),
-        ("all s", &["seconds"]),
+        ("total s", &["seconds"]),
         ("down MB / round", &["bytes_down_a_round"]),
         ("up MB / round", &["bytes_up_a_round"]),
-        ("all MB", &["bytes"]),
+        ("total MB", &["bytes"]),
     ];
-    let row = |setting: &Setting, arm: &Arm| {
+    let row = |setting: &Group, arm: &Arm| {
         let a_round =
             |of: &dyn Fn(&RoundRecord) -> f64| over_runs(arm, |rounds| Some(mean(&all(rounds, of)))).map(|(m, _)| m);
         let in_all = |of: &dyn Fn(&RoundRecord) -> f64| {
@@ -167,7 +167,7 @@ pub fn costs(settings: &[Setting]) -> Sheet {
 }
 
 /// Clients after local training and projection, where a run recorded either.
-pub fn clients(settings: &[Setting]) -> Option<Sheet> {
+pub fn clients(settings: &[Group]) -> Option<Sheet> {
     let columns: [(&str, &[&str]); 6] = [
         ("clients' accuracy %", &["client_accuracy_mean", "client_accuracy_std"]),
         ("on own classes %", &["personal_accuracy_mean", "personal_accuracy_std"]),
@@ -176,7 +176,7 @@ pub fn clients(settings: &[Setting]) -> Option<Sheet> {
         ("cosine of g and r", &["cosine_mean", "cosine_std"]),
         ("gain by distillation", &["distillation_gain_mean", "distillation_gain_std"]),
     ];
-    let row = |setting: &Setting, arm: &Arm| {
+    let row = |setting: &Group, arm: &Arm| {
         let spread = |unit: f64, of: fn(&RoundRecord) -> Option<f64>| {
             let over = over_runs(arm, |rounds| {
                 let values: Vec<f64> = rounds.iter().filter_map(of).collect();
@@ -200,8 +200,8 @@ pub fn clients(settings: &[Setting]) -> Option<Sheet> {
     (!rows.is_empty()).then(|| sheet("clients", &columns, rows))
 }
 
-/// What is not as in the paper.
-pub fn deviations(results: &[SettingResult]) -> Option<Sheet> {
+/// Differences from the paper.
+pub fn deviations(results: &[GroupResult]) -> Option<Sheet> {
     let mut rows = Vec::new();
     for setting in results {
         for d in setting.deviations.iter().flatten() {
@@ -217,7 +217,7 @@ pub fn deviations(results: &[SettingResult]) -> Option<Sheet> {
 }
 
 /// Each run: seed, version, hardware, hashes.
-pub fn runs(settings: &[Setting]) -> Sheet {
+pub fn runs(settings: &[Group]) -> Sheet {
     const HASHES: [&str; 5] = ["private", "test", "public", "partition", "initial_model"];
     const SHORT: usize = 8;
     let heads = ["setting", "method", "seed", "version", "hardware", "threads"];
@@ -251,7 +251,7 @@ pub fn runs(settings: &[Setting]) -> Sheet {
     Sheet { name: "runs", shown, raw }
 }
 
-fn arm_rows<T>(settings: &[Setting], row: impl Fn(&Setting, &Arm) -> T) -> Vec<T> {
+fn arm_rows<T>(settings: &[Group], row: impl Fn(&Group, &Arm) -> T) -> Vec<T> {
     settings.iter().flat_map(|setting| setting.arms.iter().map(|arm| row(setting, arm)).collect::<Vec<_>>()).collect()
 }
 
@@ -259,21 +259,10 @@ fn all(rounds: &[RoundRecord], of: &dyn Fn(&RoundRecord) -> f64) -> Vec<f64> {
     rounds.iter().map(of).collect()
 }
 
-/// Mean and deviation over the runs of an arm.
+/// Mean and standard deviation over the runs of an arm.
 fn over_runs(arm: &Arm, of: impl Fn(&[RoundRecord]) -> Option<f64>) -> Option<(f64, Option<f64>)> {
     let values: Vec<f64> = arm.runs.iter().filter_map(|r| of(&r.run.rounds)).collect();
-    (!values.is_empty()).then(|| (mean(&values), deviation(&values)))
-}
-
-/// `21.32 ± 3.04`; without a deviation the mean alone.
-fn plus_minus(mean: f64, std: Option<f64>) -> String {
-    let mean = if mean < 0.0 { signed(mean) } else { format!("{mean:.2}") };
-    std.map_or(mean.clone(), |std| format!("{mean} ± {std:.2}"))
-}
-
-/// With its sign, the minus as long as the plus.
-fn signed(value: f64) -> String {
-    format!("{value:+.2}").replace('-', "−")
+    (!values.is_empty()).then(|| (mean(&values), standard_deviation(&values)))
 }
 
 #[cfg(test)]

@@ -2,39 +2,29 @@
 
 use super::plane::Plane;
 use super::results::{Results, runs};
-use super::study::{METHODS, Outcome, ROUNDS, SHOWN, Setting, extent};
+use super::study::{METHODS, PilotRun, ROUNDS, SHOWN, Scenario, extent};
+use crate::compare::mean;
+use crate::page::Figure;
 use fedproj_core::RoundRecord;
 use fedproj_report::{Chart, Charts, Layout, Panel, Point, RegionGrid, SERIES, Series, Sketch, Spread};
 
-/// A figure: the name of its files, the SVG and what it shows.
-pub struct Figure {
-    /// Without extension.
-    pub name: String,
-    /// The picture.
-    pub svg: String,
-    /// What it shows.
-    pub caption: String,
-    /// The setting it belongs to; none for the sketch.
-    pub setting: Option<Setting>,
-}
-
-/// All figures, in the order of the page.
-pub fn figures(plane: &Plane, results: &Results, outcomes: &[Outcome]) -> Vec<Figure> {
-    let mut figures = vec![sketch(results, outcomes)];
-    for setting in Setting::ALL {
-        let shown: &[u32] = if setting == Setting::Skewed { &SHOWN } else { &[1, ROUNDS] };
-        figures.extend(shown.iter().map(|&round| regions(plane, outcomes, setting, round)));
-        figures.push(curves(outcomes, setting));
+/// All figures, in the order of the page, each with the scenario it belongs to. The sketch has none.
+pub fn figures(plane: &Plane, results: &Results, runs: &[PilotRun]) -> Vec<(Option<Scenario>, Figure)> {
+    let mut figures = vec![(None, sketch(results, runs))];
+    for scenario in Scenario::ALL {
+        let shown: &[u32] = if scenario == Scenario::Skewed { &SHOWN } else { &[1, ROUNDS] };
+        figures.extend(shown.iter().map(|&round| (Some(scenario), regions(plane, runs, scenario, round))));
+        figures.push((Some(scenario), curves(runs, scenario)));
     }
     figures
 }
 
 /// The sketch at the angle that was measured.
-fn sketch(results: &Results, outcomes: &[Outcome]) -> Figure {
-    let runs = runs(outcomes, Setting::Skewed, METHODS.len() - 1);
+fn sketch(results: &Results, outcomes: &[PilotRun]) -> Figure {
+    let runs = runs(outcomes, Scenario::Skewed, METHODS.len() - 1);
     let cosines: Vec<f64> = runs.iter().flat_map(|run| run.rounds.iter().filter_map(|r| r.cosine)).collect();
-    let cosine = cosines.iter().sum::<f64>() / cosines.len().max(1) as f64;
-    let rate = results.get(Setting::Skewed, "fedproj").projection_rate.as_ref().map_or(0.0, |r| r.mean);
+    let cosine = mean(&cosines);
+    let rate = results.get(Scenario::Skewed, "fedproj").projection_rate.as_ref().map_or(0.0, |r| r.mean);
     let subtitle = format!(
         "drawn at the mean angle of the skewed study: cosine of g and r −{:.2}; {:.0} % of all steps were projected",
         -cosine,
@@ -46,12 +36,11 @@ fn sketch(results: &Results, outcomes: &[Outcome]) -> Figure {
         caption: "A step along −g would raise the memory loss where g and r point apart by more than a right angle; \
                   the projected gradient is the nearest one that does not, to first order."
             .into(),
-        setting: None,
     }
 }
 
-fn regions(plane: &Plane, outcomes: &[Outcome], setting: Setting, round: u32) -> Figure {
-    let with_pictures = || outcomes.iter().filter(|o| o.setting == setting && !o.snapshots.is_empty());
+fn regions(plane: &Plane, outcomes: &[PilotRun], scenario: Scenario, round: u32) -> Figure {
+    let with_pictures = || outcomes.iter().filter(|o| o.scenario == scenario && !o.snapshots.is_empty());
     let held = with_pictures().next().map(|o| o.held.clone()).unwrap_or_default();
     let owner = |i: usize| held.iter().position(|samples| samples.contains(&(i as u32)));
     let point = |(i, (x, y, class)): (usize, (f64, f64, usize))| Point { x, y, class, owner: owner(i) };
@@ -74,8 +63,8 @@ fn regions(plane: &Plane, outcomes: &[Outcome], setting: Setting, round: u32) ->
     columns.push(("global after".to_owned(), format!("end of round {round}")));
     let seed = with_pictures().next().map_or(0, |o| o.seed);
     let grid = RegionGrid {
-        id: format!("{}{round}", setting.key()),
-        title: format!("Decision regions in round {round} of {ROUNDS}: clients {}", setting.title()),
+        id: format!("{}{round}", scenario.key()),
+        title: format!("Decision regions in round {round} of {ROUNDS}: clients {}", scenario.title()),
         subtitle: format!("Iris on its two principal components; accuracy on all 150 flowers; seed {seed}"),
         extent: extent(plane),
         classes: names.to_vec(),
@@ -84,18 +73,17 @@ fn regions(plane: &Plane, outcomes: &[Outcome], setting: Setting, round: u32) ->
         rows: rows.collect(),
     };
     Figure {
-        name: format!("regions-{}-round-{round:02}", setting.key()),
+        name: format!("regions-{}-round-{round:02}", scenario.key()),
         svg: grid.draw(),
         caption: format!(
             "Round {round}: what the global model knew, what each client made of it, and what came of that."
         ),
-        setting: Some(setting),
     }
 }
 
-fn curves(outcomes: &[Outcome], setting: Setting) -> Figure {
+fn curves(outcomes: &[PilotRun], scenario: Scenario) -> Figure {
     let line = |method: usize, of: &dyn Fn(&RoundRecord) -> Option<f64>, start: bool| -> Vec<Spread> {
-        let runs = runs(outcomes, setting, method);
+        let runs = runs(outcomes, scenario, method);
         let spread = |x: u32, values: Vec<f64>| {
             (!values.is_empty()).then(|| {
                 let s = super::results::Spread::of(values);
@@ -117,7 +105,7 @@ fn curves(outcomes: &[Outcome], setting: Setting) -> Figure {
     let percent = |v: Option<f64>| v.map(|v| 100.0 * v);
     let losses: Vec<f64> = outcomes
         .iter()
-        .filter(|o| o.setting == setting)
+        .filter(|o| o.scenario == scenario)
         .flat_map(|o| o.rounds.iter().filter_map(|r| r.memory_loss_after))
         .collect();
     let loss_step = tick(losses.iter().copied().fold(0.0, f64::max));
@@ -128,7 +116,7 @@ fn curves(outcomes: &[Outcome], setting: Setting) -> Figure {
         chart("steps projected, %", (0.0, 100.0, 20.0), false, &|r| percent(r.projection_rate)),
         chart("memory loss after local training", (0.0, 5.0 * loss_step, loss_step), false, &|r| r.memory_loss_after),
     ];
-    let n_seeds = runs(outcomes, setting, 0).len();
+    let n_seeds = runs(outcomes, scenario, 0).len();
     let notes = vec![
         String::new(),
         format!("line: mean over {n_seeds} seeds"),
@@ -139,7 +127,7 @@ fn curves(outcomes: &[Outcome], setting: Setting) -> Figure {
         "memory loss: KL to last round's ensemble".into(),
     ];
     let all = Charts {
-        title: format!("Round by round: clients {}", setting.title()),
+        title: format!("Round by round: clients {}", scenario.title()),
         subtitle: "accuracy on all 150 flowers".into(),
         series: METHODS.iter().zip(SERIES).map(|((_, name), look)| Series::new(*name, look)).collect(),
         notes,
@@ -147,10 +135,9 @@ fn curves(outcomes: &[Outcome], setting: Setting) -> Figure {
         layout: Layout::default(),
     };
     Figure {
-        name: format!("curves-{}", setting.key()),
+        name: format!("curves-{}", scenario.key()),
         svg: all.draw(),
         caption: "Accuracy, forgetting and projection over the rounds.".into(),
-        setting: Some(setting),
     }
 }
 

@@ -7,28 +7,25 @@ mod plane;
 mod results;
 mod study;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use fedproj_core::write_atomically;
 use plane::Plane;
 pub use results::Results;
-use std::fs;
 use std::path::Path;
 pub use study::ROUNDS;
-use study::{METHODS, Outcome, Setting};
-
-/// Pixels of a PNG for one of the SVG.
-const PNG_SCALE: f32 = 2.0;
+use study::{METHODS, PilotRun, Scenario};
 
 /// What a pilot study found.
 pub struct Pilot {
     plane: Plane,
-    outcomes: Vec<Outcome>,
+    runs: Vec<PilotRun>,
     /// The numbers.
     pub results: Results,
 }
 
 /// Rounds of the study over all its runs.
 pub fn n_rounds(n_seeds: u16) -> u64 {
-    (Setting::ALL.len() * METHODS.len()) as u64 * u64::from(n_seeds) * u64::from(ROUNDS)
+    (Scenario::ALL.len() * METHODS.len()) as u64 * u64::from(n_seeds) * u64::from(ROUNDS)
 }
 
 impl Pilot {
@@ -39,9 +36,9 @@ impl Pilot {
     pub fn run(n_seeds: u16, n_threads: usize, done: &(dyn Fn() + Sync)) -> Result<Self> {
         let plane = Plane::new()?;
         let seeds: Vec<u64> = (0..u64::from(n_seeds)).collect();
-        let outcomes = study::study(&plane, &seeds, n_threads, done)?;
-        let results = Results::of(&seeds, &outcomes);
-        Ok(Self { plane, outcomes, results })
+        let runs = study::study(&plane, &seeds, n_threads, done)?;
+        let results = Results::of(&seeds, &runs);
+        Ok(Self { plane, runs, results })
     }
 
     /// Writes tables, figures and the page. The directory `figures` below `out` must exist.
@@ -49,24 +46,17 @@ impl Pilot {
     /// # Errors
     /// If a file cannot be written.
     pub fn write(&self, out: &Path) -> Result<()> {
-        let Self { plane, outcomes, results } = self;
-        let figures = draw::figures(plane, results, outcomes);
-        for figure in &figures {
-            write(&out.join("figures").join(format!("{}.svg", figure.name)), figure.svg.as_bytes())?;
+        let Self { plane, runs, results } = self;
+        let figures = draw::figures(plane, results, runs);
+        let mut files = vec![
+            (out.join("results.json"), (serde_json::to_string_pretty(results)? + "\n").into_bytes()),
+            (out.join("table.csv"), results.csv().into_bytes()),
+            (out.join("rounds.csv"), results::rounds_csv(runs).into_bytes()),
+            (out.join("report.html"), page::page(results, &figures).to_html().into_bytes()),
+        ];
+        for (_, figure) in figures {
+            files.extend(figure.files(&out.join("figures"))?);
         }
-        // The numbers and the page first: pictures of pixels take the longest and matter least.
-        write(&out.join("results.json"), (serde_json::to_string_pretty(results)? + "\n").as_bytes())?;
-        write(&out.join("table.csv"), results.csv().as_bytes())?;
-        write(&out.join("rounds.csv"), results::rounds_csv(outcomes).as_bytes())?;
-        write(&out.join("report.html"), page::page(results, &figures).to_html().as_bytes())?;
-        for figure in figures {
-            let png = fedproj_report::png(&figure.svg, PNG_SCALE).with_context(|| figure.name.clone())?;
-            write(&out.join("figures").join(format!("{}.png", figure.name)), &png)?;
-        }
-        Ok(())
+        Ok(files.iter().try_for_each(|(path, bytes)| write_atomically(path, bytes))?)
     }
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    fs::write(path, bytes).with_context(|| format!("cannot write `{}`", path.display()))
 }

@@ -1,20 +1,20 @@
 //! The study's page.
 
-use super::draw::Figure;
 use super::results::Results;
-use super::study::{ROUNDS, Setting};
+use super::study::{ROUNDS, Scenario};
+use crate::page::Figure;
 use fedproj_report::{Block, Page, Section};
 
 /// The page with the table and all figures.
-pub fn page(results: &Results, figures: &[Figure]) -> Page {
-    let mean = |setting, method| 100.0 * results.get(setting, method).accuracy.mean;
-    let client = |setting, method| 100.0 * results.get(setting, method).client.mean;
+pub fn page(results: &Results, figures: &[(Option<Scenario>, Figure)]) -> Page {
+    let mean = |scenario, method| 100.0 * results.get(scenario, method).accuracy.mean;
+    let client = |scenario, method| 100.0 * results.get(scenario, method).client.mean;
     let lead = format!(
         "Three clients with one kind of flower each, the third with ten flowers only. After {ROUNDS} rounds FedAvg knows \
          {:.1} % of all flowers and FedDF {:.1} %: the third kind is lost. FedProj knows {:.1} %.",
-        mean(Setting::Skewed, "fedavg"),
-        mean(Setting::Skewed, "feddf"),
-        mean(Setting::Skewed, "fedproj"),
+        mean(Scenario::Skewed, "fedavg"),
+        mean(Scenario::Skewed, "feddf"),
+        mean(Scenario::Skewed, "fedproj"),
     );
     let n = results.seeds.len();
     let table = vec![
@@ -34,23 +34,23 @@ pub fn page(results: &Results, figures: &[Figure]) -> Page {
     let balanced = format!(
         "Beside it, for honesty: with 50 flowers each the average recovers ({:.1} % for FedAvg, {:.1} % for FedProj), and \
          only the clients forget ({:.1} % against {:.1} % after local training).",
-        mean(Setting::Balanced, "fedavg"),
-        mean(Setting::Balanced, "fedproj"),
-        client(Setting::Balanced, "fedavg"),
-        client(Setting::Balanced, "fedproj"),
+        mean(Scenario::Balanced, "fedavg"),
+        mean(Scenario::Balanced, "fedproj"),
+        client(Scenario::Balanced, "fedavg"),
+        client(Scenario::Balanced, "fedproj"),
     );
     let pretrained = format!(
         "Observation 2. Even from weights trained on all flowers in one place ({:.1} % right), local training forgets: \
          clients fall to {:.1} % with FedAvg and {:.1} % with FedDF, and keep {:.1} % with FedProj.",
-        100.0 * results.get(Setting::Pretrained, "fedavg").start.mean,
-        client(Setting::Pretrained, "fedavg"),
-        client(Setting::Pretrained, "feddf"),
-        client(Setting::Pretrained, "fedproj"),
+        100.0 * results.get(Scenario::Pretrained, "fedavg").start.mean,
+        client(Scenario::Pretrained, "fedavg"),
+        client(Scenario::Pretrained, "feddf"),
+        client(Scenario::Pretrained, "fedproj"),
     );
-    let drawn = |setting| figures.iter().filter(move |f| f.setting == setting).map(Figure::block);
-    let about = |heading: &str, text: String, setting| Section {
+    let drawn = |scenario| figures.iter().filter(move |(of, _)| *of == scenario).map(|(_, figure)| figure.block());
+    let about = |heading: &str, text: String, scenario| Section {
         heading: heading.to_owned(),
-        blocks: std::iter::once(Block::Text(text)).chain(drawn(Some(setting))).collect(),
+        blocks: std::iter::once(Block::Text(text)).chain(drawn(Some(scenario))).collect(),
     };
     Page {
         title: "FedProj's pilot study: who forgets what".into(),
@@ -58,9 +58,9 @@ pub fn page(results: &Results, figures: &[Figure]) -> Page {
         sections: vec![
             Section { heading: "Results".into(), blocks: table },
             Section { heading: "The idea".into(), blocks: drawn(None).collect() },
-            about("Skewed clients, from scratch", skewed, Setting::Skewed),
-            about("Balanced clients, from scratch", balanced, Setting::Balanced),
-            about("Skewed clients, from pre-trained weights", pretrained, Setting::Pretrained),
+            about("Skewed clients, from scratch", skewed, Scenario::Skewed),
+            about("Balanced clients, from scratch", balanced, Scenario::Balanced),
+            about("Skewed clients, from pre-trained weights", pretrained, Scenario::Pretrained),
             Section { heading: "Set-up".into(), blocks: vec![Block::Facts(setup(results))] },
         ],
         footer: format!("fedproj {} · fedproj reproduce pilot --seeds {n}", results.version),
@@ -88,10 +88,4 @@ fn setup(results: &Results) -> Vec<(String, String)> {
     let mut facts: Vec<(String, String)> = facts.map(|(a, b)| (a.to_owned(), b.to_owned())).to_vec();
     facts.push(("Rounds and seeds".into(), format!("{ROUNDS} rounds; seeds {}", seeds.join(", "))));
     facts
-}
-
-impl Figure {
-    fn block(&self) -> Block {
-        Block::Figure { svg: self.svg.clone(), caption: self.caption.clone() }
-    }
 }

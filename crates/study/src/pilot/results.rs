@@ -1,6 +1,7 @@
 //! What the study found: `results.json`, `table.csv`, `rounds.csv` and the table of terminal and page.
 
-use super::study::{METHODS, Outcome, ROUNDS, Setting};
+use super::study::{METHODS, PilotRun, ROUNDS, Scenario};
+use crate::compare::{mean, standard_deviation};
 use fedproj_core::RoundRecord;
 use fedproj_report::Table;
 use serde::Serialize;
@@ -26,7 +27,7 @@ pub struct Results {
     pub pretrained: BTreeMap<&'static str, MethodResult>,
 }
 
-/// A method's numbers in a setting.
+/// A method's numbers in a scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct MethodResult {
     /// Accuracy of the global model after the last round.
@@ -49,7 +50,7 @@ pub struct MethodResult {
 pub struct Spread {
     /// Mean.
     pub mean: f64,
-    /// Sample deviation; 0 for one seed.
+    /// Standard deviation (n − 1); 0 for one seed.
     pub std: f64,
     /// Least.
     pub min: f64,
@@ -62,12 +63,9 @@ pub struct Spread {
 impl Spread {
     /// Of values, of which there is at least one.
     pub fn of(seeds: Vec<f64>) -> Self {
-        let n = seeds.len() as f64;
-        let mean = seeds.iter().sum::<f64>() / n;
-        let squares = seeds.iter().map(|v| (v - mean).powi(2)).sum::<f64>();
         Self {
-            mean,
-            std: (squares / (n - 1.0).max(1.0)).sqrt(),
+            mean: mean(&seeds),
+            std: standard_deviation(&seeds).unwrap_or(0.0),
             min: seeds.iter().copied().fold(f64::INFINITY, f64::min),
             max: seeds.iter().copied().fold(f64::NEG_INFINITY, f64::max),
             seeds,
@@ -82,10 +80,10 @@ impl Spread {
 
 impl Results {
     /// The numbers of finished runs.
-    pub fn of(seeds: &[u64], outcomes: &[Outcome]) -> Self {
-        let setting = |setting| {
+    pub fn of(seeds: &[u64], outcomes: &[PilotRun]) -> Self {
+        let scenario = |scenario| {
             let of =
-                |(i, (key, _)): (usize, &(&'static str, &str))| (*key, MethodResult::of(&runs(outcomes, setting, i)));
+                |(i, (key, _)): (usize, &(&'static str, &str))| (*key, MethodResult::of(&runs(outcomes, scenario, i)));
             METHODS.iter().enumerate().map(of).collect()
         };
         Self {
@@ -93,24 +91,24 @@ impl Results {
             version: env!("CARGO_PKG_VERSION"),
             rounds: ROUNDS,
             seeds: seeds.to_vec(),
-            methods: setting(Setting::Skewed),
-            balanced: setting(Setting::Balanced),
-            pretrained: setting(Setting::Pretrained),
+            methods: scenario(Scenario::Skewed),
+            balanced: scenario(Scenario::Balanced),
+            pretrained: scenario(Scenario::Pretrained),
         }
     }
 
-    fn rows(&self) -> impl Iterator<Item = (Setting, &'static str, &'static str, &MethodResult)> {
+    fn rows(&self) -> impl Iterator<Item = (Scenario, &'static str, &'static str, &MethodResult)> {
         let tables = [&self.methods, &self.balanced, &self.pretrained];
-        let pairs = Setting::ALL.into_iter().zip(tables);
-        pairs.flat_map(|(setting, table)| METHODS.iter().map(move |(key, name)| (setting, *key, *name, &table[key])))
+        let pairs = Scenario::ALL.into_iter().zip(tables);
+        pairs.flat_map(|(scenario, table)| METHODS.iter().map(move |(key, name)| (scenario, *key, *name, &table[key])))
     }
 
-    /// A method's numbers in a setting.
-    pub fn get(&self, setting: Setting, method: &str) -> &MethodResult {
-        match setting {
-            Setting::Skewed => &self.methods[method],
-            Setting::Balanced => &self.balanced[method],
-            Setting::Pretrained => &self.pretrained[method],
+    /// A method's numbers in a scenario.
+    pub fn get(&self, scenario: Scenario, method: &str) -> &MethodResult {
+        match scenario {
+            Scenario::Skewed => &self.methods[method],
+            Scenario::Balanced => &self.balanced[method],
+            Scenario::Pretrained => &self.pretrained[method],
         }
     }
 
@@ -118,10 +116,10 @@ impl Results {
     pub fn table(&self) -> Table {
         let headers =
             ["clients", "method", "global accuracy %", "clients' accuracy %", "forgetting %", "steps projected %"];
-        let row = |(setting, _, name, r): (Setting, _, &str, &MethodResult)| {
+        let row = |(scenario, _, name, r): (Scenario, _, &str, &MethodResult)| {
             let projection = r.projection_rate.as_ref().map_or_else(|| "–".to_owned(), Spread::percent);
             let cells = [r.accuracy.percent(), r.client.percent(), r.forgetting.percent(), projection];
-            [setting.title().to_owned(), name.to_owned()].into_iter().chain(cells).collect()
+            [scenario.title().to_owned(), name.to_owned()].into_iter().chain(cells).collect()
         };
         Table { headers: headers.map(str::to_owned).to_vec(), n_names: 2, rows: self.rows().map(row).collect() }
     }
@@ -133,8 +131,8 @@ impl Results {
             let _ = write!(out, ",{name}_mean,{name}_std,{name}_min,{name}_max");
         }
         out.push('\n');
-        for (setting, key, _, r) in self.rows() {
-            let _ = write!(out, "{},{key},{}", setting.key(), self.seeds.len());
+        for (scenario, key, _, r) in self.rows() {
+            let _ = write!(out, "{},{key},{}", scenario.key(), self.seeds.len());
             for spread in [Some(&r.accuracy), Some(&r.client), Some(&r.forgetting), r.projection_rate.as_ref()] {
                 let _ = match spread {
                     Some(s) => write!(out, ",{},{},{},{}", s.mean, s.std, s.min, s.max),
@@ -148,12 +146,12 @@ impl Results {
 }
 
 impl MethodResult {
-    fn of(runs: &[&Outcome]) -> Self {
-        let last = |run: &Outcome, of: fn(&RoundRecord) -> Option<f64>| run.rounds.last().and_then(of).unwrap_or(0.0);
-        let mean = |run: &Outcome, of: fn(&RoundRecord) -> Option<f64>| {
+    fn of(runs: &[&PilotRun]) -> Self {
+        let last = |run: &PilotRun, of: fn(&RoundRecord) -> Option<f64>| run.rounds.last().and_then(of).unwrap_or(0.0);
+        let mean = |run: &PilotRun, of: fn(&RoundRecord) -> Option<f64>| {
             run.rounds.iter().filter_map(of).sum::<f64>() / run.rounds.len() as f64
         };
-        let spread = |of: &dyn Fn(&Outcome) -> f64| Spread::of(runs.iter().map(|run| of(run)).collect());
+        let spread = |of: &dyn Fn(&PilotRun) -> f64| Spread::of(runs.iter().map(|run| of(run)).collect());
         let client = spread(&|run| last(run, |r| r.client_accuracy));
         let projects = runs.iter().any(|run| run.rounds.iter().any(|r| r.projection_rate.is_some()));
         Self {
@@ -168,17 +166,17 @@ impl MethodResult {
     }
 }
 
-/// The runs of a method in a setting, in the order of their seeds.
-pub fn runs(outcomes: &[Outcome], setting: Setting, method: usize) -> Vec<&Outcome> {
-    outcomes.iter().filter(|o| (o.setting, o.method) == (setting, method)).collect()
+/// The runs of a method in a scenario, in the order of their seeds.
+pub fn runs(outcomes: &[PilotRun], scenario: Scenario, method: usize) -> Vec<&PilotRun> {
+    outcomes.iter().filter(|o| (o.scenario, o.method) == (scenario, method)).collect()
 }
 
 /// `rounds.csv`: every round of every run.
-pub fn rounds_csv(outcomes: &[Outcome]) -> String {
+pub fn rounds_csv(outcomes: &[PilotRun]) -> String {
     let mut out = format!("setting,method,seed,{}\n", RoundRecord::CSV_HEADER);
     for run in outcomes {
         for record in &run.rounds {
-            let _ = writeln!(out, "{},{},{},{}", run.setting.key(), METHODS[run.method].0, run.seed, record.to_csv());
+            let _ = writeln!(out, "{},{},{},{}", run.scenario.key(), METHODS[run.method].0, run.seed, record.to_csv());
         }
     }
     out

@@ -1,4 +1,4 @@
-//! The runs of the pilot study: three settings, three methods, some seeds.
+//! The runs of the pilot study: three scenarios, three methods, some seeds.
 
 use super::plane::Plane;
 use anyhow::Result;
@@ -27,7 +27,7 @@ const MARGIN: f64 = 0.5;
 
 /// How the flowers are dealt out and where the weights start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Setting {
+pub enum Scenario {
     /// One kind a client, the third client small; from scratch.
     Skewed,
     /// One kind a client, all of a size; from scratch.
@@ -36,7 +36,7 @@ pub enum Setting {
     Pretrained,
 }
 
-impl Setting {
+impl Scenario {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Skewed, Self::Balanced, Self::Pretrained];
 
@@ -72,9 +72,9 @@ impl Setting {
 
 /// One run.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct PilotRun {
     /// Where it stands in the study.
-    pub setting: Setting,
+    pub scenario: Scenario,
     /// Place in [`METHODS`].
     pub method: usize,
     /// Seed.
@@ -108,8 +108,8 @@ pub struct Pictured {
 }
 
 /// The set-up with every number that is not a default of fedproj.
-fn config(setting: Setting, method: &str, seed: u64) -> Result<Config> {
-    let lr = if setting == Setting::Pretrained { "1e-2" } else { "1e-3" };
+fn config(scenario: Scenario, method: &str, seed: u64) -> Result<Config> {
+    let lr = if scenario == Scenario::Pretrained { "1e-2" } else { "1e-3" };
     let mut settings = vec![
         format!("seed={seed}"),
         format!("method.name={method}"),
@@ -136,20 +136,20 @@ fn config(setting: Setting, method: &str, seed: u64) -> Result<Config> {
 }
 
 /// All runs of the study, on `n_threads` threads; `done` is called after each round.
-pub fn study(plane: &Plane, seeds: &[u64], n_threads: usize, done: &(dyn Fn() + Sync)) -> Result<Vec<Outcome>> {
+pub fn study(plane: &Plane, seeds: &[u64], n_threads: usize, done: &(dyn Fn() + Sync)) -> Result<Vec<PilotRun>> {
     let mut jobs = Vec::new();
-    for setting in Setting::ALL {
+    for scenario in Scenario::ALL {
         for &seed in seeds {
-            jobs.extend((0..METHODS.len()).map(|method| (setting, method, seed)));
+            jobs.extend((0..METHODS.len()).map(|method| (scenario, method, seed)));
         }
     }
     let next = AtomicUsize::new(0);
-    let outcomes: Mutex<Vec<(usize, Result<Outcome>)>> = Mutex::new(Vec::new());
+    let outcomes: Mutex<Vec<(usize, Result<PilotRun>)>> = Mutex::new(Vec::new());
     let work = || {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(setting, method, seed)) = jobs.get(i) else { return };
-            let outcome = run(plane, setting, method, seed, Some(seed) == seeds.first().copied(), done);
+            let Some(&(scenario, method, seed)) = jobs.get(i) else { return };
+            let outcome = run(plane, scenario, method, seed, Some(seed) == seeds.first().copied(), done);
             outcomes.lock().unwrap_or_else(PoisonError::into_inner).push((i, outcome));
         }
     };
@@ -166,20 +166,20 @@ pub fn study(plane: &Plane, seeds: &[u64], n_threads: usize, done: &(dyn Fn() + 
 /// One run through the public interface of the simulator; `pictured` keeps the models of some rounds.
 fn run(
     plane: &Plane,
-    setting: Setting,
+    scenario: Scenario,
     method_idx: usize,
     seed: u64,
     pictured: bool,
     done: &(dyn Fn() + Sync),
-) -> Result<Outcome> {
-    let config = config(setting, METHODS[method_idx].0, seed)?;
+) -> Result<PilotRun> {
+    let config = config(scenario, METHODS[method_idx].0, seed)?;
     let method = config.method.build()?;
     let (all, public) = (plane.data.clone(), plane.data.clone().without_labels());
-    let partition = setting.partition(seed)?;
+    let partition = scenario.partition(seed)?;
     let held = (0..partition.n_clients()).map(|k| partition.indices(k).into_owned()).collect();
     let mut experiment =
         Experiment::with_partition(config, method.as_ref(), all.clone(), all, Some(public), partition)?;
-    if setting == Setting::Pretrained {
+    if scenario == Scenario::Pretrained {
         pretrain(&mut experiment, &plane.data)?;
     }
     let evaluator = Evaluator::new(&experiment.graph, 1)?;
@@ -200,7 +200,7 @@ fn run(
         }
         done();
     }
-    Ok(Outcome { setting, method: method_idx, seed, rounds, start, held, snapshots })
+    Ok(PilotRun { scenario, method: method_idx, seed, rounds, start, held, snapshots })
 }
 
 fn score(evaluator: &Evaluator, simulation: &Simulation, data: &Dataset) -> Result<f64> {
