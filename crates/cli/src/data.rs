@@ -1,4 +1,4 @@
-//! `fedproj data`: which data sets are known, which are there, and how to get the others.
+//! `fedproj data`: which data sets are known, which are here, and how to get the others.
 
 use crate::say;
 use anyhow::Result;
@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 /// Arguments of `data`.
 #[derive(Args)]
 pub struct Data {
-    /// Tell more about this data set: it is read, classes are counted and contents hashed
+    /// Read this data set, count its classes and hash its contents
     name: Option<String>,
-    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
+    /// Data directory [default: $FEDPROJ_DATA, then ./data]
     #[arg(long = "data-dir", value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Read everything that is found: real counts, hashes, and what is wrong with damaged files
+    /// Read every data set that is here: exact counts, hashes, and what is wrong with damaged files
     #[arg(long)]
     hash: bool,
-    /// Print one JSON value: an array, or with NAME an object
+    /// Print JSON: an array, or an object if NAME is given
     #[arg(long)]
     json: bool,
 }
 
-/// Where data sets lie: the flag, else `FEDPROJ_DATA`, else `./data` if it exists.
+/// The data directory: the flag, else `FEDPROJ_DATA`, else `./data` if it exists.
 pub fn data_dir(flag: Option<PathBuf>) -> Option<PathBuf> {
     let environment = || std::env::var_os("FEDPROJ_DATA").filter(|dir| !dir.is_empty()).map(PathBuf::from);
     flag.or_else(environment).or_else(|| Some(PathBuf::from("data")).filter(|dir| dir.is_dir()))
@@ -71,7 +71,7 @@ fn print_list(entries: &[Entry], dir: Option<&Path>, with_hash: bool) {
     for e in entries {
         say!("{:<15}{}", e.name, e.about);
     }
-    let dir = dir.map_or("none; name one with --data-dir or FEDPROJ_DATA".into(), |dir| format!("`{}`", dir.display()));
+    let dir = dir.map_or("none; set one with --data-dir or FEDPROJ_DATA".into(), |dir| format!("`{}`", dir.display()));
     say!("\nData directory: {dir}");
     for e in entries {
         if let Some(what) = e.problem.as_deref().or(e.how_to_get) {

@@ -1,4 +1,4 @@
-//! The arguments that say where networks are trained.
+//! The arguments that choose where networks are trained.
 
 use anyhow::Result;
 use clap::Args;
@@ -7,19 +7,19 @@ use fedproj_core::Device;
 /// Threads, device and precision.
 #[derive(Args, Clone, Debug)]
 pub struct DeviceArgs {
-    /// Threads; without a GPU clients train side by side, one a thread
+    /// Threads; without a GPU, one client per thread
     #[arg(long, value_name = "N", default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: u16,
-    /// Where networks are trained: cpu, cuda, cuda:1, or auto (a GPU where there is one) [default: auto]
+    /// cpu, cuda, cuda:1, or auto: a GPU if there is one [default: auto]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// How a GPU multiplies matrices
+    /// Precision of a GPU's matrix products
     #[arg(long, default_value = "tf32", value_parser = ["fp32", "tf32", "bf16"])]
     pub precision: String,
 }
 
 impl DeviceArgs {
-    /// Opens the device; says so on stderr where a wish for a GPU was not met.
+    /// Opens the device. A note on stderr says why a requested GPU is not used.
     pub fn open(&self) -> Result<Device> {
         let name = self.device.as_deref().unwrap_or("auto");
         let device = Device::open(name, &self.precision, usize::from(self.threads))?;

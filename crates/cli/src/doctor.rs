@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Arguments of `doctor`.
 #[derive(Args)]
 pub struct Doctor {
-    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
+    /// Data directory [default: $FEDPROJ_DATA, then ./data]
     #[arg(long = "data-dir", value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Print one JSON object
@@ -29,7 +29,7 @@ struct Findings {
     /// Vector instructions in use.
     isa: &'static str,
     threads: u16,
-    /// Of the machine; none where the system does not tell.
+    /// Of the machine; none where the system does not report it.
     memory_bytes: Option<u64>,
     memory_free_bytes: Option<u64>,
     cuda: Cuda,
@@ -105,7 +105,7 @@ impl Findings {
         say!("memory      {memory}");
         self.cuda.print();
         let dir = self.data_dir.as_deref().map(Path::display).map(|dir| format!("`{dir}`"));
-        say!("data        {}", dir.unwrap_or_else(|| "no folder; name one with --data-dir or FEDPROJ_DATA".into()));
+        say!("data        {}", dir.unwrap_or_else(|| "none; set one with --data-dir or FEDPROJ_DATA".into()));
         for (what, is) in [
             ("found", (|s| matches!(s, State::Embedded | State::Found | State::Archive)) as fn(&State) -> bool),
             ("damaged", |s| matches!(s, State::Damaged)),
@@ -116,7 +116,7 @@ impl Findings {
                 say!("  {what:<9} {}", names.join(", "));
             }
         }
-        say!("            `fedproj data` tells how to get what is missing");
+        say!("            `fedproj data` shows how to get what is missing");
     }
 }
 

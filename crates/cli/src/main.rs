@@ -33,47 +33,47 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs an experiment; without arguments FedProj on the embedded digits set
+    /// Run an experiment; without arguments, FedProj on the embedded digits
     Run(run::RunArgs),
-    /// Repeats a study of the paper, with tables and pictures
+    /// Reproduce a study of the paper, with tables and figures
     #[command(subcommand)]
     Reproduce(reproduce::Reproduce),
-    /// Compares finished runs: mean ± deviation over seeds, paired differences
+    /// Compare finished runs: mean ± standard deviation over seeds, paired differences
     Compare(compare::CompareArgs),
-    /// Makes a page of finished runs: tables, curves, partition, costs, what deviates from the paper
+    /// Write a report of finished runs: tables, curves, partition, costs, differences from the paper
     Report(report::ReportArgs),
-    /// Runs a recorded run again and compares it bit for bit
+    /// Repeat a stored run and compare it bit for bit
     Verify(verify::VerifyArgs),
-    /// Runs a federation's server
+    /// Run a federation's server
     Serve(federation::serve::Serve),
-    /// Runs a node: trains on data of its own for a server
+    /// Run a node, which trains on its own data for a server
     Join(federation::join::Join),
-    /// Turns a one-time token into a node's certificate
+    /// Exchange a one-time token for a node's certificate
     Enrol(federation::join::Enrol),
-    /// Lists, invites and revokes a federation's nodes
+    /// List, invite and revoke a federation's nodes
     Nodes(federation::nodes::NodesArgs),
-    /// Checks a federation's journal and shows it
+    /// Check a federation's journal and show it
     Audit(federation::nodes::Audit),
-    /// Runs a whole federation on this machine, and compares it with the simulator
+    /// Run a whole federation on this machine and compare it with the simulator
     Demo(federation::demo::Demo),
-    /// Writes a commented configuration file
+    /// Write a commented configuration file
     New(new::New),
-    /// Shows the effective configuration of a run, and explains its keys
+    /// Show the effective configuration of a run, and explain its keys
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Previews who holds which data, with a picture
+    /// Show which client holds which data, before a run
     Partition(partition::Partition),
-    /// Lists data sets: what is known, what is found, how to get the rest
+    /// List data sets: which are here, and how to get the others
     Data(data::Data),
-    /// Lists methods
+    /// List methods
     Methods(methods::Methods),
-    /// Lists networks
+    /// List networks
     Models(models::Models),
-    /// Tells what this machine has: instruction set, memory, GPUs and their libraries, data sets
+    /// Report what this machine has: instruction set, memory, GPUs and their libraries, data sets
     Doctor(doctor::Doctor),
-    /// Tests a GPU: layers, losses, networks and methods against the CPU and golden numbers
+    /// Test a GPU: compare layers, losses, networks and methods with the CPU and with golden numbers
     Selftest(selftest::SelfTest),
-    /// Measures the engine's speed
+    /// Measure the engine's speed
     #[command(subcommand)]
     Bench(bench::Bench),
 }
@@ -129,7 +129,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error with its causes, each told once: some of ours name their cause themselves.
+/// The error with its causes, each once: some of our errors name their cause themselves.
 fn message(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {

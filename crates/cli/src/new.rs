@@ -16,16 +16,16 @@ use toml::Value;
 /// Arguments of `new`.
 #[derive(Args)]
 pub struct New {
-    /// The file to write
+    /// File to write
     #[arg(default_value = "fedproj.toml")]
     file: PathBuf,
-    /// Defaults: the paper's text, its published code, or a clean combination of both
+    /// Defaults from the paper's text (paper), its published code (authors-code), or a clean combination of both
     #[arg(long, default_value = "clean", value_parser = PRESETS)]
     preset: String,
-    /// The private data set; all but the embedded digits get the paper's set-up
+    /// Private data set; all but digits get the paper's set-up
     #[arg(long, default_value = "digits", value_parser = PossibleValuesParser::new(SETUPS.iter().map(|s| s.data)))]
     data: String,
-    /// Replace a file that is there
+    /// Replace an existing file
     #[arg(long)]
     force: bool,
 }
@@ -37,7 +37,7 @@ impl New {
         let setup = SETUPS.iter().find(|s| s.data == self.data).context("no set-up for this data set")?;
         let text = configuration(setup, &self.preset)?;
         if !self.force && self.file.exists() {
-            bail!(Error::config(format!("`{path}` is there already\nhint: --force replaces it")));
+            bail!(Error::config(format!("`{path}` exists already\nhint: --force replaces it")));
         }
         std::fs::write(&self.file, text).with_context(|| format!("cannot write `{path}`"))?;
         eprintln!("wrote `{path}`; now: fedproj run {path}");

@@ -12,10 +12,10 @@ pub struct ReportArgs {
     /// Run directories, or directories of run directories
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// Where the page, figures/ and tables/ go; `report` below RUN if there is one RUN, else `report` here
+    /// Directory for the page, figures/ and tables/ [default: RUN/report for one RUN, else ./report]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// The page's title; else one that says what was compared
+    /// Title of the page [default: what was compared]
     #[arg(long)]
     title: Option<String>,
     /// Print one JSON object

@@ -18,15 +18,15 @@ use toml::Value;
 /// The studies there are.
 #[derive(Subcommand)]
 pub enum Reproduce {
-    /// The pilot study on Iris in the plane: who forgets what, with pictures, in seconds
+    /// The pilot study on Iris, in seconds: who forgets what, with figures
     Pilot(Pilot),
-    /// The table of image classification: nine methods, three data sets, two degrees of skew
+    /// Table 1, image classification: nine methods, three data sets, two degrees of skew
     Table1(Table1),
-    /// The table of text classification: four methods, a small BERT, three data sets, two degrees of skew
+    /// Table 2, text classification: four methods, a small BERT, three data sets, two degrees of skew
     Table2(Table2),
-    /// FedProj with its projection left out at random, from never to always
+    /// Ablation: FedProj with its projection skipped at random
     ProjectionDropout(ProjectionDropout),
-    /// FedProj's distillation held near the average by a weight-divergence term of weight α
+    /// Ablation: FedProj with a weight-divergence term of weight α in its distillation
     WeightDivergence(WeightDivergence),
 }
 
@@ -46,25 +46,25 @@ impl Reproduce {
 /// Arguments of all studies but the pilot.
 #[derive(Args)]
 pub struct StudyArgs {
-    /// The private data set: cifar10 (the default), cifar100 or cinic10; of texts sst2 (the default), mnli or marc
+    /// Private data set: cifar10, cifar100 or cinic10; for texts sst2, mnli or marc [default: the first]
     #[arg(long, value_name = "NAME")]
     dataset: Option<String>,
-    /// Degrees of skew β (Dirichlet; small is skewed), with commas between them
+    /// Comma-separated degrees of skew β (Dirichlet; small is skewed)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.5")]
     beta: Vec<f64>,
-    /// How many seeds, from 0 on
+    /// Number of seeds: 0, 1, …
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     seeds: u16,
-    /// Defaults: the paper's text, its published code, or a clean combination of both
+    /// Defaults from the paper's text (paper), its published code (authors-code), or a clean combination of both
     #[arg(long, default_value = "clean", value_parser = PRESETS)]
     preset: String,
-    /// The paper's scale, or the beginning of training of a small network, for two CPU cores
+    /// full: the paper's scale; quick: the first rounds of a small network, for two CPU cores
     #[arg(long, default_value = "full", value_parser = ["full", "quick"])]
     scale: String,
-    /// Where the runs' directories go; else `runs/STUDY-DATASET-SCALE`
+    /// Directory of all run directories [default: runs/STUDY-DATASET-SCALE]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
+    /// Data directory [default: $FEDPROJ_DATA, then ./data]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -72,16 +72,16 @@ pub struct StudyArgs {
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
-    /// No progress, no table
+    /// Print neither progress nor tables
     #[arg(long)]
     quiet: bool,
-    /// Departures from the set-up, such as federation.rounds=50
+    /// Settings that override the set-up, such as federation.rounds=50
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
 }
 
 impl StudyArgs {
-    /// Runs what is not done yet and prints the tables.
+    /// Makes the runs that are not finished yet and prints the tables.
     fn run(self, study: &Study, values: Vec<impl Into<Value>>) -> Result<()> {
         let options = StudyOptions {
             dataset: self.dataset,
@@ -125,7 +125,7 @@ impl StudyArgs {
 pub struct Table1 {
     #[command(flatten)]
     common: StudyArgs,
-    /// Methods, with commas between them; `fedproj methods` lists more
+    /// Comma-separated methods; `fedproj methods` lists all
     #[arg(
         long,
         value_name = "NAMES",
@@ -140,7 +140,7 @@ pub struct Table1 {
 pub struct Table2 {
     #[command(flatten)]
     common: StudyArgs,
-    /// Methods, with commas between them; `fedproj methods` lists more
+    /// Comma-separated methods; `fedproj methods` lists all
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "fedavg,feddf,fedet,fedproj")]
     methods: Vec<String>,
 }
@@ -150,7 +150,7 @@ pub struct Table2 {
 pub struct ProjectionDropout {
     #[command(flatten)]
     common: StudyArgs,
-    /// Shares of client-rounds that go without projection, with commas between them
+    /// Comma-separated shares of client-rounds without projection
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,0.25,0.5,0.75,1")]
     rates: Vec<f64>,
 }
@@ -160,7 +160,7 @@ pub struct ProjectionDropout {
 pub struct WeightDivergence {
     #[command(flatten)]
     common: StudyArgs,
-    /// Weights α, with commas between them; 0 is without the term
+    /// Comma-separated weights α; 0 drops the term
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,0.1,0.3,0.5")]
     alphas: Vec<f64>,
 }
@@ -168,13 +168,13 @@ pub struct WeightDivergence {
 /// Arguments of `reproduce pilot`.
 #[derive(Args)]
 pub struct Pilot {
-    /// Where tables, figures and the report go
+    /// Directory for tables, figures and the report
     #[arg(long, value_name = "DIR", default_value = "runs/pilot")]
     out: PathBuf,
-    /// How many seeds, from 0 on
+    /// Number of seeds: 0, 1, …
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     seeds: u16,
-    /// Threads; runs go side by side, one a thread
+    /// Threads; one run per thread
     #[arg(long, value_name = "N", default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..))]
     threads: u16,
     /// Print one JSON object on the last line

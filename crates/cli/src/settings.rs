@@ -10,16 +10,16 @@ use std::path::PathBuf;
 /// The arguments by which runs are configured.
 #[derive(Args)]
 pub struct Settings {
-    /// A configuration file (TOML) and `key=value` pairs that override it, such as method.name=fedavg
+    /// A configuration file (TOML), and `key=value` pairs that override it, such as method.name=fedavg
     #[arg(value_name = "CONFIG | KEY=VALUE")]
     pub settings: Vec<String>,
-    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
+    /// Data directory [default: $FEDPROJ_DATA, then ./data]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 }
 
 impl Settings {
-    /// The runs that the settings ask for. What they say of a server is checked and left aside.
+    /// The runs that the settings ask for. Settings of a server are checked and ignored.
     pub fn runs(&self) -> Result<Vec<PlannedRun>> {
         let (mut table, mut overrides) = self.parts()?;
         ServerConfig::take(&mut table, &mut overrides)?;
@@ -32,7 +32,10 @@ impl Settings {
         let server = ServerConfig::take(&mut table, &mut overrides)?;
         match <[_; 1]>::try_from(expand(Some(&table), &overrides)?) {
             Ok([only]) => Ok((only.config, server)),
-            Err(all) => bail!(Error::config(format!("a federation runs one configuration, not {}", all.len()))),
+            Err(all) => bail!(Error::config(format!(
+                "a federation runs one configuration, but these settings ask for {}",
+                all.len()
+            ))),
         }
     }
 

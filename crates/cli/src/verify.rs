@@ -1,4 +1,4 @@
-//! `fedproj verify`: runs a recorded run again and compares every round's model hash.
+//! `fedproj verify`: repeats a stored run and compares every round's model hash.
 
 use crate::device::DeviceArgs;
 use crate::say;
@@ -10,16 +10,16 @@ use std::path::PathBuf;
 /// Arguments of `verify`.
 #[derive(Args)]
 pub struct VerifyArgs {
-    /// The run directory
+    /// Run directory
     #[arg(value_name = "RUN")]
     run: PathBuf,
-    /// Start from the oldest checkpoint that is still there, not from the beginning
+    /// Start from the oldest checkpoint instead of the first round
     #[arg(long)]
     from_checkpoint: bool,
-    /// Repeat only so many rounds
+    /// Repeat only N rounds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Where data sets lie; else `$FEDPROJ_DATA`, else `data` if it exists
+    /// Data directory [default: $FEDPROJ_DATA, then ./data]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -39,13 +39,13 @@ impl VerifyArgs {
             data_dir.as_deref(),
             self.device.open()?,
             VerifyPart { from_checkpoint: self.from_checkpoint, rounds: self.rounds },
-            &|round| bar.set_message(format!("round {round} is the same")),
+            &|round| bar.set_message(format!("round {round} is identical")),
         )?;
         bar.finish_and_clear();
         if self.json {
             say!("{}", serde_json::to_string(&verified)?);
         } else {
-            say!("{} rounds from round {} on are the same, bit for bit", verified.n_rounds, verified.from);
+            say!("{} rounds from round {} on are identical, bit for bit", verified.n_rounds, verified.from);
         }
         Ok(())
     }
