@@ -202,7 +202,7 @@ impl Pilot {
             return Ok(());
         }
         say!("{}", pilot.results.table().to_text());
-        say!("Mean over {} seeds (least–greatest); accuracy on all 150 flowers after {ROUNDS} rounds.", self.seeds);
+        say!("Mean over {} seeds (min–max); accuracy on all 150 flowers after {ROUNDS} rounds.", self.seeds);
         say!("report   {}", self.out.join("report.html").display());
         say!("figures  {} (SVG and PNG)", figures_dir.display());
         say!("numbers  {}, table.csv, rounds.csv", self.out.join("results.json").display());

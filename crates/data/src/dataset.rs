@@ -261,6 +261,13 @@ impl Dataset {
         }
     }
 
+    /// All samples, as [`Dataset::gather`] writes them.
+    pub fn gather_all(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.n_samples() * self.sample_len()];
+        self.gather(&(0..self.n_samples() as u32).collect::<Vec<_>>(), &mut out);
+        out
+    }
+
     /// The samples `indices`, in that order.
     ///
     /// # Panics

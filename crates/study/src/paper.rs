@@ -16,8 +16,8 @@ const N_SEEDS: usize = 3;
 /// What the paper fine-tunes on texts.
 const CHECKPOINT: &str = "TinyBERT (its code: bert-tiny)";
 
-/// What the paper's draws of texts hold: private ones, at most 100 000 and of each class as many while they last, and public
-/// ones. Copies that are not whole have less.
+/// The sizes of the paper's draws of texts. Private draws have at most 100 000 texts and are balanced while the classes last.
+/// An incomplete copy of a data set gives fewer.
 const DRAWN: [(&str, [(&str, usize); 2]); 3] = [
     ("sst2", [("private_samples", 63_454), ("public_samples", 30_000)]),
     ("mnli", [("private_samples", 99_999), ("public_samples", 30_000)]),
@@ -48,7 +48,7 @@ pub struct Deviation {
     pub why: String,
 }
 
-/// What costs time and memory, and is made smaller for a smaller machine.
+/// The keys that cost time and memory, and are reduced for a smaller machine.
 const SCALE: [&str; 9] = [
     "data.private_samples",
     "data.public_samples",
@@ -61,7 +61,7 @@ const SCALE: [&str; 9] = [
     "model.name",
 ];
 
-/// What decides how a run is watched and kept, not what it learns.
+/// The keys that decide how a run is recorded, not what it learns.
 const WATCHING: [&str; 5] =
     ["preset", "seed", "federation.checkpoint_every", "federation.evaluate_clients", "federation.evaluate_every"];
 
@@ -204,7 +204,7 @@ impl Deviation {
     }
 }
 
-/// The statements beside the paper's figures: one for all settings if it is the same.
+/// The statements beside the paper's results: one for all groups if it is the same.
 pub fn statements(results: &[GroupResult]) -> Vec<String> {
     let with_figures = results.iter().filter(|r| r.rows.iter().any(|row| row.paper.is_some()));
     let all: Vec<(&str, String)> =

@@ -3,41 +3,41 @@
 
 use fedproj_core::{Config, Result};
 
-/// The presets there are.
+/// The presets.
 pub const PRESETS: [&str; 3] = ["clean", "paper", "authors-code"];
 
-/// What tells one data set's study from another's. Settings that it does not name have their defaults.
+/// What differs between the studies of two data sets. Everything else has its default.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// The private data set.
     pub data: &'static str,
     /// The data set's name as the paper writes it.
     pub title: &'static str,
-    /// The public one.
+    /// The public data set.
     pub public: &'static str,
     /// The network.
     pub model: &'static str,
     /// The folder of its weights, for texts; empty for images.
     pub checkpoint: &'static str,
-    /// All of them.
+    /// Number of clients.
     pub clients: u32,
-    /// Share of the clients in a round.
+    /// Share of the clients per round.
     pub fraction: f64,
     /// Communication rounds.
     pub rounds: u32,
-    /// Local epochs of a round.
+    /// Local epochs per round.
     pub epochs: u32,
     /// Epochs of the server.
     pub distill_epochs: u32,
-    /// Private samples that are used; 0 is all.
+    /// Private samples to use; 0 is all.
     pub private_samples: u32,
-    /// Public samples that are used; 0 is all.
+    /// Public samples to use; 0 is all.
     pub public_samples: u32,
-    /// Samples of one memory gradient of FedProj.
+    /// Samples per memory gradient of FedProj.
     pub memory_batch: u32,
 }
 
-/// Digits: small enough for a minute. The others: the paper's set-up.
+/// Digits, which take a minute, and the paper's set-ups.
 pub const SETUPS: &[Setup] = &[DIGITS, CIFAR10, CIFAR100, CINIC10, SST2, MNLI, MARC];
 
 const DIGITS: Setup = Setup {
@@ -80,12 +80,11 @@ pub const CIFAR100: Setup = Setup {
     ..CIFAR10
 };
 
-/// The paper's set-up for CINIC-10, with as many training images as its code takes.
+/// The paper's set-up for CINIC-10, with the number of training images that its code uses.
 pub const CINIC10: Setup =
     Setup { data: "cinic10", title: "CINIC-10", model: "resnet18", rounds: 60, private_samples: 100_000, ..CIFAR10 };
 
-/// What the paper's experiments on texts have beyond a set-up, beside the defaults for images. Rate, schedule and draw are
-/// its code's.
+/// What the paper's experiments on texts set beyond a set-up. Rate, schedule and draw are those of its code.
 const TEXT_SETTINGS: &[(&str, &str)] = &[
     ("data.private_draw", "\"balanced\""),
     ("local.optimizer", "{ kind = \"adam\", lr = 3e-5, weight_decay = 0.0 }"),
@@ -98,8 +97,7 @@ const TEXT_SETTINGS: &[(&str, &str)] = &[
     ("method.fedet.optimizer.lr", "3e-5"),
 ];
 
-/// The paper's set-up for SST-2, with the checkpoint that stands in for its TinyBERT. At most as many texts as its code
-/// takes.
+/// The paper's set-up for SST-2, with a checkpoint that stands in for its TinyBERT and the limits on texts of its code.
 pub const SST2: Setup = Setup {
     data: "sst2",
     title: "SST-2",
@@ -119,7 +117,7 @@ pub const SST2: Setup = Setup {
 /// The paper's set-up for MNLI.
 pub const MNLI: Setup = Setup { data: "mnli", title: "MNLI", public: "snli", ..SST2 };
 
-/// The paper's set-up for MARC, with as many public reviews as are to be had.
+/// The paper's set-up for MARC, with all public reviews that are available.
 pub const MARC: Setup = Setup { data: "marc", title: "MARC", public: "yelp", public_samples: 10_000, ..SST2 };
 
 /// A data set's name as the paper writes it; its own where the paper has none.
@@ -143,7 +141,7 @@ pub fn paper_setup(data: &str, beta: f64, method: &str, preset: &str) -> Result<
 }
 
 impl Setup {
-    /// The same study in minutes on two CPU cores: the beginning of training, of images with a small network.
+    /// The same study in minutes on two CPU cores: the first rounds, for images with a small network.
     #[must_use]
     pub const fn quick(self) -> Self {
         if self.is_text() {

@@ -1,5 +1,5 @@
-//! A study: one set-up, one key that is varied, over degrees of skew and seeds. Every run is an ordinary run directory, so a
-//! study that is stopped goes on where it was, and one that grows keeps what it has.
+//! A study: one set-up and one key that is varied, over degrees of skew and seeds. Every run is an ordinary run directory, so
+//! a stopped study resumes, and a study that grows keeps its runs.
 
 use crate::arms::labels;
 use crate::compare::{Comparison, compare};
@@ -15,17 +15,17 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// What a study is.
+/// A study.
 pub struct Study {
     /// As users type it.
     pub name: &'static str,
     /// What the paper calls it.
     pub title: &'static str,
-    /// One set-up for each data set, at full scale.
+    /// One set-up per data set, at full scale.
     pub setups: &'static [Setup],
     /// Settings beyond the set-up.
     pub fixed: &'static [&'static str],
-    /// The key that is varied; its first value is what the others are compared with.
+    /// The key that is varied. Its first value is the baseline.
     pub key: &'static str,
     /// The flag that gives its values.
     pub flag: &'static str,
@@ -117,7 +117,7 @@ impl Study {
         Ok(if options.is_quick { setup.quick() } else { *setup })
     }
 
-    /// All runs: seed by seed, so that a whole table is there after the first of them.
+    /// All runs, seed by seed, so that the first seed completes a table.
     fn plan(&self, options: &StudyOptions, setup: &Setup, data_dir: Option<&Path>) -> Result<Vec<PlannedRun>> {
         let ours = [
             (self.key, self.flag),
@@ -156,7 +156,7 @@ impl Study {
         Path::new("runs").join(format!("{}-{}-{scale}{preset}", self.name, setup.data))
     }
 
-    /// Title, data sets and whatever departs from the paper's set-up.
+    /// Title, data sets, and what differs from the paper's set-up.
     fn describe(&self, options: &StudyOptions, setup: &Setup, config: &Config) -> String {
         let public = match config.data.public.name.as_str() {
             "tinyimagenet32" => "Tiny-ImageNet at 32×32, which stands in for ImageNet-100",
@@ -214,14 +214,16 @@ fn beta(config: &Config) -> Result<f64> {
             Error::require(beta > 0.0 && beta.is_finite(), "--beta", beta, "positive")?;
             Ok(beta)
         }
-        _ => bail!(Error::config("a study deals data by a Dirichlet distribution; leave data.partition.kind as it is")),
+        _ => {
+            bail!(Error::config("a study partitions data by a Dirichlet distribution; do not set data.partition.kind"))
+        }
     }
 }
 
-/// The folder of the data directory in which ImageNet-100 is looked for: images, one folder a class.
+/// The folder of ImageNet-100 in the data directory: images, one folder per class.
 const IMAGENET100: &str = "imagenet100";
 
-/// ImageNet-100 where the stand-in for it would be taken, if it is there.
+/// ImageNet-100 instead of its stand-in, if it is there.
 fn imagenet100(setup: &Setup, data_dir: Option<&Path>) -> Option<String> {
     let is_there = setup.public == "tinyimagenet32" && data_dir.is_some_and(|dir| dir.join(IMAGENET100).is_dir());
     is_there.then(|| {
@@ -233,7 +235,7 @@ fn is_imagenet100(source: &SourceConfig) -> bool {
     source.path.as_deref() == Some(Path::new(IMAGENET100))
 }
 
-/// How many samples there really were: a set at hand may be a part of the published one.
+/// The samples that were there: a local copy may be a part of the published set.
 fn samples(runs: &[PathBuf]) -> Result<String> {
     let manifests = runs.iter().map(|dir| Manifest::read(dir)).collect::<Result<Vec<_>, _>>()?;
     let most = |key: &str| manifests.iter().flatten().filter_map(|m| m.sizes.get(key)).max().copied().unwrap_or(0);
@@ -260,7 +262,7 @@ fn missing_of_checkpoint(config: &Config, data_dir: Option<&Path>) -> Option<Str
     })
 }
 
-/// Says what is missing of all data sets, and how to get it, before anything starts.
+/// Reports everything that is missing, and how to get it, before anything starts.
 fn check_data(runs: &[PlannedRun], data_dir: Option<&Path>) -> Result<()> {
     let mut missing = BTreeSet::new();
     for run in runs {

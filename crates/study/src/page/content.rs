@@ -61,7 +61,7 @@ impl Content<'_> {
         sections.push(self.deviations_section());
         sections.push(self.configuration_section()?);
         let runs = text(
-            "Hashes are the first digits of BLAKE3; runs.csv has all of them. Runs with the same seed share data, partition and client samples, whatever the method.",
+            "Hashes are the first digits of BLAKE3; runs.csv has them in full. Runs with the same seed share data, partition and client samples, whatever the method.",
         );
         sections.push(section(
             "Seeds, versions, hardware and data",

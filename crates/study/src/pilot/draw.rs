@@ -33,9 +33,10 @@ fn sketch(results: &Results, outcomes: &[PilotRun]) -> Figure {
     Figure {
         name: "projection".into(),
         svg: Sketch { cosine, subtitle }.draw(),
-        caption: "A step along −g would raise the memory loss where g and r point apart by more than a right angle; \
-                  the projected gradient is the nearest one that does not, to first order."
-            .into(),
+        caption:
+            "A step along −g raises the memory loss if the angle between g and r is larger than a right angle. The \
+                  projected gradient is the nearest one that does not, to first order."
+                .into(),
     }
 }
 
@@ -76,7 +77,7 @@ fn regions(plane: &Plane, outcomes: &[PilotRun], scenario: Scenario, round: u32)
         name: format!("regions-{}-round-{round:02}", scenario.key()),
         svg: grid.draw(),
         caption: format!(
-            "Round {round}: what the global model knew, what each client made of it, and what came of that."
+            "Round {round}: the global model before, each client after local training, and the global model after fusion."
         ),
     }
 }
@@ -120,10 +121,10 @@ fn curves(outcomes: &[PilotRun], scenario: Scenario) -> Figure {
     let notes = vec![
         String::new(),
         format!("line: mean over {n_seeds} seeds"),
-        "band: least to greatest".into(),
+        "band: min to max".into(),
         "clients: after local training".into(),
-        "forgetting: mean over clients of the greatest".into(),
-        "loss of accuracy on a class in local training".into(),
+        "forgetting: largest per-class accuracy drop".into(),
+        "in local training, mean over clients".into(),
         "memory loss: KL to last round's ensemble".into(),
     ];
     let all = Charts {

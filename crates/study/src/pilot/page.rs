@@ -20,19 +20,18 @@ pub fn page(results: &Results, figures: &[(Option<Scenario>, Figure)]) -> Page {
     let table = vec![
         Block::Table(results.table()),
         Block::Text(format!(
-            "Mean over {n} seeds (least–greatest). Accuracy is on all 150 flowers: of the global model after the last \
-             round, and of the clients' models after the last round's local training. Forgetting is what local training \
-             costs a client on the class it loses most, mean over clients and rounds: only what the global model knew can \
-             be forgotten, so it is small where that model never learnt the third kind."
+            "Mean over {n} seeds (min–max). Accuracy is on all 150 flowers: of the global model after the last \
+             round, and of the clients' models after the last round's local training. Forgetting: the largest per-class \
+             accuracy drop during local training, mean over clients and rounds. Only what the global model knew can be \
+             forgotten, so forgetting is small where that model never learnt the third kind."
         )),
     ];
     let skewed = "Observation 1. The small client's ten flowers weigh 10 of 110 in the average, and the other clients undo \
-                  them in every round. The paper reports 64 % for FedAvg and FedDF and 93.33 % for FedProj; it says no \
-                  more of its clients than that each has mostly classes of its own, so this set-up is one that shows what it \
-                  describes."
+                  them in every round. The paper reports 64 % for FedAvg and FedDF and 93.33 % for FedProj; it says only \
+                  that each client has mostly classes of its own, so this set-up is one that shows the effect."
         .to_owned();
     let balanced = format!(
-        "Beside it, for honesty: with 50 flowers each the average recovers ({:.1} % for FedAvg, {:.1} % for FedProj), and \
+        "With 50 flowers each, the average recovers ({:.1} % for FedAvg, {:.1} % for FedProj), and \
          only the clients forget ({:.1} % against {:.1} % after local training).",
         mean(Scenario::Balanced, "fedavg"),
         mean(Scenario::Balanced, "fedproj"),
@@ -80,7 +79,10 @@ fn setup(results: &Results) -> Vec<(String, String)> {
             "Local training",
             "5 epochs, batch 8, SGD at 0.001 with momentum 0.9, reset every round; 0.01 from pre-trained weights",
         ),
-        ("Public set", "all 150 flowers without labels; also the memory, whose full gradient is taken at every step"),
+        (
+            "Public set",
+            "all 150 flowers without labels; also the memory, whose full gradient is computed at every step",
+        ),
         ("FedProj", "conditional projection from the second round on, T = 1"),
         ("Distillation", "FedDF and FedProj: one epoch, batch 32, SGD at 0.001 with momentum 0.9, T = 1"),
         ("Pre-training", "400 steps of plain gradient descent on all flowers at rate 0.05"),

@@ -29,9 +29,7 @@ impl Plane {
 
     /// Coordinates and kind of every flower.
     pub fn points(&self) -> Vec<(f64, f64, usize)> {
-        let all: Vec<u32> = (0..self.data.n_samples() as u32).collect();
-        let mut values = vec![0.0f32; 2 * all.len()];
-        self.data.gather(&all, &mut values);
+        let values = self.data.gather_all();
         let labels = self.data.labels().unwrap_or(&[]);
         values.chunks_exact(2).zip(labels).map(|(p, &l)| (f64::from(p[0]), f64::from(p[1]), l as usize)).collect()
     }
@@ -40,10 +38,8 @@ impl Plane {
 /// Measurements less their means.
 fn centred(iris: &Dataset) -> Vec<[f64; FEATURES]> {
     let n = iris.n_samples();
-    let mut values = vec![0.0f32; n * FEATURES];
-    iris.gather(&(0..n as u32).collect::<Vec<_>>(), &mut values);
     let rows: Vec<[f64; FEATURES]> =
-        values.chunks_exact(FEATURES).map(|row| std::array::from_fn(|i| f64::from(row[i]))).collect();
+        iris.gather_all().chunks_exact(FEATURES).map(|row| std::array::from_fn(|i| f64::from(row[i]))).collect();
     let mean: [f64; FEATURES] = std::array::from_fn(|i| rows.iter().map(|row| row[i]).sum::<f64>() / n as f64);
     rows.into_iter().map(|row| std::array::from_fn(|i| row[i] - mean[i])).collect()
 }

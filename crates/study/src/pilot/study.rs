@@ -213,8 +213,7 @@ fn score(evaluator: &Evaluator, simulation: &Simulation, data: &Dataset) -> Resu
 fn pretrain(experiment: &mut Experiment, data: &Dataset) -> Result<()> {
     let n = data.n_samples();
     let labels = data.labels().unwrap_or(&[]);
-    let mut x = vec![0.0; n * data.sample_len()];
-    data.gather(&(0..n as u32).collect::<Vec<_>>(), &mut x);
+    let x = data.gather_all();
     let mut ws = Workspace::new(&experiment.graph, &Options::training(n), Cpu::new(1))?;
     let mut optimizer = Optimizer::new(Rule::sgd(0.05), experiment.weights.len())?;
     let mut grad = vec![0.0; experiment.weights.len()];
