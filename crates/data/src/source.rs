@@ -153,7 +153,7 @@ impl SourceConfig {
 /// The table form of [`SourceConfig`].
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
+struct SourceTable {
     name: String,
     path: Option<PathBuf>,
     test: Option<PathBuf>,
@@ -182,8 +182,8 @@ impl<'de> Deserialize<'de> for SourceConfig {
             }
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<SourceConfig, M::Error> {
-                let table = Table::deserialize(MapAccessDeserializer::new(map))?;
-                let Table { name, path, test, text, labels, label, group, layout, resize, standardise } = table;
+                let table = SourceTable::deserialize(MapAccessDeserializer::new(map))?;
+                let SourceTable { name, path, test, text, labels, label, group, layout, resize, standardise } = table;
                 Ok(SourceConfig { name, path, test, text, labels, label, group, layout, resize, standardise })
             }
         }

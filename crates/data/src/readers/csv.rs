@@ -63,7 +63,7 @@ pub(super) enum Label<'a> {
 }
 
 /// The content of a table, column by role.
-pub(super) struct Table<'a> {
+pub(super) struct CsvTable<'a> {
     n_features: usize,
     values: Vec<f32>,
     labels: Option<Vec<&'a str>>,
@@ -76,7 +76,7 @@ impl Format<'_> {
         Format { file, delimiter: ',', label: Label::Last, group: None }
     }
 
-    pub fn parse<'t>(&self, text: &'t str) -> Result<Table<'t>> {
+    pub fn parse<'t>(&self, text: &'t str) -> Result<CsvTable<'t>> {
         let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line));
         let mut lines = lines.filter(|(_, line)| !line.trim().is_empty()).peekable();
         let Some(&(_, first)) = lines.peek() else {
@@ -94,7 +94,7 @@ impl Format<'_> {
         if !features.iter().any(|&c| fields[c].parse::<f32>().is_ok()) {
             lines.next();
         }
-        let mut table = Table {
+        let mut table = CsvTable {
             n_features: features.len(),
             values: Vec::new(),
             labels: label_at.map(|_| Vec::new()),
@@ -158,7 +158,7 @@ impl Format<'_> {
     }
 }
 
-impl Table<'_> {
+impl CsvTable<'_> {
     /// The data set, with classes and groups numbered.
     pub fn into_dataset(self, name: &str) -> Result<Dataset> {
         let (labels, class_names) = match self.labels {

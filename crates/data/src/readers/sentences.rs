@@ -5,7 +5,7 @@ use crate::dataset::Shape;
 use crate::error::{Error, Result};
 use crate::registry::{Files, Origin, Read, Reader, Request};
 use crate::source::Splits;
-use crate::text::{Classes, Layout, Table, TextConfig, Texts};
+use crate::text::{Classes, ColumnRoles, TextConfig, TextTable, Texts};
 
 const SENTIMENT: &[&str] = &["negative", "positive"];
 const INFERENCE: &[&str] = &["entailment", "neutral", "contradiction"];
@@ -98,8 +98,8 @@ fn read(request: &Request<'_>) -> Result<Splits<Texts>> {
     let part = |member: &str, name: String| {
         let plain = folder.join(member);
         let path = if plain.exists() { plain } else { folder.join(format!("{member}.gz")) };
-        let layout = Layout { text: None, label: None, group: None };
-        let mut texts = Table::read(&path, &layout)?.into_texts(&name, &Classes::Known(&classes))?;
+        let roles = ColumnRoles { text: None, label: None, group: None };
+        let mut texts = TextTable::read(&path, &roles)?.into_texts(&name, &Classes::Known(&classes))?;
         if request.name == MNLI.name {
             // Copies of MNLI differ in whether sentences kept their final full stop; without it they agree.
             for text in &mut texts.texts {

@@ -4,7 +4,7 @@
 use crate::error::Result;
 use crate::registry::{Origin, Read, Reader, Request};
 use crate::source::Splits;
-use crate::text::{Classes, Layout, Table, Texts};
+use crate::text::{Classes, ColumnRoles, TextTable, Texts};
 
 pub(crate) const READER: Reader = Reader {
     name: "text",
@@ -16,12 +16,12 @@ pub(crate) const READER: Reader = Reader {
 
 fn read(request: &Request<'_>) -> Result<Splits<Texts>> {
     let config = request.config;
-    let layout = Layout { text: config.text.as_ref(), label: config.label.as_ref(), group: config.group.as_ref() };
-    let train = Table::read(&request.path()?, &layout)?.into_texts(request.name, &Classes::Distinct)?;
+    let roles = ColumnRoles { text: config.text.as_ref(), label: config.label.as_ref(), group: config.group.as_ref() };
+    let train = TextTable::read(&request.path()?, &roles)?.into_texts(request.name, &Classes::Distinct)?;
     let test = |path: &std::path::PathBuf| {
         // The model cannot predict a label that is not in the training file.
         let classes = Classes::Known(&train.class_names);
-        Table::read(&request.resolve(path), &layout)?.into_texts(&format!("{} test", request.name), &classes)
+        TextTable::read(&request.resolve(path), &roles)?.into_texts(&format!("{} test", request.name), &classes)
     };
     let test = config.test.as_ref().map(test).transpose()?;
     Ok(Splits { train, test })

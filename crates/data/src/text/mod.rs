@@ -5,7 +5,7 @@ mod table;
 mod tokenizer;
 mod wordpiece;
 
-pub(crate) use table::{Classes, Layout, Table};
+pub(crate) use table::{Classes, ColumnRoles, TextTable};
 pub use tokenizer::{TextConfig, Tokenizer};
 
 use crate::parts::Parts;

@@ -14,7 +14,7 @@ use crate::readers::{numbered, read_file};
 use crate::source::{Column, TextColumns};
 
 /// Which columns hold what.
-pub(crate) struct Layout<'a> {
+pub(crate) struct ColumnRoles<'a> {
     /// [default: every column that is neither label nor group]
     pub text: Option<&'a TextColumns>,
     /// [default: the column `label`]; the name `none` means that the table has no labels.
@@ -32,7 +32,7 @@ pub(crate) enum Classes<'a> {
 }
 
 /// The content of a table, column by role.
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     file: String,
     texts: Vec<Text>,
     /// Each label with its line.
@@ -46,9 +46,9 @@ struct Record<'a> {
     fields: Vec<Cow<'a, str>>,
 }
 
-impl Table {
+impl TextTable {
     /// Reads a file. Its name shows which kind it is; a file that ends in `.gz` is unpacked.
-    pub fn read(path: &Path, layout: &Layout<'_>) -> Result<Self> {
+    pub fn read(path: &Path, roles: &ColumnRoles<'_>) -> Result<Self> {
         let bytes = read_file(path)?;
         let file = path.display().to_string();
         let name = file.trim_end_matches(".gz");
@@ -58,9 +58,9 @@ impl Table {
         })?;
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let (columns, records) = match name.rsplit('.').next() {
-            Some("tsv") => delimited(&file, layout, text.lines().enumerate().map(tabs))?,
-            Some("csv") => delimited(&file, layout, Quoted { rest: text, line: 1 })?,
-            Some("jsonl") => json_lines(&file, layout, text)?,
+            Some("tsv") => delimited(&file, roles, text.lines().enumerate().map(tabs))?,
+            Some("csv") => delimited(&file, roles, Quoted { rest: text, line: 1 })?,
+            Some("jsonl") => json_lines(&file, roles, text)?,
             _ => {
                 let hint = "tables of texts are TSV, CSV or JSON lines: name the file .tsv, .csv or .jsonl";
                 return Err(Error::bad_option("text", format!("`{file}` is none of the known kinds"), hint));
@@ -102,7 +102,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn find(file: &str, layout: &Layout<'_>, names: &[Cow<'_, str>]) -> Result<Self> {
+    fn find(file: &str, roles: &ColumnRoles<'_>, names: &[Cow<'_, str>]) -> Result<Self> {
         let position = |column: &Column| {
             let found = match column {
                 Column::Index(i) => (*i < names.len()).then_some(*i),
@@ -116,13 +116,13 @@ impl Columns {
                 malformed(file, 1, wanted, format!("{} columns: {}", names.len(), names.join(", ")))
             })
         };
-        let group = layout.group.map(position).transpose()?;
-        let label = match layout.label {
+        let group = roles.group.map(position).transpose()?;
+        let label = match roles.label {
             None => Some(position(&Column::Name("label".into()))?),
             Some(Column::Name(name)) if name == "none" => None,
             Some(column) => Some(position(column)?),
         };
-        let texts = match layout.text {
+        let texts = match roles.text {
             Some(columns) => columns.as_slice().iter().map(position).collect::<Result<Vec<_>>>()?,
             None => (0..names.len()).filter(|c| Some(*c) != label && Some(*c) != group).collect(),
         };
@@ -133,7 +133,7 @@ impl Columns {
         Ok(Self { texts, label, group })
     }
 
-    fn table<'t>(self, file: String, records: impl Iterator<Item = Result<Record<'t>>>) -> Result<Table> {
+    fn table<'t>(self, file: String, records: impl Iterator<Item = Result<Record<'t>>>) -> Result<TextTable> {
         let mut texts = Vec::new();
         let mut labels = self.label.map(|_| Vec::new());
         let mut groups = self.group.map(|_| Vec::new());
@@ -156,7 +156,7 @@ impl Columns {
         if texts.is_empty() {
             return Err(malformed(&file, 1, "at least one row of text", "none"));
         }
-        Ok(Table { file, texts, labels, groups })
+        Ok(TextTable { file, texts, labels, groups })
     }
 }
 
@@ -165,14 +165,14 @@ type Records<'t> = Box<dyn Iterator<Item = Result<Record<'t>>> + 't>;
 /// A table whose first record names its columns.
 fn delimited<'t>(
     file: &str,
-    layout: &Layout<'_>,
+    roles: &ColumnRoles<'_>,
     mut records: impl Iterator<Item = Record<'t>> + 't,
 ) -> Result<(Columns, Records<'t>)> {
     let Some(header) = records.next() else {
         return Err(malformed(file, 1, "a line of column names", "an empty file"));
     };
     let n_columns = header.fields.len();
-    let columns = Columns::find(file, layout, &header.fields)?;
+    let columns = Columns::find(file, roles, &header.fields)?;
     let file = file.to_owned();
     let check = move |record: Record<'t>| match record.fields.len() {
         n if n == n_columns => Ok(record),
@@ -225,7 +225,7 @@ impl<'t> Iterator for Quoted<'t> {
 }
 
 /// Objects, one per line. Pairs need `text = …`: keys have no order, so nothing shows which text is the first.
-fn json_lines<'t>(file: &str, layout: &Layout<'_>, text: &'t str) -> Result<(Columns, Records<'t>)> {
+fn json_lines<'t>(file: &str, roles: &ColumnRoles<'_>, text: &'t str) -> Result<(Columns, Records<'t>)> {
     let file = file.to_owned();
     let parse = |file: &str, (line, text): (usize, &str)| {
         let object = serde_json::from_str::<serde_json::Map<String, Value>>(text);
@@ -236,8 +236,8 @@ fn json_lines<'t>(file: &str, layout: &Layout<'_>, text: &'t str) -> Result<(Col
     let Some(first) = lines(text).next() else { return Err(malformed(&file, 1, "a JSON object", "an empty file")) };
     let names: Vec<String> = parse(&file, first)?.into_iter().map(|(name, _)| name).collect();
     let heads: Vec<Cow<'_, str>> = names.iter().map(|name| Cow::Borrowed(&name[..])).collect();
-    let columns = Columns::find(&file, layout, &heads)?;
-    if layout.text.is_none() && columns.texts.len() > 1 {
+    let columns = Columns::find(&file, roles, &heads)?;
+    if roles.text.is_none() && columns.texts.len() > 1 {
         let expected = "which key is the first text of a pair (`text = [\"…\", \"…\"]`)";
         return Err(malformed(&file, first.0, expected, names.join(", ")));
     }
