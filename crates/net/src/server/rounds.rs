@@ -98,7 +98,8 @@ impl Rounds {
     pub fn run(&mut self) -> Result<Summary> {
         let experiment = Arc::clone(self.coordinator.experiment());
         let blobs = RunBlobs {
-            config: self.desk.blobs.put(experiment.config.to_toml()?.as_bytes())?,
+            // Under the first names of its keys, which nodes of earlier versions know too.
+            config: self.desk.blobs.put(experiment.config.identity()?.as_bytes())?,
             public: experiment.public.as_ref().map(|p| self.desk.blobs.put(&encode_public(p))).transpose()?,
         };
         while !self.coordinator.is_done() {
