@@ -38,6 +38,7 @@ mod tests {
     fn a_mistyped_name_gets_the_nearest_one_and_a_strange_one_none() {
         let hint = |name| did_you_mean(name, CATALOGUE.iter().map(|entry| entry.name));
         assert_eq!(hint("resnet-8"), "\nhint: did you mean `resnet8`?");
+        assert_eq!(hint("resnet9"), "\nhint: did you mean `resnet8`?");
         assert_eq!(hint("transformer"), "");
     }
 }

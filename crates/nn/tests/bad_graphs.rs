@@ -82,7 +82,7 @@ fn models_that_cannot_take_an_image_name_the_layer() {
     let build = |name: &str, shape, norm| models::build(name, shape, 10, Variant { norm, ..Variant::default() });
     check(build("cnn", Shape::image(3, 3, 1), Norm::Batch), &["`conv2`", "kernel of 3", "image of 1"]);
     check(build("resnet8", Shape::image(8, 8, 3), Norm::Group(7)), &["`bn1`", "64 channels", "7"]);
-    check(build("resnet9", Shape::image(8, 8, 3), Norm::Batch), &["`resnet9`", "resnet8-thin", "hint"]);
+    check(build("resnet9", Shape::image(8, 8, 3), Norm::Batch), &["`resnet9`", "known models", "resnet8-thin"]);
     check(models::mlp(Shape::vector(3), &[4, 0], 2, Variant::default()), &["`fc2`", "at least one output"]);
     check(
         build("mlp", Shape::vector(3), Norm::Batch)
