@@ -3,6 +3,7 @@
 use crate::compare::{Group, difference};
 use crate::{Suite, config};
 use anyhow::Result;
+use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{Device, Experiment, RoundRecord, Simulation};
 
 /// For the movement from the start. Single tensors are not compared: rounding may decide the sign of a nearly orthogonal
@@ -48,21 +49,14 @@ const DEEP: &[&str] = &[
     "method.fedproj.distill.optimizer={kind='sgd', lr=0.002, weight_decay=0.0}",
 ];
 
-/// The method, and its settings besides the base.
+/// The method, and its settings besides the base. Methods without a case run with the base alone.
 const CASES: &[(&str, &[&str])] = &[
     ("fedavg", &[]),
     ("fedavg", &["local.optimizer={kind='sgd', lr=0.05, momentum=0.9, weight_decay=0.001}", "local.clip=0.5"]),
     ("fedavg", &["federation.fraction=0.5", "local.schedule={every=0.5, factor=0.1}"]),
     ("fedprox", &["method.fedprox.proximal_weight=0.1"]),
-    ("fednova", &[]),
     ("feddyn", &["method.feddyn.alpha=0.1"]),
-    ("scaffold", &[]),
-    ("fedavgm", &[]),
-    ("fedadam", &[]),
     ("moon", &["method.moon.head=6"]),
-    ("fedrcl", &[]),
-    ("feddf", &[]),
-    ("fedet", &[]),
     ("fedproj", &[]),
     ("fedproj", &["method.fedproj.projection.mode=always"]),
     ("fedproj", &["method.fedproj.projection.mode=soft"]),
@@ -97,7 +91,9 @@ const DEEP_CASES: &[(&str, &[&str])] = &[
 
 #[allow(clippy::unnecessary_wraps, reason = "a group like the others")]
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
-    for (cases, base, tolerance) in [(CASES, &[][..], TOLERANCE), (DEEP_CASES, DEEP, TOLERANCE_DEEP)] {
+    let others = CATALOGUE.iter().filter(|(method, _)| !CASES.iter().any(|(name, _)| name == method));
+    let cases: Vec<_> = CASES.iter().copied().chain(others.map(|(method, _)| (*method, &[][..]))).collect();
+    for (cases, base, tolerance) in [(&cases[..], &[][..], TOLERANCE), (DEEP_CASES, DEEP, TOLERANCE_DEEP)] {
         for (method, overrides) in cases {
             let what = [&[*method], &base[..base.len().min(1)], *overrides].concat().join(" ");
             let all = [base, *overrides].concat();

@@ -5,6 +5,7 @@ use crate::compare::{Group, difference};
 use crate::fixtures::Fixture;
 use crate::{Suite, config};
 use anyhow::Result;
+use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{Config, Experiment, Method, Simulation};
 use fedproj_data::{Dataset, Partition, Samples, Shape};
 use fedproj_rng::{Purpose, Stream};
@@ -81,6 +82,9 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
         ("memory_round1", Stream::new(7, Purpose::Memory, [1, 0, 0]).choose(10, 8)),
     ] {
         group.require(found == fixture.integers(&format!("orders/{name}"))?, &format!("the order {name}"));
+    }
+    for (method, _) in CATALOGUE {
+        group.require(TRACES.iter().any(|(_, traced, _)| traced == method), &format!("{method} has a trace:"));
     }
     for (trace, method, overrides) in TRACES {
         group.attempt(trace, |group| follow(suite, group, &fixture, trace, method, overrides));
