@@ -1,6 +1,6 @@
 //! The server's desk: it offers a round's task to nodes and collects their contributions for the round loop.
 //!
-//! The desk has no sockets; [`super::http`] carries it. [`super::intake`] holds its way of accepting a contribution.
+//! The desk has no sockets; [`super::http`] carries it. How it accepts a contribution is in `intake.rs`.
 
 use super::config::ServerConfig;
 use super::journal::{Event, Journal};

@@ -78,7 +78,7 @@ pub struct Rounds {
     pub status: Arc<Status>,
     /// What the journal knows.
     pub recovered: Recovered,
-    /// Set to end the loop within a [`TICK`].
+    /// Set to end the loop, within 0.2 s.
     pub stop: Arc<AtomicBool>,
     /// When the server began to listen.
     pub started: Instant,
