@@ -7,7 +7,7 @@ use crate::config::wrapped;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use fedproj_core::{Config, Error};
+use fedproj_core::{Config, Error, Key};
 use fedproj_study::{PRESETS, SETUPS, Setup};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -100,9 +100,9 @@ fn configuration(setup: &Setup, preset: &str) -> Result<String> {
         }
         for key in keys.split(' ') {
             let path = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
-            let about = reference.iter().find(|known| known.path == path);
-            let about = &about.with_context(|| format!("there is no key `{path}`"))?.about;
-            wrapped(about, 2).lines().try_for_each(|line| writeln!(text, "# {}", line.trim_start()))?;
+            let find = |path: &str| reference.iter().find(|known| known.path == path);
+            let about = find(&path).with_context(|| format!("there is no key `{path}`"))?;
+            comment(&mut text, about, find(&format!("{path}.kind")).unwrap_or(about))?;
             match written.iter().find(|(key, _)| *key == path) {
                 Some((_, value)) => writeln!(text, "{key} = {value}")?,
                 None => writeln!(text, "#{key} = {}", value_at(&effective, &path)?)?,
@@ -114,6 +114,16 @@ fn configuration(setup: &Setup, preset: &str) -> Result<String> {
     }
     text.push_str(SWEEP);
     Ok(text)
+}
+
+/// What a key means, and the values of it or of its table's kind.
+fn comment(text: &mut String, key: &Key, kind: &Key) -> Result<()> {
+    let values: Vec<&str> = kind.values.iter().map(|(value, _)| value.as_str()).collect();
+    let values = if values.is_empty() { String::new() } else { format!(" One of: {}.", values.join(", ")) };
+    for line in wrapped(&format!("{}{values}", key.about), 2).lines() {
+        writeln!(text, "# {}", line.trim_start())?;
+    }
+    Ok(())
 }
 
 /// A setting as TOML.
