@@ -3,7 +3,7 @@
 use crate::compare::Group;
 use crate::nets::Net;
 use anyhow::Result;
-use fedproj_nn::cuda::{At, Batches, Cohort, Data, Gpu, LossTerm, NOBODY, Target, Vectors};
+use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, LossTerm, NOBODY, Target, Vectors};
 use fedproj_nn::{Cpu, Dropout, Graph, Init, Isa, Loss, Mode, NormMode, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use std::sync::Arc;
@@ -190,8 +190,8 @@ pub fn gpu_evaluation(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[St
     let data = Data::matrix(gpu, &samples.x, g.shape(g.input()).len())?;
     let (theta, buffers) = networks(&cohort, starts)?;
     let batches: Vec<_> = starts.iter().map(|start| start.padded(net.batch)).collect();
-    cohort.set_table(Batches::Private, &batches, net.batch)?;
-    cohort.gather(&data, Batches::Private, 0, false)?;
+    cohort.set_table(Batches::Samples, &batches, net.batch)?;
+    cohort.gather(&data, Batches::Samples, 0, false)?;
     cohort.forward(theta.rows(), buffers.rows(), Mode::EVAL)?;
     let logits = |(lane, start): (usize, &Start)| Ok(cohort.read_value(g.output(), lane, start.samples.len())?);
     starts.iter().enumerate().map(logits).collect()
@@ -215,24 +215,24 @@ pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], 
         batch.resize(2 * net.batch, 0);
         batch
     });
-    cohort.set_table(Batches::Private, &batches.collect::<Vec<_>>(), net.batch)?;
+    cohort.set_table(Batches::Samples, &batches.collect::<Vec<_>>(), net.batch)?;
     let keys = starts.iter().map(|start| vec![start.key as u32, (start.key >> 32) as u32]);
     cohort.set_table(Batches::DropoutKeys, &keys.collect::<Vec<_>>(), 2)?;
     // It runs first; nothing of it may show in the next pass.
-    cohort.gather(&data, Batches::Private, 1, false)?;
+    cohort.gather(&data, Batches::Samples, 1, false)?;
     cohort.forward(theta.rows(), buffers.rows(), Mode { norm: NormMode::Frozen, dropout: Dropout::Off })?;
     cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
     cohort.backward(theta.rows(), gradient.rows())?;
-    cohort.gather(&data, Batches::Private, 0, false)?;
+    cohort.gather(&data, Batches::Samples, 0, false)?;
     cohort.forward(theta.rows(), buffers.rows(), Mode { norm, dropout: Dropout::OfStep })?;
     cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
     for (tap, target) in net.taps.iter().zip(&samples.targets).filter(|(tap, _)| !g.has_tokens(**tap)) {
         let target = Data::matrix(gpu, target, target.len() / n)?;
-        cohort.gather_target(&target, Batches::Private, 0, Target::Features, false)?;
+        cohort.gather_target(&target, Batches::Samples, 0, Target::Features, false)?;
         cohort.add_loss(*tap, &LossTerm::SquaredError, Target::Features, TAP_WEIGHT, false)?;
         gpu.synchronize()?;
     }
-    cohort.record_loss(At::Private)?;
+    cohort.record_loss(LossOf::Samples)?;
     cohort.backward(theta.rows(), gradient.rows())?;
     let stats = cohort.stats()?;
     let passed = |(lane, start): (usize, &Start)| {

@@ -5,8 +5,8 @@ use crate::backends::{random, random_labels};
 use crate::compare::Group;
 use anyhow::Result;
 use fedproj_core::terms;
-use fedproj_nn::cuda::{At, Batches, Cohort, Data, Gpu, LossTerm, NOBODY, RelaxedContrast, Target};
-use fedproj_nn::{Cpu, Direction, Graph, Loss, Mode, Options, Shape, Workspace};
+use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, LossTerm, NOBODY, Target};
+use fedproj_nn::{Cpu, Direction, Graph, Loss, Mode, Options, RelaxedContrast, Shape, Workspace};
 use std::sync::Arc;
 
 const TOLERANCE: f64 = 1e-4;
@@ -60,7 +60,6 @@ fn terms_of(shape: Shape) -> Vec<(String, LossTerm)> {
             threshold,
             contrast_weight: 1.0,
             penalty_weight: 0.5,
-            scale: 0.5,
         })
     };
     let mut all = vec![
@@ -70,7 +69,7 @@ fn terms_of(shape: Shape) -> Vec<(String, LossTerm)> {
     all.push(("squared error".into(), LossTerm::SquaredError));
     all.push(("absolute error".into(), LossTerm::AbsoluteError));
     all.push(("masked squares".into(), LossTerm::MaskedSquares));
-    all.push(("model contrast".into(), LossTerm::ModelContrast { positive: 0, negative: 1, temperature: 0.5 }));
+    all.push(("contrast".into(), LossTerm::Contrast { positive: 0, negative: 1, temperature: 0.5 }));
     if shape.pixels() > 1 {
         return all;
     }
@@ -116,12 +115,12 @@ fn on_gpu(gpu: &Arc<Gpu>, case: &Case, term: &LossTerm, after_another: bool) -> 
         };
         (0..lanes).map(of).collect::<Vec<_>>()
     };
-    cohort.set_table(Batches::Private, &padded(&|lane, i| i * lanes + lane), BATCH)?;
+    cohort.set_table(Batches::Samples, &padded(&|lane, i| i * lanes + lane), BATCH)?;
     // Embeddings lie in the order of a lane's own samples.
     cohort.set_table(Batches::Positions, &padded(&|_, i| i), BATCH)?;
-    cohort.gather(&data, Batches::Private, 0, false)?;
-    cohort.gather_target(&target, Batches::Private, 0, Target::Logits, false)?;
-    cohort.gather_marks(&marks, Batches::Private)?;
+    cohort.gather(&data, Batches::Samples, 0, false)?;
+    cohort.gather_target(&target, Batches::Samples, 0, Target::Logits, false)?;
+    cohort.gather_marks(&marks, Batches::Samples)?;
     for (index, others) in case.others.iter().enumerate() {
         let mut all = cohort.vectors(BATCH * len)?;
         for (lane, n_valid) in VALID.into_iter().enumerate() {
@@ -138,7 +137,7 @@ fn on_gpu(gpu: &Arc<Gpu>, case: &Case, term: &LossTerm, after_another: bool) -> 
         cohort.add_loss(node, &LossTerm::AbsoluteError, Target::Logits, 1.0, true)?;
     }
     cohort.add_loss(node, term, Target::Logits, WEIGHT, !after_another)?;
-    cohort.record_loss(At::Private)?;
+    cohort.record_loss(LossOf::Samples)?;
     let stats = cohort.stats()?;
     let lane = |lane: usize| Ok((stats[lane].loss_total, cohort.read_gradient(node, lane, VALID[lane])?));
     (0..lanes).map(lane).collect()
@@ -171,7 +170,7 @@ fn on_cpu(case: &Case, lane: usize, n: usize, term: &LossTerm, after_another: bo
             }
             total
         }
-        LossTerm::ModelContrast { temperature, .. } => {
+        LossTerm::Contrast { temperature, .. } => {
             let (positive, negative) = (of(&case.others[0]), of(&case.others[1]));
             let loss = terms::model_contrast(len, &z, &positive, &negative, temperature, WEIGHT, &mut grad);
             f64::from(WEIGHT) * loss
@@ -181,7 +180,7 @@ fn on_cpu(case: &Case, lane: usize, n: usize, term: &LossTerm, after_another: bo
     Ok((value, grad))
 }
 
-/// At an image, the loss is that of the mean over pixels. Its constants weigh it; the weight of the term does not count.
+/// At an image, the loss is that of the mean over pixels.
 fn relaxed_contrast(c: &RelaxedContrast, shape: Shape, z: &[f32], labels: &[u32], grad: &mut [f32]) -> f64 {
     let (pixels, channels) = (shape.pixels(), shape.c);
     let mut pooled = vec![0.0; labels.len() * channels];
@@ -189,16 +188,10 @@ fn relaxed_contrast(c: &RelaxedContrast, shape: Shape, z: &[f32], labels: &[u32]
     for (i, v) in z.iter().enumerate() {
         pooled[place(i)] += v / pixels as f32;
     }
-    let constants = terms::RelaxedContrast {
-        temperature: c.temperature,
-        threshold: c.threshold,
-        contrast_weight: c.contrast_weight,
-        penalty_weight: c.penalty_weight,
-    };
     let mut slope = vec![0.0; pooled.len()];
-    let loss = terms::relaxed_contrast(&constants, channels, &pooled, labels, c.scale, &mut slope);
+    let loss = terms::relaxed_contrast(c, channels, &pooled, labels, WEIGHT, &mut slope);
     grad.iter_mut().enumerate().for_each(|(i, g)| *g += slope[place(i)] / pixels as f32);
-    f64::from(c.scale) * loss
+    f64::from(WEIGHT) * loss
 }
 
 /// Adds the gradient of a loss at plain numbers and returns the weighted loss.

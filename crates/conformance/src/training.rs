@@ -2,7 +2,7 @@
 
 use crate::backends::Backend;
 use anyhow::Result;
-use fedproj_nn::cuda::{At, Batches, Cohort, Data, Gpu, LossTerm, Moments, Target, Vectors};
+use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, LossTerm, Moments, Target, Vectors};
 use fedproj_nn::{Cpu, Dropout, Graph, Loss, Mode, NormMode, Optimizer, Options, Rule, Workspace};
 use std::sync::Arc;
 
@@ -147,7 +147,7 @@ impl OnGpu {
             cohort.write(&mut theta, lane, params)?;
             cohort.write(&mut buffers, lane, statistics)?;
         }
-        cohort.set_table(Batches::Private, &vec![(0..batch as u32).collect(); starts.len()], batch)?;
+        cohort.set_table(Batches::Samples, &vec![(0..batch as u32).collect(); starts.len()], batch)?;
         cohort.set_table(Batches::LrFactors, &vec![vec![1.0f32.to_bits()]; starts.len()], 1)?;
         Ok(Self {
             moments: cohort.moments(&rule)?,
@@ -162,7 +162,7 @@ impl OnGpu {
     }
 
     fn forward(&mut self, mode: Mode) -> Result<()> {
-        self.cohort.gather(&self.data, Batches::Private, 0, false)?;
+        self.cohort.gather(&self.data, Batches::Samples, 0, false)?;
         Ok(self.cohort.forward(self.theta.rows(), self.buffers.rows(), mode)?)
     }
 
@@ -180,7 +180,7 @@ impl OnGpu {
         self.forward(Mode { norm: NormMode::Update, dropout: Dropout::Off })?;
         let (output, theta) = (self.cohort.graph().output(), self.theta.rows());
         self.cohort.add_loss(output, &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
-        self.cohort.record_loss(At::Private)?;
+        self.cohort.record_loss(LossOf::Samples)?;
         self.cohort.backward(theta, self.gradient.rows())?;
         Ok(self.cohort.update(&self.rule, &self.moments, theta, self.gradient.rows())?)
     }

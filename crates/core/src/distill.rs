@@ -2,11 +2,9 @@
 
 use crate::config::OptimizerConfig;
 use crate::error::{Error, Result};
-use crate::experiment::Experiment;
-use crate::fusion::ServerState;
-use crate::memory::{BatchNormUse, Targets};
-use crate::terms;
-use fedproj_nn::{Cpu, Direction, Dropout, Loss, Mode, NodeId, Optimizer, Options, Workspace, vector};
+use crate::memory::{TargetTables, Targets};
+use crate::step::Term;
+use fedproj_nn::{Direction, Graph, NodeId, NormMode};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +23,7 @@ pub struct Distill {
     /// Multiply the divergence by T².
     pub t2: bool,
     /// Order of the divergence's arguments.
-    pub direction: DirectionConfig,
+    pub direction: Direction,
     /// How clients are weighted in the ensemble.
     pub weights: EnsembleWeights,
     /// Weight α ≥ 0 of the weight-divergence term α·‖θ − anchor‖². 0: off.
@@ -47,7 +45,7 @@ impl Default for Distill {
             optimizer: OptimizerConfig::adam(1e-5),
             temperature: 3.0,
             t2: true,
-            direction: DirectionConfig::TeacherToStudent,
+            direction: Direction::TeacherToStudent,
             weights: EnsembleWeights::Uniform,
             alpha: 0.0,
             anchor: Anchor::Average,
@@ -55,16 +53,6 @@ impl Default for Distill {
             bn: StudentNorm::Update,
         }
     }
-}
-
-/// See [`Direction`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DirectionConfig {
-    /// KL(teacher ‖ student).
-    TeacherToStudent,
-    /// KL(student ‖ teacher).
-    StudentToTeacher,
 }
 
 /// Weights of clients in an ensemble of logits.
@@ -130,107 +118,93 @@ impl Distill {
         self.optimizer.check(&format!("{key}.optimizer"))
     }
 
-    /// Trains `state.weights` and returns the mean loss of the last epoch.
-    pub(crate) fn run(
-        &self,
-        experiment: &Experiment,
-        n_threads: usize,
-        round: u32,
-        state: &mut ServerState,
-        targets: &DistillTargets<'_>,
-        previous: &[f32],
-    ) -> Result<f64> {
-        let Some(public) = &experiment.public else { return Ok(0.0) };
-        let graph = &experiment.graph;
-        let taps: Vec<NodeId> = graph.features().filter(|_| self.feature_weight > 0.0).into_iter().collect();
-        let options = Options { batch: self.batch.min(public.n_samples()), taps: &taps, training: true };
-        let mut ws = Workspace::new(graph, &options, Cpu::new(n_threads))?;
-        let mut optimizer = Optimizer::new(self.optimizer.rule(), state.weights.len())?;
-        let anchor = match self.anchor {
-            Anchor::Average => state.weights.clone(),
-            Anchor::PreviousGlobal => previous.to_vec(),
-        };
-        let mut grad = vec![0.0; state.weights.len()];
-        let norm = match self.bn {
-            StudentNorm::Update => BatchNormUse::Update,
-            StudentNorm::Frozen => BatchNormUse::Frozen,
-            StudentNorm::Recalibrate => BatchNormUse::Batch,
-        };
-        let mode = Mode { norm: norm.mode(), dropout: Dropout::Off };
-        let mut x = Vec::new();
+    /// Nodes beside the output that the student's loss touches.
+    pub(crate) fn taps(&self, graph: &Graph) -> Vec<NodeId> {
+        graph.features().filter(|_| self.feature_weight > 0.0).into_iter().collect()
+    }
+
+    /// The student's loss on a batch.
+    pub(crate) fn objective(&self, targets: &DistillTargets<'_>) -> Vec<Term> {
+        let Self { temperature, direction, t2: times_t_squared, .. } = *self;
+        match *targets {
+            DistillTargets::Teacher(_) => {
+                let kl = Term::Kl { temperature, direction, times_t_squared, only_marked: false, weight: 1.0 };
+                let features = Term::MemoryFeatures { weight: self.feature_weight };
+                [kl].into_iter().chain((self.feature_weight > 0.0).then_some(features)).collect()
+            }
+            DistillTargets::Consensus { weight, .. } => {
+                let direction = Direction::TeacherToStudent;
+                let kl = Term::Kl { temperature: 1.0, direction, times_t_squared: false, only_marked: true, weight };
+                vec![Term::CrossEntropy, kl]
+            }
+        }
+    }
+
+    /// ∇ α‖θ − anchor‖² = 2α (θ − anchor): the factor.
+    pub(crate) fn anchor_slope(&self) -> f32 {
+        2.0 * self.alpha
+    }
+
+    /// Trains a student for all epochs; returns the mean loss of the last one.
+    pub(crate) fn run(&self, seed: u64, round: u32, n_public: usize, student: &mut dyn Student) -> Result<f64> {
         let mut loss_mean = 0.0;
         for epoch in 0..self.epochs {
             let ids = [round, epoch, 0];
-            let order = Stream::new(experiment.config.seed, Purpose::DistillOrder, ids).permutation(public.n_samples());
-            let mut loss_total = 0.0;
-            for indices in order.chunks(options.batch) {
-                x.resize(indices.len() * public.sample_len(), 0.0);
-                public.gather(indices, &mut x);
-                ws.forward(&state.weights, &mut state.buffers, &x, mode)?;
-                loss_total += self.add_losses(&mut ws, indices, targets)?;
-                ws.backward(&state.weights, &mut grad)?;
-                if self.alpha > 0.0 {
-                    // ∇ α‖θ − anchor‖² = 2α (θ − anchor)
-                    vector::axpy_difference(ws.cpu(), 2.0 * self.alpha, &state.weights, &anchor, &mut grad);
-                }
-                optimizer.step(ws.cpu(), &mut state.weights, &grad, 1.0);
-            }
-            loss_mean = loss_total / order.len().div_ceil(options.batch) as f64;
+            loss_mean = student.epoch(Stream::new(seed, Purpose::DistillOrder, ids).permutation(n_public))?;
             if !loss_mean.is_finite() {
                 return Err(Error::FusionNotFinite { round, what: "the distillation loss" });
             }
         }
         if self.bn == StudentNorm::Recalibrate {
-            let all: Vec<u32> = (0..public.n_samples() as u32).collect();
-            let mode = Mode { norm: BatchNormUse::Update.mode(), dropout: Dropout::Off };
-            for indices in all.chunks(options.batch) {
-                x.resize(indices.len() * public.sample_len(), 0.0);
-                public.gather(indices, &mut x);
-                ws.forward(&state.weights, &mut state.buffers, &x, mode)?;
-            }
+            student.recalibrate()?;
         }
         Ok(loss_mean)
     }
+}
 
-    fn add_losses(&self, ws: &mut Workspace, indices: &[u32], targets: &DistillTargets<'_>) -> Result<f64> {
-        let output = ws.graph().output();
-        let classes = ws.graph().shape(output).len();
-        let rows = |matrix: &[f32], dim: usize| -> Vec<f32> {
-            indices.iter().flat_map(|&i| matrix[i as usize * dim..(i as usize + 1) * dim].iter().copied()).collect()
-        };
-        match targets {
-            DistillTargets::Teacher(targets) => {
-                let direction = match self.direction {
-                    DirectionConfig::TeacherToStudent => Direction::TeacherToStudent,
-                    DirectionConfig::StudentToTeacher => Direction::StudentToTeacher,
-                };
-                let teacher = rows(&targets.logits, classes);
-                let (temperature, times_t_squared) = (self.temperature, self.t2);
-                let kl = Loss::Kl { teacher: &teacher, temperature, direction, times_t_squared };
-                let mut loss = ws.add_loss(output, &kl, 1.0)?;
-                if let Some(node) = ws.graph().features().filter(|_| self.feature_weight > 0.0) {
-                    let dim = ws.graph().shape(node).len();
-                    let (target, weight) = (rows(&targets.features, dim), self.feature_weight);
-                    let add = |f: &[f32], g: &mut [f32]| terms::masked_squares(dim, f, &target, weight, g);
-                    loss += f64::from(weight) * ws.inject(node, add)?;
-                }
-                Ok(loss)
-            }
-            DistillTargets::Consensus { labels, diversity, has_diversity, weight } => {
-                let labels: Vec<u32> = indices.iter().map(|&i| labels[i as usize]).collect();
-                let loss = ws.add_loss(output, &Loss::CrossEntropy { labels: &labels }, 1.0)?;
-                // Samples whose clients agree have no diversity term: the student is its own teacher there, so that
-                // KL and gradient vanish.
-                let mut teacher = rows(diversity, classes);
-                let own = ws.output();
-                for (row, &i) in indices.iter().enumerate() {
-                    if !has_diversity[i as usize] {
-                        let span = row * classes..(row + 1) * classes;
-                        teacher[span.clone()].copy_from_slice(&own[span]);
-                    }
-                }
-                Ok(loss + f64::from(*weight) * ws.add_loss(output, &Loss::kl(&teacher, 1.0), *weight)?)
+impl StudentNorm {
+    /// How the student's training steps treat batch-norm.
+    pub(crate) fn mode(self) -> NormMode {
+        match self {
+            Self::Update => NormMode::Update,
+            Self::Frozen => NormMode::Frozen,
+            Self::Recalibrate => NormMode::Batch,
+        }
+    }
+}
+
+impl<'a> DistillTargets<'a> {
+    /// The same as tables over all public samples.
+    pub(crate) fn tables(&self) -> TargetTables<'a> {
+        match *self {
+            Self::Teacher(Targets { logits, features }) => TargetTables { logits, features, ..TargetTables::default() },
+            Self::Consensus { labels, diversity: logits, has_diversity: marks, .. } => {
+                TargetTables { logits, features: &[], labels: Some(labels), marks }
             }
         }
     }
+}
+
+/// What a student starts from and is trained towards.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DistillTask<'a> {
+    pub how: &'a Distill,
+    pub round: u32,
+    pub weights: &'a [f32],
+    pub buffers: &'a [f32],
+    /// What the weights are held to.
+    pub anchor: &'a [f32],
+    pub targets: &'a DistillTargets<'a>,
+}
+
+/// A student on some device.
+pub(crate) trait Student {
+    /// Trains on the public samples in this order, batch by batch; returns the mean loss of the steps.
+    fn epoch(&mut self, order: Vec<u32>) -> Result<f64>;
+
+    /// Sets the running statistics of batch-norm anew, by a pass over the public set.
+    fn recalibrate(&mut self) -> Result<()>;
+
+    /// Weights and buffers.
+    fn model(&self) -> Result<(Vec<f32>, Vec<f32>)>;
 }

@@ -3,12 +3,14 @@
 //! Sums run client by client over blocks of coordinates, so that memory does not grow with the number of clients.
 
 use crate::contributions::{Contributions, Head, Part};
-use crate::distill::{Distill, DistillTargets, EnsembleWeights};
+use crate::distill::{Anchor, Distill, DistillTargets, DistillTask, EnsembleWeights, Student};
 use crate::error::Result;
 use crate::evaluate::{Evaluator, Model, Outputs, Score, Which};
 use crate::experiment::Experiment;
+use crate::gpu::GpuStudent;
 use crate::memory::Targets;
 use crate::robust::{RobustRule, krum};
+use crate::trainer::CpuStudent;
 use fedproj_nn::{Cpu, vector};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -394,10 +396,23 @@ impl Fusion<'_> {
     }
 
     fn train_student(&mut self, how: &Distill, targets: &DistillTargets<'_>, previous: &[f32]) -> Result<f64> {
-        if let Some(on) = self.evaluator.on_gpu() {
-            return on.distill(how, self.round, self.state, targets, previous);
-        }
-        how.run(self.experiment, self.n_threads, self.round, self.state, targets, previous)
+        let (experiment, round) = (self.experiment, self.round);
+        let Some(public) = &experiment.public else { return Ok(0.0) };
+        let anchor = match how.anchor {
+            Anchor::Average => &self.state.weights,
+            Anchor::PreviousGlobal => previous,
+        };
+        let (weights, buffers) = (&self.state.weights[..], &self.state.buffers[..]);
+        let task = DistillTask { how, round, weights, buffers, anchor, targets };
+        let mut student: Box<dyn Student + '_> = match self.evaluator.on_gpu() {
+            Some(on) => Box::new(GpuStudent::new(on, &task)?),
+            None => Box::new(CpuStudent::new(experiment, public, &task, self.n_threads)?),
+        };
+        let loss = how.run(experiment.config.seed, round, public.n_samples(), student.as_mut())?;
+        let (weights, buffers) = student.model()?;
+        drop(student);
+        (self.state.weights, self.state.buffers) = (weights, buffers);
+        Ok(loss)
     }
 
     fn score(&self) -> Result<Score> {

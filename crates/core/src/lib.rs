@@ -40,13 +40,13 @@ pub use config::{
 pub use contributions::{Contributions, Head, Part};
 pub use coordinator::{Coordinator, Opening, model_hash};
 pub use device::Device;
-pub use distill::{Anchor, DirectionConfig, Distill, DistillTargets, EnsembleWeights, StudentNorm};
+pub use distill::{Anchor, Distill, DistillTargets, EnsembleWeights, StudentNorm};
 pub use error::{Error, Result};
 pub use evaluate::{Evaluator, Model, Outputs, Score};
 pub use experiment::Experiment;
 pub use files::{write_atomically, write_private};
 pub use fusion::{Fusion, GlobalModel, ServerState};
-pub use memory::{BatchNormUse, MemoryConfig, MemoryTarget, Resample, Round0, Targets};
+pub use memory::{MemoryConfig, MemoryTarget, Resample, Round0, Targets};
 pub use method::Method;
 pub use presets::Preset;
 pub use projection::{DropoutUnit, Projection, ProjectionMode, Reference, Space};

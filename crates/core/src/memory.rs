@@ -25,7 +25,7 @@ pub struct MemoryConfig {
     /// Weight γ₂ ≥ 0 of the feature loss, beside the loss on logits. 0: off.
     pub feature_weight: f32,
     /// Batch-norm statistics in the memory's forward pass.
-    pub bn: BatchNormUse,
+    pub bn: NormMode,
 }
 
 impl Default for MemoryConfig {
@@ -38,7 +38,7 @@ impl Default for MemoryConfig {
             round0: Round0::Skip,
             temperature: 3.0,
             feature_weight: 0.0,
-            bn: BatchNormUse::Batch,
+            bn: NormMode::Batch,
         }
     }
 }
@@ -98,29 +98,6 @@ pub enum Round0 {
     GlobalModel,
 }
 
-/// How a pass over public data treats batch-norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BatchNormUse {
-    /// Batch statistics, which also move the running averages.
-    Update,
-    /// Batch statistics; running averages stay.
-    Batch,
-    /// Running averages.
-    Frozen,
-}
-
-impl BatchNormUse {
-    /// The engine's word for it.
-    pub fn mode(self) -> NormMode {
-        match self {
-            Self::Update => NormMode::Update,
-            Self::Batch => NormMode::Batch,
-            Self::Frozen => NormMode::Frozen,
-        }
-    }
-}
-
 /// Targets for every public sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Targets {
@@ -128,6 +105,17 @@ pub struct Targets {
     pub logits: Vec<f32>,
     /// (n_public, features), empty unless features are distilled.
     pub features: Vec<f32>,
+}
+
+/// What losses on a data set compare with, one row per sample; tables may be empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TargetTables<'a> {
+    pub logits: &'a [f32],
+    pub features: &'a [f32],
+    /// Where they are not the data's own labels.
+    pub labels: Option<&'a [u32]>,
+    /// Which samples count, see [`Term::Kl`].
+    pub marks: &'a [bool],
 }
 
 /// The memory's samples of a round, in increasing order.

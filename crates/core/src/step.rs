@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::plan::{Op, Recorder, VectorId};
 use crate::terms;
 use fedproj_nn::vector::Bounds;
-use fedproj_nn::{Graph, NodeId};
+use fedproj_nn::{Direction, Graph, NodeId};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
@@ -38,6 +38,19 @@ pub enum Term {
     MemoryKl {
         /// T
         temperature: f32,
+    },
+    /// A divergence between the batch's target logits and z, with all its choices.
+    Kl {
+        /// T
+        temperature: f32,
+        /// The order of its arguments.
+        direction: Direction,
+        /// Whether it is multiplied by T².
+        times_t_squared: bool,
+        /// Only over the samples that are marked; the mean is over all.
+        only_marked: bool,
+        /// Its weight.
+        weight: f32,
     },
     /// Masked squared distance of the features to the memory's target features (see [`terms::masked_squares`]).
     MemoryFeatures {

@@ -2,7 +2,7 @@
 //!
 //! Rows are samples; every loss is a mean over them. Gradients are added with a weight to what is there.
 
-use serde::{Deserialize, Serialize};
+pub use fedproj_nn::RelaxedContrast;
 
 /// Squared distance over the dimensions where either is positive, f = features, t = target (rows of `dim`):
 /// mean over samples of Σ_d (f − t)² · 1\[f > 0 or t > 0\]. The "feature distillation" of the authors' code (A.2),
@@ -71,20 +71,6 @@ impl Cosine {
 /// log(1 + eˣ) without overflow.
 fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
-}
-
-/// The constants of FedRCL's loss.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RelaxedContrast {
-    /// τ of both terms.
-    pub temperature: f32,
-    /// λ: same-class pairs at least this similar are pushed apart.
-    pub threshold: f32,
-    /// Weight of the supervised contrastive term.
-    pub contrast_weight: f32,
-    /// Weight β of the divergence penalty.
-    pub penalty_weight: f32,
 }
 
 /// FedRCL (Seo et al., CVPR 2024) at one level: rows `f` (n, dim) are normalised, and each sample i has

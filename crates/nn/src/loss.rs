@@ -15,6 +15,19 @@ pub enum Direction {
     StudentToTeacher,
 }
 
+/// Constants of the relaxed contrastive loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RelaxedContrast {
+    /// τ of both terms.
+    pub temperature: f32,
+    /// λ: same-class pairs at least this similar are pushed apart.
+    pub threshold: f32,
+    /// Weight of the supervised contrastive term.
+    pub contrast_weight: f32,
+    /// Weight β of the divergence penalty.
+    pub penalty_weight: f32,
+}
+
 /// A loss between a node's values (batch, features) and a target.
 #[derive(Clone, Copy, Debug)]
 pub enum Loss<'a> {

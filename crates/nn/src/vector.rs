@@ -1,4 +1,4 @@
-//! What federated methods do with flat vectors.
+//! Arithmetic on flat vectors.
 //!
 //! Sums run in an order fixed by the lengths: single precision over 4096 elements in 64 interleaved partial sums, double
 //! precision over those. Threads change nothing in the result.
@@ -47,7 +47,7 @@ pub struct Projection {
     pub active: bool,
 }
 
-/// FedProj's projection (Eq. 7 of the paper; A-GEM's with one reference): if ⟨g, r⟩ < 0,
+/// Projection against a reference (arXiv:2505.20485, Eq. 7; A-GEM's with one reference): if ⟨g, r⟩ < 0,
 /// g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r. Otherwise g stays as it is, bit for bit.
 ///
 /// ```

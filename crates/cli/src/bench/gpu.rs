@@ -1,7 +1,7 @@
 //! The training step of a cohort on a GPU.
 
 use anyhow::{Context, Result};
-use fedproj_nn::cuda::{At, Batches, Cohort, Data, Gpu, LossTerm, Precision, Target};
+use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, LossTerm, Precision, Target};
 use fedproj_nn::{Dropout, Graph, Init, Mode, NormMode, Options, Rule};
 use fedproj_rng::{Purpose, Stream};
 use std::time::Instant;
@@ -39,7 +39,7 @@ pub fn step(graph: &Graph, device: &str, precision: &str, clients: usize, x: &[f
     let moments = cohort.moments(&rule)?;
     // Every step takes the same batch, as the CPU's measurement does.
     let own = |lane: usize| (lane * batch..(lane + 1) * batch).map(|i| i as u32).collect();
-    cohort.set_table(Batches::Private, &(0..clients).map(own).collect::<Vec<_>>(), batch)?;
+    cohort.set_table(Batches::Samples, &(0..clients).map(own).collect::<Vec<_>>(), batch)?;
     cohort.set_table(Batches::LrFactors, &vec![vec![1.0f32.to_bits()]; clients], 1)?;
     cohort.set_table(Batches::DropoutKeys, &vec![vec![1, 2]; clients], 2)?;
     let pass = Mode { norm: NormMode::Update, dropout: Dropout::OfStep };
@@ -49,10 +49,10 @@ pub fn step(graph: &Graph, device: &str, precision: &str, clients: usize, x: &[f
         let start = Instant::now();
         if !cohort.replay(0)? {
             let recording = cohort.begin_recording(0)?;
-            cohort.gather(&data, Batches::Private, 0, false)?;
+            cohort.gather(&data, Batches::Samples, 0, false)?;
             cohort.forward(theta.rows(), running.rows(), pass)?;
             cohort.add_loss(output, &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
-            cohort.record_loss(At::Private)?;
+            cohort.record_loss(LossOf::Samples)?;
             cohort.backward(theta.rows(), grad.rows())?;
             cohort.update(&rule, &moments, theta.rows(), grad.rows())?;
             cohort.end_recording(recording)?;

@@ -1,22 +1,28 @@
 //! The student's distillation on a GPU: a cohort of one.
 
 use super::OnGpu;
-use crate::distill::{Anchor, DirectionConfig, Distill, DistillTargets, StudentNorm};
-use crate::error::{Error, Result};
-use crate::fusion::ServerState;
-use fedproj_nn::cuda::{At, Batches, Cohort, Data, LossTerm, Moments, NOBODY, Target, Vectors};
-use fedproj_nn::{Direction, Dropout, Mode, NodeId, NormMode, Options, Rule};
-use fedproj_rng::{Purpose, Stream};
+use super::execute::add_term;
+use crate::distill::{DistillTask, Student};
+use crate::error::Result;
+use crate::memory::TargetTables;
+use crate::step::Term;
+use fedproj_nn::cuda::{Batches, Cohort, Data, LossOf, Moments, NOBODY, Target, Vectors};
+use fedproj_nn::{Dropout, Mode, NormMode, Options, Rule};
+use std::sync::Arc;
 
 /// What the student is trained towards, on the device.
+#[derive(Debug)]
 struct Goal {
     logits: Data,
     features: Option<Data>,
-    /// FedET: labels, which samples have a diverse minority, and its weight λ.
-    consensus: Option<(Data, Data, f32)>,
+    labels: Option<Data>,
+    marks: Option<Data>,
 }
 
-struct Student {
+/// A student on a GPU.
+#[derive(Debug)]
+pub(crate) struct GpuStudent {
+    on: Arc<OnGpu>,
     cohort: Cohort,
     theta: Vectors,
     buffers: Vectors,
@@ -25,155 +31,119 @@ struct Student {
     rule: Rule,
     moments: Moments,
     goal: Goal,
+    objective: Vec<Term>,
+    mode: Mode,
+    /// Factor of θ − anchor in the gradient; 0 is off.
+    anchor_slope: f32,
+    batch: usize,
+    n: usize,
 }
 
-impl OnGpu {
-    /// As [`Distill::run`].
-    pub fn distill(
-        &self,
-        how: &Distill,
-        round: u32,
-        state: &mut ServerState,
-        targets: &DistillTargets<'_>,
-        previous: &[f32],
-    ) -> Result<f64> {
-        let (Some(public), Some(data)) = (&self.public, &self.experiment.public) else { return Ok(0.0) };
-        let n = data.n_samples();
-        let batch = how.batch.min(n);
-        let anchor = match how.anchor {
-            Anchor::Average => &state.weights[..],
-            Anchor::PreviousGlobal => previous,
-        };
-        let mut student = self.student(how, batch, state, anchor, targets)?;
-        let norm = match how.bn {
-            StudentNorm::Update => NormMode::Update,
-            StudentNorm::Frozen => NormMode::Frozen,
-            StudentNorm::Recalibrate => NormMode::Batch,
-        };
-        let mut loss_mean = 0.0;
-        for epoch in 0..how.epochs {
-            let ids = [round, epoch, 0];
-            let mut order = Stream::new(self.experiment.config.seed, Purpose::DistillOrder, ids).permutation(n);
-            order.resize(n.next_multiple_of(batch), NOBODY);
-            let n_steps = order.len() / batch;
-            student.cohort.set_table(Batches::Private, &[order], batch)?;
-            student.cohort.set_table(Batches::LrFactors, &[vec![1.0f32.to_bits(); n_steps]], 1)?;
-            student.cohort.rewind()?;
-            let before = student.loss_total()?;
-            for _ in 0..n_steps {
-                if !student.cohort.replay(0)? {
-                    let recording = student.cohort.begin_recording(0)?;
-                    let done = student.step(how, public, norm);
-                    student.cohort.end_recording(recording)?;
-                    done?;
-                }
-            }
-            loss_mean = (student.loss_total()? - before) / n_steps as f64;
-            if !loss_mean.is_finite() {
-                return Err(Error::FusionNotFinite { round, what: "the distillation loss" });
-            }
-        }
-        if how.bn == StudentNorm::Recalibrate {
-            for first in (0..n).step_by(batch) {
-                student.cohort.gather_range(public, first, batch.min(n - first), batch)?;
-                let pass = Mode { norm: NormMode::Update, dropout: Dropout::Off };
-                student.cohort.forward(student.theta.rows(), student.buffers.rows(), pass)?;
-            }
-        }
-        state.weights = student.cohort.read(&student.theta, 0)?;
-        state.buffers = student.cohort.read(&student.buffers, 0)?;
-        Ok(loss_mean)
-    }
-
-    fn student(
-        &self,
-        how: &Distill,
-        batch: usize,
-        state: &ServerState,
-        anchor: &[f32],
-        targets: &DistillTargets<'_>,
-    ) -> Result<Student> {
-        let (graph, gpu) = (&self.experiment.graph, &self.gpu);
-        let taps: Vec<NodeId> = graph.features().filter(|_| how.feature_weight > 0.0).into_iter().collect();
+impl GpuStudent {
+    pub fn new(on: &Arc<OnGpu>, task: &DistillTask<'_>) -> Result<Self> {
+        let (graph, gpu, how) = (&on.experiment.graph, &on.gpu, task.how);
+        let n = on.experiment.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples);
+        let (batch, taps) = (how.batch.min(n), how.taps(graph));
         let cohort = Cohort::new(gpu, graph, 1, &Options { batch, taps: &taps, training: true })?;
-        let classes = graph.shape(graph.output()).len();
-        let goal = match *targets {
-            DistillTargets::Teacher(targets) => Goal {
-                logits: Data::matrix(gpu, &targets.logits, classes)?,
-                features: match graph.features().filter(|_| how.feature_weight > 0.0) {
-                    Some(node) => Some(Data::matrix(gpu, &targets.features, graph.shape(node).len())?),
-                    None => None,
-                },
-                consensus: None,
-            },
-            DistillTargets::Consensus { labels, diversity, has_diversity, weight } => {
-                let marks: Vec<u32> = has_diversity.iter().map(|&has| u32::from(has)).collect();
-                let labelled = |values: &[u32]| -> Result<Data> {
-                    let mut data = Data::matrix(gpu, &[0.0], 1)?;
-                    data.set_labels(gpu, values)?;
-                    Ok(data)
-                };
-                let consensus = Some((labelled(labels)?, labelled(&marks)?, weight));
-                Goal { logits: Data::matrix(gpu, diversity, classes)?, features: None, consensus }
-            }
+        let TargetTables { logits, features, labels, marks } = task.targets.tables();
+        let numbers = |values: &[u32]| -> Result<Data> {
+            let mut data = Data::matrix(gpu, &[0.0], 1)?;
+            data.set_labels(gpu, values)?;
+            Ok(data)
+        };
+        let marks: Vec<u32> = marks.iter().map(|&marked| u32::from(marked)).collect();
+        let rows = |node| Data::matrix(gpu, features, graph.shape(node).len());
+        let goal = Goal {
+            logits: Data::matrix(gpu, logits, graph.shape(graph.output()).len())?,
+            features: taps.first().filter(|_| !features.is_empty()).map(|&node| rows(node)).transpose()?,
+            labels: labels.map(numbers).transpose()?,
+            marks: if marks.is_empty() { None } else { Some(numbers(&marks)?) },
         };
         let rule = how.optimizer.rule();
-        let mut theta = cohort.vectors(state.weights.len())?;
-        let mut buffers = cohort.vectors(state.buffers.len())?;
-        cohort.write(&mut theta, 0, &state.weights)?;
-        cohort.write(&mut buffers, 0, &state.buffers)?;
-        Ok(Student {
+        let mut theta = cohort.vectors(task.weights.len())?;
+        let mut buffers = cohort.vectors(task.buffers.len())?;
+        cohort.write(&mut theta, 0, task.weights)?;
+        cohort.write(&mut buffers, 0, task.buffers)?;
+        Ok(Self {
             moments: cohort.moments(&rule)?,
-            grad: cohort.vectors(state.weights.len())?,
-            anchor: cohort.shared_vector(anchor)?,
+            grad: cohort.vectors(task.weights.len())?,
+            anchor: cohort.shared_vector(task.anchor)?,
+            objective: how.objective(task.targets),
+            mode: Mode { norm: how.bn.mode(), dropout: Dropout::Off },
+            anchor_slope: how.anchor_slope(),
+            on: Arc::clone(on),
             cohort,
             theta,
             buffers,
             rule,
             goal,
+            batch,
+            n,
         })
     }
-}
 
-impl Student {
     fn loss_total(&self) -> Result<f64> {
         Ok(self.cohort.stats()?[0].loss_total)
     }
 
-    fn step(&mut self, how: &Distill, public: &Data, norm: NormMode) -> Result<()> {
-        let Self { cohort, theta, buffers, anchor, grad, rule, moments, goal } = self;
+    fn step(&mut self) -> Result<()> {
+        let Self { on, cohort, theta, buffers, anchor, grad, goal, .. } = self;
         let (theta, grad) = (theta.rows(), grad.rows());
-        let output = cohort.graph().output();
-        cohort.gather(public, Batches::Private, 0, false)?;
-        cohort.gather_target(&goal.logits, Batches::Private, 0, Target::Logits, false)?;
-        cohort.forward(theta, buffers.rows(), Mode { norm, dropout: Dropout::Off })?;
-        if let Some((labels, marks, weight)) = &goal.consensus {
-            cohort.gather_labels(labels, Batches::Private)?;
-            cohort.gather_marks(marks, Batches::Private)?;
-            cohort.add_loss(output, &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
-            let direction = Direction::TeacherToStudent;
-            let kl = LossTerm::Kl { temperature: 1.0, direction, times_t_squared: false, only_marked: true };
-            cohort.add_loss(output, &kl, Target::Logits, *weight, false)?;
-        } else {
-            let direction = match how.direction {
-                DirectionConfig::TeacherToStudent => Direction::TeacherToStudent,
-                DirectionConfig::StudentToTeacher => Direction::StudentToTeacher,
-            };
-            let kl =
-                LossTerm::Kl { temperature: how.temperature, direction, times_t_squared: how.t2, only_marked: false };
-            cohort.add_loss(output, &kl, Target::Logits, 1.0, true)?;
-            if let (Some(features), Some(node)) = (&goal.features, cohort.graph().features()) {
-                cohort.gather_target(features, Batches::Private, 0, Target::Features, false)?;
-                cohort.add_loss(node, &LossTerm::MaskedSquares, Target::Features, how.feature_weight, false)?;
+        let Some(public) = &on.public else { return Ok(()) };
+        cohort.gather(public, Batches::Samples, 0, false)?;
+        cohort.gather_target(&goal.logits, Batches::Samples, 0, Target::Logits, false)?;
+        if let Some(features) = &goal.features {
+            cohort.gather_target(features, Batches::Samples, 0, Target::Features, false)?;
+        }
+        if let Some(labels) = &goal.labels {
+            cohort.gather_labels(labels, Batches::Samples)?;
+        }
+        if let Some(marks) = &goal.marks {
+            cohort.gather_marks(marks, Batches::Samples)?;
+        }
+        cohort.forward(theta, buffers.rows(), self.mode)?;
+        let mut has_loss = false;
+        self.objective.iter().try_for_each(|term| add_term(cohort, term, &mut has_loss))?;
+        cohort.record_loss(LossOf::Samples)?;
+        cohort.backward(theta, grad)?;
+        if self.anchor_slope > 0.0 {
+            cohort.axpy_difference(self.anchor_slope, theta, anchor.rows(), grad)?;
+        }
+        cohort.update(&self.rule, &self.moments, theta, grad)?;
+        Ok(cohort.advance(1, 0)?)
+    }
+}
+
+impl Student for GpuStudent {
+    fn epoch(&mut self, mut order: Vec<u32>) -> Result<f64> {
+        order.resize(self.n.next_multiple_of(self.batch), NOBODY);
+        let n_steps = order.len() / self.batch;
+        self.cohort.set_table(Batches::Samples, &[order], self.batch)?;
+        self.cohort.set_table(Batches::LrFactors, &[vec![1.0f32.to_bits(); n_steps]], 1)?;
+        self.cohort.rewind()?;
+        let before = self.loss_total()?;
+        for _ in 0..n_steps {
+            if !self.cohort.replay(0)? {
+                let recording = self.cohort.begin_recording(0)?;
+                let done = self.step();
+                self.cohort.end_recording(recording)?;
+                done?;
             }
         }
-        cohort.record_loss(At::Private)?;
-        cohort.backward(theta, grad)?;
-        if how.alpha > 0.0 {
-            // ∇ α‖θ − anchor‖² = 2α (θ − anchor)
-            cohort.axpy_difference(2.0 * how.alpha, theta, anchor.rows(), grad)?;
+        Ok((self.loss_total()? - before) / n_steps as f64)
+    }
+
+    fn recalibrate(&mut self) -> Result<()> {
+        let Some(public) = &self.on.public else { return Ok(()) };
+        for first in (0..self.n).step_by(self.batch) {
+            self.cohort.gather_range(public, first, self.batch.min(self.n - first), self.batch)?;
+            let mode = Mode { norm: NormMode::Update, dropout: Dropout::Off };
+            self.cohort.forward(self.theta.rows(), self.buffers.rows(), mode)?;
         }
-        cohort.update(rule, moments, theta, grad)?;
-        Ok(cohort.advance(1, 0)?)
+        Ok(())
+    }
+
+    fn model(&self) -> Result<(Vec<f32>, Vec<f32>)> {
+        Ok((self.cohort.read(&self.theta, 0)?, self.cohort.read(&self.buffers, 0)?))
     }
 }

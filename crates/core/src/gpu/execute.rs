@@ -4,7 +4,7 @@ use super::trainer::GpuTrainer;
 use crate::error::Result;
 use crate::plan::{Op, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
-use fedproj_nn::cuda::{At, Batches, Cohort, LossTerm, RelaxedContrast, Rows, Target as LossTarget};
+use fedproj_nn::cuda::{Batches, Cohort, LossOf, LossTerm, Rows, Target as LossTarget};
 use fedproj_nn::{Direction, Dropout, Mode, NodeId, NormMode};
 
 /// How far a step has come.
@@ -50,9 +50,9 @@ impl GpuTrainer {
     pub(super) fn execute(&mut self, op: &Op, current: &mut Current) -> Result<()> {
         match *op {
             Op::Forward { batch } => self.forward(batch, current)?,
-            Op::Loss { term } => self.add_term(&term, current)?,
+            Op::Loss { term } => add_term(&mut self.cohort, &term, &mut current.has_loss)?,
             Op::Backward { batch, out } => {
-                let at = if batch == Batch::Private { At::Private } else { At::Memory };
+                let at = if batch == Batch::Private { LossOf::Samples } else { LossOf::Replay };
                 self.cohort.record_loss(at)?;
                 self.cohort.backward(self.theta.rows(), self.gradients[out].rows())?;
             }
@@ -117,13 +117,13 @@ impl GpuTrainer {
     fn forward(&mut self, batch: Batch, current: &mut Current) -> Result<()> {
         let pass = match batch {
             Batch::Private => {
-                self.cohort.gather(&self.on.private, Batches::Private, 0, false)?;
+                self.cohort.gather(&self.on.private, Batches::Samples, 0, false)?;
                 Mode { norm: NormMode::Update, dropout: Dropout::OfStep }
             }
             Batch::Memory => {
                 self.gather_memory(current.n_memory)?;
                 current.n_memory += 1;
-                let norm = self.memory_config.as_ref().map_or(NormMode::Frozen, |m| m.bn.mode());
+                let norm = self.memory_config.as_ref().map_or(NormMode::Frozen, |m| m.bn);
                 Mode { norm, dropout: Dropout::Off }
             }
         };
@@ -134,46 +134,14 @@ impl GpuTrainer {
     pub(super) fn gather_memory(&mut self, offset: usize) -> Result<()> {
         let Some(public) = &self.on.public else { return Ok(()) };
         let cast = self.truncates_memory;
-        self.cohort.gather(public, Batches::Memory, offset, cast)?;
+        self.cohort.gather(public, Batches::Replay, offset, cast)?;
         if let Some(logits) = &self.logits {
-            self.cohort.gather_target(logits, Batches::Memory, offset, LossTarget::Logits, cast)?;
+            self.cohort.gather_target(logits, Batches::Replay, offset, LossTarget::Logits, cast)?;
         }
         if let Some(features) = &self.features {
-            self.cohort.gather_target(features, Batches::Memory, offset, LossTarget::Features, false)?;
+            self.cohort.gather_target(features, Batches::Replay, offset, LossTarget::Features, false)?;
         }
         Ok(())
-    }
-
-    fn add_term(&mut self, term: &Term, current: &mut Current) -> Result<()> {
-        let output = self.on.experiment.graph.output();
-        let mut add =
-            |cohort: &mut Cohort, node: NodeId, term: LossTerm, target: LossTarget, weight: f32| -> Result<()> {
-                let first = !std::mem::replace(&mut current.has_loss, true);
-                Ok(cohort.add_loss(node, &term, target, weight, first)?)
-            };
-        match *term {
-            Term::CrossEntropy => add(&mut self.cohort, output, LossTerm::CrossEntropy, LossTarget::Logits, 1.0),
-            Term::MemoryKl { temperature } => add(&mut self.cohort, output, kl(temperature), LossTarget::Logits, 1.0),
-            Term::MemoryFeatures { weight } => match self.on.experiment.graph.features() {
-                Some(node) => add(&mut self.cohort, node, LossTerm::MaskedSquares, LossTarget::Features, weight),
-                None => Ok(()),
-            },
-            Term::ModelContrast { node, positive, negative, temperature, weight } => {
-                let contrast = LossTerm::ModelContrast { positive: positive.0, negative: negative.0, temperature };
-                add(&mut self.cohort, node, contrast, LossTarget::Logits, weight)
-            }
-            Term::RelaxedContrast(c) => {
-                let levels = self.on.experiment.graph.levels().to_vec();
-                let term = LossTerm::RelaxedContrast(RelaxedContrast {
-                    temperature: c.temperature,
-                    threshold: c.threshold,
-                    contrast_weight: c.contrast_weight,
-                    penalty_weight: c.penalty_weight,
-                    scale: 1.0 / levels.len().max(1) as f32,
-                });
-                levels.into_iter().try_for_each(|node| add(&mut self.cohort, node, term, LossTarget::Logits, 1.0))
-            }
-        }
     }
 
     /// The memory loss of the round's first weights on the batch gathered last.
@@ -184,17 +152,47 @@ impl GpuTrainer {
     /// As on the CPU: batch-norm as in the gradient, without moving averages.
     pub(super) fn memory_loss_of(&mut self, params: Rows, buffers: Rows) -> Result<()> {
         let Some(config) = &self.memory_config else { return Ok(()) };
-        let norm = match config.bn.mode() {
+        let norm = match config.bn {
             NormMode::Update => NormMode::Batch,
             other => other,
         };
         let ((objective, n_terms), mut current) = (config.loss(), Current::default());
         self.cohort.forward(params, buffers, Mode { norm, dropout: Dropout::Off })?;
-        objective[..n_terms].iter().try_for_each(|term| self.add_term(term, &mut current))?;
-        Ok(self.cohort.record_loss(At::RoundStart)?)
+        objective[..n_terms].iter().try_for_each(|term| add_term(&mut self.cohort, term, &mut current.has_loss))?;
+        Ok(self.cohort.record_loss(LossOf::Reference)?)
     }
 }
 
-fn kl(temperature: f32) -> LossTerm {
-    LossTerm::Kl { temperature, direction: Direction::TeacherToStudent, times_t_squared: false, only_marked: false }
+/// Adds a term to the objective of the batch gathered last.
+pub(super) fn add_term(cohort: &mut Cohort, term: &Term, has_loss: &mut bool) -> Result<()> {
+    let graph = cohort.graph();
+    let (output, features, levels) = (graph.output(), graph.features(), graph.levels().to_vec());
+    let mut add = |node: NodeId, term: LossTerm, target: LossTarget, weight: f32| -> Result<()> {
+        let first = !std::mem::replace(has_loss, true);
+        Ok(cohort.add_loss(node, &term, target, weight, first)?)
+    };
+    match *term {
+        Term::CrossEntropy => add(output, LossTerm::CrossEntropy, LossTarget::Logits, 1.0),
+        Term::MemoryKl { temperature } => {
+            let direction = Direction::TeacherToStudent;
+            let kl = LossTerm::Kl { temperature, direction, times_t_squared: false, only_marked: false };
+            add(output, kl, LossTarget::Logits, 1.0)
+        }
+        Term::Kl { temperature, direction, times_t_squared, only_marked, weight } => {
+            let kl = LossTerm::Kl { temperature, direction, times_t_squared, only_marked };
+            add(output, kl, LossTarget::Logits, weight)
+        }
+        Term::MemoryFeatures { weight } => match features {
+            Some(node) => add(node, LossTerm::MaskedSquares, LossTarget::Features, weight),
+            None => Ok(()),
+        },
+        Term::ModelContrast { node, positive, negative, temperature, weight } => {
+            let contrast = LossTerm::Contrast { positive: positive.0, negative: negative.0, temperature };
+            add(node, contrast, LossTarget::Logits, weight)
+        }
+        Term::RelaxedContrast(c) => {
+            let weight = 1.0 / levels.len().max(1) as f32;
+            levels.into_iter().try_for_each(|node| add(node, LossTerm::RelaxedContrast(c), LossTarget::Logits, weight))
+        }
+    }
 }

@@ -9,6 +9,7 @@ mod execute;
 mod results;
 mod trainer;
 
+pub(crate) use distill::GpuStudent;
 pub(crate) use evaluate::GpuEvaluator;
 pub(crate) use results::GpuResults;
 pub(crate) use trainer::GpuTrainer;

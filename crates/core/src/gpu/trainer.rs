@@ -260,8 +260,8 @@ impl GpuTrainer {
                 n_compared: found.n_compared,
                 n_projected: found.n_projected,
                 cosine: (found.n_compared > 0).then(|| found.cosine_total / f64::from(found.n_compared)),
-                memory_loss_before: found.memory_loss_first,
-                memory_loss_after: found.memory_loss_first.and(memory_loss_after),
+                memory_loss_before: found.replay_loss_first,
+                memory_loss_after: found.replay_loss_first.and(memory_loss_after),
                 seconds,
             },
         })
@@ -304,12 +304,12 @@ impl GpuTrainer {
         let factors = all(&|plan| plan.steps.iter().map(|step| step.lr_factor.to_bits()).collect());
         let words = |key: u64| [key as u32, (key >> 32) as u32];
         let keys = all(&|plan| plan.steps.iter().flat_map(|step| words(step.dropout_key)).collect());
-        self.cohort.set_table(Batches::Private, &samples, batch)?;
+        self.cohort.set_table(Batches::Samples, &samples, batch)?;
         self.cohort.set_table(Batches::Positions, &positions, batch)?;
         self.cohort.set_table(Batches::LrFactors, &factors, 1)?;
         self.cohort.set_table(Batches::DropoutKeys, &keys, 2)?;
         if let Some(width) = plans.iter().map(|plan| plan.memory_batch).max().filter(|&width| width > 0) {
-            self.cohort.set_table(Batches::Memory, &all(&|plan| plan.memory.clone()), width)?;
+            self.cohort.set_table(Batches::Replay, &all(&|plan| plan.memory.clone()), width)?;
         }
         Ok(())
     }
@@ -329,7 +329,7 @@ impl GpuTrainer {
             })
             .collect();
         let n_batches = sequential.iter().map(|s| s.len() / batch).max().unwrap_or(0);
-        self.cohort.set_table(Batches::Private, &sequential, batch)?;
+        self.cohort.set_table(Batches::Samples, &sequential, batch)?;
         for (index, (weights, node)) in self.planner.names().embeddings.clone().into_iter().enumerate() {
             let lanes = plans.iter().enumerate().filter(|(_, plan)| plan.embeddings.contains(&index));
             let lanes: Vec<u32> = lanes.map(|(lane, _)| lane as u32).collect();
@@ -349,7 +349,7 @@ impl GpuTrainer {
             };
             for step in 0..n_batches {
                 // A lane with fewer batches gets padding; what it computes from that is never looked at.
-                self.cohort.gather(&self.on.private, Batches::Private, 0, false)?;
+                self.cohort.gather(&self.on.private, Batches::Samples, 0, false)?;
                 self.cohort.forward(params, buffers, Mode::EVAL)?;
                 self.cohort.keep_value(node, step * batch, &mut self.embeddings[index])?;
                 self.cohort.advance(1, 0)?;
@@ -374,7 +374,7 @@ impl GpuTrainer {
     /// The memory loss of each lane on its first memory batch, after local training; lanes without memory have none.
     fn memory_loss_after(&mut self, stats: &[Stats]) -> Result<Vec<Option<f64>>> {
         let lanes: Vec<u32> =
-            (0..stats.len() as u32).filter(|&l| stats[l as usize].memory_loss_first.is_some()).collect();
+            (0..stats.len() as u32).filter(|&l| stats[l as usize].replay_loss_first.is_some()).collect();
         if lanes.is_empty() {
             return Ok(vec![None; stats.len()]);
         }
@@ -383,7 +383,7 @@ impl GpuTrainer {
         self.gather_memory(0)?;
         self.memory_loss_of(self.theta.rows(), self.buffers.rows())?;
         let all = self.cohort.stats()?;
-        Ok((0..stats.len()).map(|l| lanes.contains(&(l as u32)).then(|| all[l].start_loss)).collect())
+        Ok((0..stats.len()).map(|l| lanes.contains(&(l as u32)).then(|| all[l].reference_loss)).collect())
     }
 
     fn state_of(&self, lane: usize, kept: &[usize]) -> Result<ClientState> {

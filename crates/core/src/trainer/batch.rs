@@ -1,6 +1,7 @@
 //! Batches with their targets, and the terms of an objective on them.
 
 use crate::error::Result;
+use crate::memory::TargetTables;
 use crate::step::Term;
 use crate::terms;
 use fedproj_data::{Dataset, gather_rows};
@@ -16,10 +17,7 @@ pub(crate) struct Feed<'a> {
     pub drops: bool,
     /// Whether inputs and target logits are cut to whole numbers.
     pub truncates: bool,
-    /// Target logits of all samples, or nothing.
-    pub logits: &'a [f32],
-    /// Target features of all samples, or nothing.
-    pub features: &'a [f32],
+    pub targets: TargetTables<'a>,
 }
 
 /// The batch gathered last. Its memory is used again for the next one.
@@ -30,6 +28,7 @@ pub(super) struct Gathered {
     labels: Vec<u32>,
     logits: Vec<f32>,
     features: Vec<f32>,
+    marks: Vec<bool>,
     /// Embeddings of the batch, by place.
     embedded: Vec<Vec<f32>>,
     /// Means over pixels and their gradient, of a term that pools.
@@ -40,17 +39,21 @@ pub(super) struct Gathered {
 impl Gathered {
     /// Gathers samples and their targets.
     pub fn gather(&mut self, feed: &Feed<'_>, samples: impl Iterator<Item = u32>) {
-        let n = feed.data.n_samples();
+        let (n, targets) = (feed.data.n_samples(), &feed.targets);
         self.indices.clear();
         self.indices.extend(samples);
         self.x.resize(self.indices.len() * feed.data.sample_len(), 0.0);
         feed.data.gather(&self.indices, &mut self.x);
         self.labels.clear();
-        if let Some(labels) = feed.data.labels() {
+        if let Some(labels) = targets.labels.or(feed.data.labels()) {
             self.labels.extend(self.indices.iter().map(|&i| labels[i as usize]));
         }
-        gather_rows(feed.logits, n, &self.indices, &mut self.logits);
-        gather_rows(feed.features, n, &self.indices, &mut self.features);
+        self.marks.clear();
+        if !targets.marks.is_empty() {
+            self.marks.extend(self.indices.iter().map(|&i| targets.marks[i as usize]));
+        }
+        gather_rows(targets.logits, n, &self.indices, &mut self.logits);
+        gather_rows(targets.features, n, &self.indices, &mut self.features);
         if feed.truncates {
             self.x.iter_mut().chain(&mut self.logits).for_each(|v| *v = v.trunc());
         }
@@ -70,6 +73,13 @@ impl Gathered {
         match *term {
             Term::CrossEntropy => Ok(ws.add_loss(output, &Loss::CrossEntropy { labels: &self.labels }, 1.0)?),
             Term::MemoryKl { temperature } => Ok(ws.add_loss(output, &Loss::kl(&self.logits, temperature), 1.0)?),
+            Term::Kl { temperature, direction, times_t_squared, only_marked, weight } => {
+                if only_marked {
+                    self.teach_unmarked(ws.output());
+                }
+                let kl = Loss::Kl { teacher: &self.logits, temperature, direction, times_t_squared };
+                Ok(f64::from(weight) * ws.add_loss(output, &kl, weight)?)
+            }
             Term::MemoryFeatures { weight } => {
                 let Some(node) = ws.graph().features() else { return Ok(0.0) };
                 let dim = ws.graph().shape(node).len();
@@ -98,6 +108,15 @@ impl Gathered {
                 }
                 Ok(total / n_levels.max(1) as f64)
             }
+        }
+    }
+
+    /// Makes a sample that is not marked its own teacher, so that its divergence and gradient vanish.
+    fn teach_unmarked(&mut self, own: &[f32]) {
+        let classes = own.len() / self.marks.len().max(1);
+        for (row, _) in self.marks.iter().enumerate().filter(|(_, marked)| !**marked) {
+            let span = row * classes..(row + 1) * classes;
+            self.logits[span.clone()].copy_from_slice(&own[span]);
         }
     }
 

@@ -149,18 +149,22 @@ impl Executor {
 
     fn forward(&mut self, batch: Batch, current: Current<'_>) -> Result<()> {
         let Current { plan, feeds, step, .. } = current;
-        let (norm, dropout) = if let (Batch::Memory, Some(feed)) = (batch, &feeds.memory) {
+        if let (Batch::Memory, Some(feed)) = (batch, &feeds.memory) {
             let first = self.n_memory * plan.memory_batch;
             self.n_memory += 1;
-            self.gathered.gather(feed, plan.memory[first..first + plan.memory_batch].iter().copied());
-            (feed.norm, Dropout::Off)
-        } else {
-            let positions = &plan.order[step.batch.clone()];
-            self.gathered.gather(&feeds.own, positions.iter().map(|&p| plan.samples[p as usize]));
-            (feeds.own.norm, if feeds.own.drops { Dropout::Key(step.dropout_key) } else { Dropout::Off })
-        };
+            let samples = plan.memory[first..first + plan.memory_batch].iter().copied();
+            return self.pass(feed, samples, Mode { norm: feed.norm, dropout: Dropout::Off });
+        }
+        let samples = plan.order[step.batch.clone()].iter().map(|&p| plan.samples[p as usize]);
+        let dropout = if feeds.own.drops { Dropout::Key(step.dropout_key) } else { Dropout::Off };
+        self.pass(&feeds.own, samples, Mode { norm: feeds.own.norm, dropout })
+    }
+
+    /// Gathers samples and runs the network on them.
+    pub fn pass(&mut self, feed: &Feed<'_>, samples: impl Iterator<Item = u32>, mode: Mode) -> Result<()> {
+        self.gathered.gather(feed, samples);
         let Vectors { theta, buffers, .. } = &mut self.vectors;
-        self.ws.forward(theta, buffers, &self.gathered.x, Mode { norm, dropout })?;
+        self.ws.forward(theta, buffers, &self.gathered.x, mode)?;
         self.loss = 0.0;
         Ok(())
     }

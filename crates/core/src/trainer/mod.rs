@@ -2,11 +2,12 @@
 
 mod batch;
 mod executor;
+mod student;
 mod vectors;
 
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::memory::{MemoryConfig, Targets};
+use crate::memory::{MemoryConfig, TargetTables, Targets};
 use crate::method::Method;
 use crate::plan::{LocalPlan, Planner, VectorId};
 use batch::Feed;
@@ -16,6 +17,7 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+pub(crate) use student::CpuStudent;
 
 /// Vectors that a client keeps between rounds, by name.
 pub type ClientState = BTreeMap<String, Vec<f32>>;
@@ -253,17 +255,15 @@ fn feeds<'a>(
         norm: NormMode::Update,
         drops: true,
         truncates: false,
-        logits: &[],
-        features: &[],
+        targets: TargetTables::default(),
     };
     let memory_feed = match (memory, &download.memory, &experiment.public) {
         (Some(config), Some((_, targets)), Some(data)) => Some(Feed {
             data,
-            norm: config.bn.mode(),
+            norm: config.bn,
             drops: false,
             truncates: truncates_memory,
-            logits: &targets.logits,
-            features: &targets.features,
+            targets: TargetTables { logits: &targets.logits, features: &targets.features, ..TargetTables::default() },
         }),
         _ => None,
     };

@@ -9,12 +9,12 @@ use crate::error::{Error, Result};
 /// Per-step tables of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Batches {
-    /// Samples of the private batches.
-    Private,
+    /// Samples of the main batches.
+    Samples,
     /// Their places among the lane's own samples.
     Positions,
-    /// Samples of the memory batches.
-    Memory,
+    /// Samples of the batches that are replayed beside them.
+    Replay,
     /// Factors of the learning rate, as bits.
     LrFactors,
     /// Keys of dropout, two words each.
@@ -62,9 +62,9 @@ impl Cohort {
     /// If the driver refuses.
     pub fn rewind(&mut self) -> Result<()> {
         let zeros = vec![0; self.n_lanes];
-        let [private, memory] = &mut self.cursors;
-        self.gpu.write(private, 0, &zeros)?;
-        self.gpu.write(memory, 0, &zeros)
+        let [samples, replay] = &mut self.cursors;
+        self.gpu.write(samples, 0, &zeros)?;
+        self.gpu.write(replay, 0, &zeros)
     }
 
     /// Sets a table: for every lane its steps one after another, `width` entries each.
@@ -99,7 +99,7 @@ impl Cohort {
     }
 
     pub(super) fn cursor(&self, which: Batches) -> u64 {
-        self.cursors[usize::from(which == Batches::Memory)].at()
+        self.cursors[usize::from(which == Batches::Replay)].at()
     }
 
     /// A gathered target, made on first use.
@@ -200,7 +200,7 @@ impl Cohort {
         let table = self.table(Batches::Positions)?;
         let to = self.slot(Slot::Embedding(index), self.batch_max * row_len)?;
         let p: [&dyn Parameter; 7] =
-            [&self.lanes.at(), &table, &self.cursor(Batches::Private), &0i32, &all.rows(), &(row_len as i32), &to];
+            [&self.lanes.at(), &table, &self.cursor(Batches::Samples), &0i32, &all.rows(), &(row_len as i32), &to];
         self.launch("gather_own", [table.width as usize, 1], [64, 1], 0, &p)
     }
 
@@ -208,9 +208,9 @@ impl Cohort {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn advance(&self, private: usize, memory: usize) -> Result<()> {
+    pub fn advance(&self, samples: usize, replay: usize) -> Result<()> {
         let [first, second] = &self.cursors;
-        let p: [&dyn Parameter; 5] = [&self.lanes.at(), &first.at(), &(private as i32), &second.at(), &(memory as i32)];
+        let p: [&dyn Parameter; 5] = [&self.lanes.at(), &first.at(), &(samples as i32), &second.at(), &(replay as i32)];
         self.launch("advance", [1, 1], [1, 1], 0, &p)
     }
 }

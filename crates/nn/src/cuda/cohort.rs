@@ -17,14 +17,14 @@ use std::sync::Arc;
 /// What a lane has measured since [`Cohort::reset_lanes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Sum of the losses of private batches.
+    /// Sum of the losses of main batches.
     pub loss_total: f64,
-    /// Loss of the first memory batch.
-    pub memory_loss_first: Option<f64>,
-    /// Loss of the last memory batch.
-    pub memory_loss: f64,
-    /// The loss last recorded as [`super::At::RoundStart`].
-    pub start_loss: f64,
+    /// Loss of the first replayed batch.
+    pub replay_loss_first: Option<f64>,
+    /// Loss of the last replayed batch.
+    pub replay_loss: f64,
+    /// The loss last recorded as [`super::LossOf::Reference`].
+    pub reference_loss: f64,
     /// Sum of cosines between gradients.
     pub cosine_total: f64,
     /// Comparisons of gradients.
@@ -295,9 +295,9 @@ impl Cohort {
         self.gpu.write(&mut self.stats, 0, &stats)?;
         let zeros = vec![0; self.n_lanes];
         self.gpu.write(&mut self.n_updates, 0, &zeros)?;
-        let [private, memory] = &mut self.cursors;
-        self.gpu.write(private, 0, &zeros)?;
-        self.gpu.write(memory, 0, &zeros)
+        let [samples, replay] = &mut self.cursors;
+        self.gpu.write(samples, 0, &zeros)?;
+        self.gpu.write(replay, 0, &zeros)
     }
 
     /// What each lane has measured.
@@ -309,9 +309,9 @@ impl Cohort {
         self.gpu.read(&self.stats, 0, &mut all)?;
         let stats = |s: &[f64]| Stats {
             loss_total: s[0],
-            memory_loss: s[1],
-            start_loss: s[9],
-            memory_loss_first: (s[3] > 0.0).then_some(s[2]),
+            replay_loss: s[1],
+            reference_loss: s[9],
+            replay_loss_first: (s[3] > 0.0).then_some(s[2]),
             cosine_total: s[4],
             n_compared: s[5] as u32,
             n_projected: s[6] as u32,

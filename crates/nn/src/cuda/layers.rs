@@ -134,7 +134,7 @@ impl Cohort {
         let keys = if is_on { self.table(super::Batches::DropoutKeys)? } else { Table { at: 0, stride: 0, width: 0 } };
         Ok(Drop {
             keys,
-            cursor: self.cursor(super::Batches::Private),
+            cursor: self.cursor(super::Batches::Samples),
             purpose: Purpose::Dropout as u32,
             node: node as u32,
             rate: if is_on { rate } else { 0.0 },

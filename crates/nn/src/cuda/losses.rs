@@ -6,8 +6,8 @@ use super::gpu::{Parameter, parameters};
 use super::memory::{Data, Rows};
 use crate::cpu::check_loss_at;
 use crate::error::Result;
-use crate::graph::NodeId;
-use crate::loss::Direction;
+use crate::graph::{NodeId, Shape};
+use crate::loss::{Direction, RelaxedContrast};
 
 /// The arguments that all losses share, as `loss.cu` takes them.
 #[repr(C)]
@@ -43,21 +43,6 @@ impl Target {
     }
 }
 
-/// Constants of FedRCL's relaxed contrastive loss.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RelaxedContrast {
-    /// τ
-    pub temperature: f32,
-    /// Pairs of a class at least this similar are pushed apart.
-    pub threshold: f32,
-    /// Weight of the contrastive term.
-    pub contrast_weight: f32,
-    /// Weight of the penalty.
-    pub penalty_weight: f32,
-    /// Weight of this level.
-    pub scale: f32,
-}
-
 /// A term of an objective. Labels and targets are those gathered last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossTerm {
@@ -80,8 +65,8 @@ pub enum LossTerm {
     AbsoluteError,
     /// Σ (z − t)² where either is positive.
     MaskedSquares,
-    /// MOON's model-contrastive loss between two gathered embeddings.
-    ModelContrast {
+    /// A contrast between two gathered embeddings.
+    Contrast {
         /// The embedding that attracts.
         positive: usize,
         /// The embedding that repels.
@@ -89,19 +74,19 @@ pub enum LossTerm {
         /// τ
         temperature: f32,
     },
-    /// FedRCL's loss at one level.
+    /// The relaxed contrastive loss of the node's mean over pixels.
     RelaxedContrast(RelaxedContrast),
 }
 
-/// What a recorded loss counts as.
+/// Which batch a recorded loss is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
-    /// The loss of a private batch.
-    Private,
-    /// The loss of a memory batch.
-    Memory,
-    /// The memory loss of the round's first weights.
-    RoundStart,
+pub enum LossOf {
+    /// A main batch.
+    Samples,
+    /// A replayed batch.
+    Replay,
+    /// A replayed batch under reference weights.
+    Reference,
 }
 
 impl Cohort {
@@ -195,59 +180,56 @@ impl Cohort {
             LossTerm::SquaredError => self.launch("distance", grid, block, 0, &[&args, &batch, &0i32]),
             LossTerm::AbsoluteError => self.launch("distance", grid, block, 0, &[&args, &batch, &1i32]),
             LossTerm::MaskedSquares => self.launch("distance", grid, block, 0, &[&args, &batch, &2i32]),
-            LossTerm::ModelContrast { positive, negative, temperature } => {
+            LossTerm::Contrast { positive, negative, temperature } => {
                 let of =
                     |index| self.slots.get(&Slot::Embedding(index)).map_or(Rows::NONE, super::memory::Vectors::rows);
                 let (positive, negative) = (of(positive), of(negative));
-                self.launch("model_contrast", grid, block, 0, &[&args, &batch, &positive, &negative, &temperature])
+                self.launch("contrast", grid, block, 0, &[&args, &batch, &positive, &negative, &temperature])
             }
-            LossTerm::RelaxedContrast(c) => {
-                let (n, pixels, channels) = (self.batch_max, shape.pixels() as i32, shape.c);
-                let unit = self.slot(Slot::Unit, n * channels)?;
-                let norms = self.slot(Slot::Norms, n)?;
-                let sims = self.slot(Slot::Similarities, n * n)?;
-                let slopes = self.slot(Slot::Slopes, n * n)?;
-                let (lanes, channels_i) = (self.lanes.at(), channels as i32);
-                let rows = [self.batch, 1];
-                self.launch(
-                    "pool_and_normalise",
-                    rows,
-                    [128, 1],
-                    0,
-                    &[&lanes, &pixels, &channels_i, &args.z, &unit, &norms],
-                )?;
-                self.launch("similarities", rows, [128, 1], 0, &[&lanes, &batch, &channels_i, &unit, &sims])?;
-                let p: [&dyn Parameter; 11] = [
-                    &args,
-                    &batch,
-                    &self.labels.at(),
-                    &batch_max,
-                    &sims,
-                    &slopes,
-                    &c.temperature,
-                    &c.threshold,
-                    &c.contrast_weight,
-                    &c.penalty_weight,
-                    &c.scale,
-                ];
-                self.launch("relaxed_contrast", [self.batch.div_ceil(64), 1], [64, 1], 0, &p)?;
-                let fresh = i32::from(fresh);
-                let p: [&dyn Parameter; 9] =
-                    [&lanes, &batch, &pixels, &channels_i, &unit, &norms, &slopes, &grad, &fresh];
-                self.launch("relaxed_contrast_gradient", rows, [128, 1], 4 * channels as u32, &p)
-            }
+            LossTerm::RelaxedContrast(c) => self.launch_relaxed_contrast(&args, shape, &c),
         }
+    }
+
+    /// The loss of the mean over pixels; every sample is compared with every other.
+    fn launch_relaxed_contrast(&mut self, args: &LossArgs, shape: Shape, c: &RelaxedContrast) -> Result<()> {
+        let (n, pixels, channels) = (self.batch_max, shape.pixels() as i32, shape.c);
+        let unit = self.slot(Slot::Unit, n * channels)?;
+        let norms = self.slot(Slot::Norms, n)?;
+        let sims = self.slot(Slot::Similarities, n * n)?;
+        let slopes = self.slot(Slot::Slopes, n * n)?;
+        let (lanes, channels_i) = (self.lanes.at(), channels as i32);
+        let (batch, batch_max, rows) = (self.batch as i32, self.batch_max as i32, [self.batch, 1]);
+        let p: [&dyn Parameter; 6] = [&lanes, &pixels, &channels_i, &args.z, &unit, &norms];
+        self.launch("pool_and_normalise", rows, [128, 1], 0, &p)?;
+        self.launch("similarities", rows, [128, 1], 0, &[&lanes, &batch, &channels_i, &unit, &sims])?;
+        let p: [&dyn Parameter; 11] = [
+            args,
+            &batch,
+            &self.labels.at(),
+            &batch_max,
+            &sims,
+            &slopes,
+            &c.temperature,
+            &c.threshold,
+            &c.contrast_weight,
+            &c.penalty_weight,
+            &args.weight,
+        ];
+        self.launch("relaxed_contrast", [self.batch.div_ceil(64), 1], [64, 1], 0, &p)?;
+        let fresh = args.flags & 1;
+        let p: [&dyn Parameter; 9] = [&lanes, &batch, &pixels, &channels_i, &unit, &norms, &slopes, &args.grad, &fresh];
+        self.launch("relaxed_contrast_gradient", rows, [128, 1], 4 * channels as u32, &p)
     }
 
     /// Takes the mean of the batch's losses to the lanes' statistics.
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn record_loss(&self, at: At) -> Result<()> {
-        let kind = match at {
-            At::Private => 0i32,
-            At::Memory => 1,
-            At::RoundStart => 2,
+    pub fn record_loss(&self, of: LossOf) -> Result<()> {
+        let kind = match of {
+            LossOf::Samples => 0i32,
+            LossOf::Replay => 1,
+            LossOf::Reference => 2,
         };
         let p: [&dyn Parameter; 8] = [
             &self.lanes.at(),
@@ -256,7 +238,7 @@ impl Cohort {
             &self.losses.at(),
             &(self.batch_max as i64),
             &self.stats.at(),
-            &self.cursor(Batches::Private),
+            &self.cursor(Batches::Samples),
             &kind,
         ];
         self.launch("record_loss", [1, 1], [256, 1], 0, &p)

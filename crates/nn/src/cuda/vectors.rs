@@ -13,7 +13,7 @@ pub(super) struct DeviceBounds {
     norm_guard: f64,
     coefficient_max: f64,
     always: i32,
-    from_round_start: i32,
+    above_reference: i32,
     count: i32,
 }
 parameters!(DeviceBounds = "Bounds");
@@ -101,8 +101,8 @@ impl Cohort {
     }
 
     /// Measures g against r, as a whole or tensor by tensor, and adds what projects g within the bounds to `to`, times
-    /// `sign`: to g itself (1), or to the weights that a step −g has reached (−1). Counts it. With `from_round_start` only
-    /// while the last memory loss is not below the one recorded as [`super::At::RoundStart`].
+    /// `sign`: to g itself (1), or to the weights that a step −g has reached (−1). Counts it. With `above_reference` only
+    /// while the last replayed loss is not below the one recorded as [`super::LossOf::Reference`].
     ///
     /// # Errors
     /// If the driver fails.
@@ -113,7 +113,7 @@ impl Cohort {
         r: Rows,
         bounds: &Bounds,
         by_tensor: bool,
-        from_round_start: bool,
+        above_reference: bool,
         to: Rows,
         sign: f32,
     ) -> Result<()> {
@@ -126,7 +126,7 @@ impl Cohort {
                 norm_guard: bounds.norm_guard,
                 coefficient_max: bounds.coefficient_max,
                 always: i32::from(bounds.always),
-                from_round_start: i32::from(from_round_start),
+                above_reference: i32::from(above_reference),
                 count: i32::from(count),
             };
             let (first, decide) = (i32::from(first), i32::from(decide));

@@ -45,7 +45,7 @@ __device__ __forceinline__ float through_norm(float a, float dz, float b, float 
     return __fadd_rn(__fmaf_rn(a, dz, __fmul_rn(b, x)), c);
 }
 
-// NaN passes: a diverged client must be seen.
+// NaN passes: a diverged network must be seen.
 __device__ __forceinline__ float relu(float v) { return v < 0.f ? 0.f : v; }
 
 __device__ __forceinline__ float max_or_nan(float a, float b) {

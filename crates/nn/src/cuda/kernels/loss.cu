@@ -125,8 +125,8 @@ struct Cosine {
     __device__ double slope(double a, double b) const { return b / (norm_a * norm_b) - value * a / (norm_a * norm_a); }
 };
 
-// MOON: −log σ((cos(z, positive) − cos(z, negative)) / τ)
-extern "C" __global__ void model_contrast(LossArgs a, int batch, Rows positive, Rows negative, float temperature) {
+// −log σ((cos(z, positive) − cos(z, negative)) / τ)
+extern "C" __global__ void contrast(LossArgs a, int batch, Rows positive, Rows negative, float temperature) {
     const LossRow r(a, batch);
     if (r.row >= batch) return;
     if (r.padding) return pad_row(a, r);
@@ -141,7 +141,7 @@ extern "C" __global__ void model_contrast(LossArgs a, int batch, Rows positive, 
     put_loss(a, r, double(a.weight) * (fmax(-gap, 0.0) + log1p(exp(-fabs(gap)))));
 }
 
-// ---- FedRCL at one level. `unit`: pooled rows of length one; `slopes`[i][j] = ∂loss/∂⟨unit_i, unit_j⟩ ----
+// ---- Relaxed contrast at one node. `unit`: pooled rows of length one; `slopes`[i][j] = ∂loss/∂⟨unit_i, unit_j⟩ ----
 
 extern "C" __global__ void pool_and_normalise(const int* lanes, int pixels, int channels, Rows x_rows, Rows unit_rows, Rows norm_rows) {
     const int lane = lanes[blockIdx.z], n = blockIdx.x;
@@ -242,8 +242,8 @@ extern "C" __global__ void relaxed_contrast_gradient(const int* lanes, int batch
 
 // ---- what a lane remembers of its losses ----
 
-enum { LOSS_TOTAL, MEMORY_LOSS, MEMORY_LOSS_FIRST, HAS_MEMORY_LOSS, COSINE_TOTAL, COMPARED, PROJECTED, BAD_STEP, BAD_LOSS, START_LOSS, FACTOR, STATS = 16 };
-enum { PRIVATE, MEMORY, START };
+enum { LOSS_TOTAL, REPLAY_LOSS, REPLAY_LOSS_FIRST, HAS_REPLAY_LOSS, COSINE_TOTAL, COMPARED, PROJECTED, BAD_STEP, BAD_LOSS, REFERENCE_LOSS, FACTOR, STATS = 16 };
+enum { SAMPLES, REPLAY, REFERENCE };
 
 // The mean of the rows' losses goes to the lane's statistics.
 extern "C" __global__ void record_loss(const int* lanes, const int* valid, int batch, const double* losses, long long losses_stride, double* stats,
@@ -254,11 +254,11 @@ extern "C" __global__ void record_loss(const int* lanes, const int* valid, int b
     const double loss = block_sum(total) / valid[lane];
     if (threadIdx.x) return;
     double* s = stats + lane * STATS;
-    if (kind == PRIVATE) s[LOSS_TOTAL] += loss;
-    if (kind == MEMORY) {
-        s[MEMORY_LOSS] = loss;
-        if (s[HAS_MEMORY_LOSS] == 0) s[MEMORY_LOSS_FIRST] = loss, s[HAS_MEMORY_LOSS] = 1;
+    if (kind == SAMPLES) s[LOSS_TOTAL] += loss;
+    if (kind == REPLAY) {
+        s[REPLAY_LOSS] = loss;
+        if (s[HAS_REPLAY_LOSS] == 0) s[REPLAY_LOSS_FIRST] = loss, s[HAS_REPLAY_LOSS] = 1;
     }
-    if (kind == START) s[START_LOSS] = loss;
-    if (!isfinite(loss) && s[BAD_STEP] < 0 && kind != START) s[BAD_STEP] = step[lane], s[BAD_LOSS] = loss;
+    if (kind == REFERENCE) s[REFERENCE_LOSS] = loss;
+    if (!isfinite(loss) && s[BAD_STEP] < 0 && kind != REFERENCE) s[BAD_STEP] = step[lane], s[BAD_LOSS] = loss;
 }

@@ -44,7 +44,7 @@ extern "C" __global__ void dots(const int* lanes, int begin, int end, Rows g_row
 struct Bounds {
     double eps, norm_guard, coefficient_max;
     int always;
-    int from_round_start;  // only while the memory loss is not below that of the round's first weights
+    int above_reference;  // only while the replayed loss is not below the reference
     int count;             // whether this comparison counts in the statistics
 };
 
@@ -69,7 +69,7 @@ extern "C" __global__ void projection_factor(const int* lanes, int n_chunks, con
     if (!decide) return;
     const double coefficient = gr / (rr + b.eps);
     const float factor = float(-fmin(fmax(coefficient, -b.coefficient_max), b.coefficient_max));
-    const bool allowed = !b.from_round_start || !(s[MEMORY_LOSS] < s[START_LOSS]);
+    const bool allowed = !b.above_reference || !(s[REPLAY_LOSS] < s[REFERENCE_LOSS]);
     const bool active = allowed && (gr < 0 || b.always) && rr > b.norm_guard && isfinite(factor) && coefficient == coefficient;
     factors[lane] = active ? factor : 0.f;
     if (active) s[FACTOR] = 1;
