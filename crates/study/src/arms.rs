@@ -92,7 +92,7 @@ pub fn sort(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Group> {
         .collect()
 }
 
-/// The arms of a group, in the order of the catalogue, then of their values.
+/// The arms of a group, in the order of the catalogue, then of the values that distinguish them.
 fn arms(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Arm> {
     let mut arms: Vec<(Keys, Vec<Loaded>)> = Vec::new();
     for run in runs {
@@ -111,13 +111,16 @@ fn arms(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Arm> {
         }
     }
     let rank = |keys: &Keys| CATALOGUE.iter().position(|(name, _)| *name == method(keys));
-    arms.sort_by(|a, b| rank(&a.0).cmp(&rank(&b.0)).then_with(|| by_value(&a.0, &b.0)));
     let told_by = told_by_method(arms.iter().map(|(keys, _)| keys));
+    // Keys that follow from a preset must not decide the order: their names may change.
+    let own = |keys: &Keys| -> Keys {
+        let told_by = &told_by[method(keys)];
+        keys.iter().filter(|(key, _)| told_by.contains(*key)).map(|(key, value)| (key.clone(), value.clone())).collect()
+    };
+    arms.sort_by(|a, b| rank(&a.0).cmp(&rank(&b.0)).then_with(|| by_value(&own(&a.0), &own(&b.0))));
     let arm = |(keys, mut runs): (Keys, Vec<Loaded>)| {
         runs.sort_by_key(|r| r.run.summary.seed);
-        let told_by = &told_by[method(&keys)];
-        let name = name(&keys, told_by);
-        Arm { name, told_by: keys.into_iter().filter(|(key, _)| told_by.contains(key)).collect(), runs }
+        Arm { name: name(&keys, &told_by[method(&keys)]), told_by: own(&keys), runs }
     };
     arms.into_iter().map(arm).collect()
 }
