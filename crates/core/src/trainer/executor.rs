@@ -33,7 +33,8 @@ pub(crate) struct Tally {
     pub stats: LocalStats,
 }
 
-/// Memory that runs programs. After the first step nothing is allocated.
+/// Memory that runs programs. A program's first step may allocate. Its later steps do not, except for FedRCL's loss
+/// ([`terms::relaxed_contrast`](crate::terms::relaxed_contrast)).
 #[derive(Debug)]
 pub(crate) struct Executor {
     pub ws: Workspace,

@@ -3,6 +3,8 @@
 mod batch;
 mod executor;
 mod student;
+#[cfg(test)]
+mod tests;
 mod vectors;
 
 use crate::error::Result;

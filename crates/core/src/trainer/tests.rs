@@ -1,0 +1,124 @@
+//! The memory of a local step, and the calls that plan it.
+
+use super::*;
+use crate::config::Config;
+use crate::coordinator::Coordinator;
+use crate::plan::Op;
+use crate::step::Term;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    /// Allocations of this thread, so that tests beside it do not count.
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+impl Counting {
+    fn count() {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+    }
+}
+
+#[allow(unsafe_code, reason = "an allocator is unsafe by its nature; this one counts and passes on")]
+// SAFETY: every call is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        Self::count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        Self::count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        Self::count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(ptr, layout, new_size) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn config(method: &str, settings: &[&str]) -> Config {
+    let small = [
+        "data.private_samples=240",
+        "data.public_samples=80",
+        "data.partition={kind='iid', clients=4}",
+        "model.hidden=[12]",
+        "federation.rounds=3",
+        "local.epochs=2",
+        "local.batch=16",
+        "method.fedproj.projection.warmup=0",
+        "method.fedproj.memory={size=40, batch=20}",
+        "method.fedproj.distill.batch=20",
+    ];
+    let all = small.iter().chain(settings).map(|s| (*s).to_owned());
+    Config::from_layers(None, &all.chain([format!("method.name={method}")]).collect::<Vec<_>>()).unwrap()
+}
+
+/// Allocations after the first step of a client's second round. Each of its steps must hold an operation like `wanted`.
+fn allocations_after_the_first_step(config: Config, wanted: impl Fn(&Op) -> bool) -> usize {
+    let method = config.method.build().unwrap();
+    let experiment = Experiment::load(config, method.as_ref(), None).unwrap();
+    let mut server = Coordinator::new(experiment, method, 1).unwrap();
+    // From the first round MOON keeps a model, and FedProj has a memory.
+    let opening = server.open().unwrap();
+    let mut trainer = Trainer::new(server.experiment(), server.method()).unwrap();
+    let mut result = trainer.train(server.method(), &opening.download, 0, &ClientState::new()).unwrap();
+    let state = std::mem::take(&mut result.state);
+    server.close(&opening, &vec![result], 0.0).unwrap();
+    let download = server.open().unwrap().download;
+
+    let mut trainer = Trainer::new(server.experiment(), server.method()).unwrap();
+    trainer.planner.receive(&download);
+    let mut plan = trainer.planner.plan(server.method(), &download, 0, &state).unwrap();
+    trainer.executor.begin(&download.weights, &download.buffers, &download);
+    trainer.place_vectors(&plan, &download, &state);
+    trainer.embed(&plan).unwrap();
+    let Trainer { experiment, memory, truncates_memory, planner, executor, .. } = &mut trainer;
+    let feeds = feeds(experiment, memory.as_ref(), *truncates_memory, &download);
+    assert!(planner.programs.iter().all(|program| program.ops.iter().any(&wanted)), "{:?}", planner.programs);
+
+    let rest = plan.steps.split_off(1);
+    executor.run(&plan, &planner.programs, &feeds).unwrap();
+    plan.steps = rest;
+    assert!(plan.steps.len() > 4);
+    let before = ALLOCATIONS.get();
+    executor.run(&plan, &planner.programs, &feeds).unwrap();
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn local_steps_after_the_first_allocate_nothing() {
+    let check = |method: &str, settings: &[&str], wanted: fn(&Op) -> bool| {
+        let found = allocations_after_the_first_step(config(method, settings), wanted);
+        assert_eq!(found, 0, "{method} {settings:?}");
+    };
+    check("fedavg", &[], |op| matches!(op, Op::Update { .. }));
+    check("fedavg", &["local.clip=0.5"], |op| matches!(op, Op::Update { .. }));
+    check("fedprox", &[], |op| matches!(op, Op::AddScaledDiff { .. }));
+    check("feddyn", &[], |op| matches!(op, Op::AddScaled { x: VectorId::State(_), .. }));
+    check("moon", &[], |op| matches!(op, Op::Loss { term: Term::ModelContrast { .. } }));
+    check("fedproj", &["method.fedproj.projection.mode=soft"], |op| matches!(op, Op::AddScaled { .. }));
+    for setting in ["space=gradient", "scope=layer", "reference=round_start"] {
+        let setting = format!("method.fedproj.projection.{setting}");
+        check("fedproj", &[&setting], |op| matches!(op, Op::Project { .. }));
+    }
+    check("fedproj", &["method.fedproj.projection.space=update"], |op| matches!(op, Op::UpdateProjected { .. }));
+}
+
+/// The exception that [`Executor`] names. It also shows that allocations are counted.
+#[test]
+fn the_relaxed_contrast_allocates() {
+    let relaxed = |op: &Op| matches!(op, Op::Loss { term: Term::RelaxedContrast(_) });
+    assert!(allocations_after_the_first_step(config("fedrcl", &[]), relaxed) > 0);
+}
