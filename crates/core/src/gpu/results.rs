@@ -21,13 +21,20 @@ impl<'a> GpuResults<'a> {
         Self { trainer, results, lanes, read: results.iter().map(|_| [OnceLock::new(), OnceLock::new()]).collect() }
     }
 
-    fn vectors(&self, part: Part<'_>) -> Option<&'a Vectors> {
+    /// What the client of a result sends beside its model, by places among the uploads.
+    fn uploaded(&self, at: usize) -> &'a [usize] {
+        &self.trainer.uploaded[self.lanes[at] as usize]
+    }
+
+    /// The vectors of all lanes that hold a part of one result; none if it was not sent.
+    fn vectors(&self, at: usize, part: Part<'_>) -> Option<&'a Vectors> {
         match part {
             Part::Weights => Some(&self.trainer.theta),
             Part::Buffers => Some(&self.trainer.buffers),
             Part::Upload(name) => {
-                let at = self.trainer.planner.names().uploads.iter().position(|n| n == name)?;
-                self.trainer.uploads.get(at)
+                let names = &self.trainer.planner.names().uploads;
+                let upload = self.uploaded(at).iter().find(|&&upload| names[upload] == name)?;
+                Some(&self.trainer.uploads[*upload])
             }
             Part::Logits | Part::Features => None,
         }
@@ -44,17 +51,21 @@ impl Contributions for GpuResults<'_> {
         Head { client, n_samples, n_steps, stats }
     }
 
-    fn len_of(&self, _: usize, part: Part<'_>) -> usize {
-        self.vectors(part).map_or(0, Vectors::len)
+    fn len_of(&self, at: usize, part: Part<'_>) -> usize {
+        self.vectors(at, part).map_or(0, Vectors::len)
     }
 
-    fn n_values(&self, _: usize) -> usize {
+    fn n_values(&self, at: usize) -> usize {
         let trainer = self.trainer;
-        trainer.theta.len() + trainer.buffers.len() + trainer.uploads.iter().map(Vectors::len).sum::<usize>()
+        let uploaded = self.uploaded(at).iter().map(|&upload| trainer.uploads[upload].len());
+        trainer.theta.len() + trainer.buffers.len() + uploaded.sum::<usize>()
     }
 
     fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
-        let Some(vectors) = self.vectors(part) else { return Ok(()) };
+        let Some(vectors) = self.vectors(at, part) else {
+            out.fill(0.0);
+            return Ok(());
+        };
         let lane = self.lanes[at] as usize;
         let whole = match part {
             Part::Weights => &self.read[at][0],
@@ -74,7 +85,11 @@ impl Contributions for GpuResults<'_> {
     }
 
     fn weighted_sum(&self, chosen: &[usize], weights: &[f32], part: Part<'_>) -> Option<Result<Vec<f32>>> {
-        let vectors = self.vectors(part)?;
+        let (&first, others) = chosen.split_first()?;
+        let vectors = self.vectors(first, part)?;
+        if others.iter().any(|&at| self.vectors(at, part).is_none()) {
+            return None;
+        }
         let order: Vec<u32> = chosen.iter().map(|&at| self.lanes[at]).collect();
         Some(self.trainer.cohort.weighted_sum(vectors, &order, weights).map_err(Error::from))
     }

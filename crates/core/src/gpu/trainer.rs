@@ -33,6 +33,8 @@ pub(crate) struct GpuTrainer {
     pub(super) states: Vec<Vectors>,
     pub(super) broadcasts: Vec<Vectors>,
     pub(super) uploads: Vec<Vectors>,
+    /// What each lane of the last wave sends, by places in `uploads`.
+    pub(super) uploaded: Vec<Vec<usize>>,
     pub(super) embeddings: Vec<Vectors>,
     pub(super) logits: Option<Data>,
     pub(super) features: Option<Data>,
@@ -73,6 +75,7 @@ impl GpuTrainer {
             states: Vec::new(),
             broadcasts: Vec::new(),
             uploads: Vec::new(),
+            uploaded: Vec::new(),
             embeddings: Vec::new(),
             logits: None,
             features: None,
@@ -215,7 +218,10 @@ impl GpuTrainer {
         self.on.gpu.synchronize()?;
         let seconds = start.elapsed().as_secs_f64() / plans.len().max(1) as f64;
         let lanes = plans.iter().zip(&stats).zip(after).enumerate();
-        lanes.map(|(lane, ((plan, stats), after))| self.result(lane, plan, stats, after, seconds)).collect()
+        let results =
+            lanes.map(|(lane, ((plan, stats), after))| self.result(lane, plan, stats, after, seconds)).collect();
+        self.uploaded = plans.into_iter().map(|plan| plan.uploaded).collect();
+        results
     }
 
     /// Runs the plans step by step; lanes with the same program share its launches.
@@ -393,8 +399,9 @@ impl GpuTrainer {
     }
 
     fn uploads_of(&self, lane: usize) -> Result<BTreeMap<String, Vec<f32>>> {
-        let named = self.planner.names().uploads.iter().zip(&self.uploads);
-        named.map(|(name, v)| Ok((name.clone(), self.cohort.read(v, lane)?))).collect()
+        let names = &self.planner.names().uploads;
+        let read = |&at: &usize| Ok((names[at].clone(), self.cohort.read(&self.uploads[at], lane)?));
+        self.uploaded[lane].iter().map(read).collect()
     }
 
     /// The results of a wave with all their vectors.
