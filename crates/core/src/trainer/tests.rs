@@ -4,9 +4,10 @@ use super::*;
 use crate::config::Config;
 use crate::coordinator::Coordinator;
 use crate::plan::Op;
-use crate::step::Term;
+use crate::step::{Batch, Step, Term};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 thread_local! {
     /// Allocations of this thread, so that tests beside it do not count.
@@ -121,4 +122,42 @@ fn local_steps_after_the_first_allocate_nothing() {
 fn the_relaxed_contrast_allocates() {
     let relaxed = |op: &Op| matches!(op, Op::Loss { term: Term::RelaxedContrast(_) });
     assert!(allocations_after_the_first_step(config("fedrcl", &[]), relaxed) > 0);
+}
+
+/// FedAvg with a pull towards the received weights in every other step.
+#[derive(Debug, Default)]
+struct Alternating {
+    n_calls: AtomicU32,
+}
+
+impl Method for Alternating {
+    fn name(&self) -> &'static str {
+        "alternating"
+    }
+
+    fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
+        self.n_calls.fetch_add(1, Ordering::Relaxed);
+        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        if step.place().step % 2 == 1 {
+            step.add_scaled_diff(g, 0.1, step.weights(), step.weights_round_start());
+        }
+        step.update(g);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_method_is_asked_once_per_step_and_equal_steps_share_a_program() {
+    let method = Alternating::default();
+    let experiment = Arc::new(Experiment::load(config("fedavg", &[]), &method, None).unwrap());
+    let (weights, buffers) = (experiment.weights.clone(), experiment.buffers.clone());
+    let download = Arc::new(Download { weights, buffers, ..Download::default() });
+    let mut trainer = Trainer::new(&experiment, &method).unwrap();
+    let mut n_steps = 0;
+    for client in 0..2 {
+        n_steps += trainer.train(&method, &download, client, &ClientState::new()).unwrap().n_steps;
+        assert_eq!(method.n_calls.load(Ordering::Relaxed), n_steps);
+    }
+    assert!(n_steps > 8);
+    assert_eq!(trainer.planner.programs.len(), 2, "with the pull and without");
 }
