@@ -1,7 +1,7 @@
 //! Multi-head self-attention among the tokens of each text: softmax(Q·Kᵀ/√d)·V.
 //!
-//! Attention itself is never kept: the backward pass computes it again from two numbers a row, which costs a few per cent
-//! of a layer's products and saves memory that grows with the square of a text's length.
+//! The forward pass does not keep the attention matrix. The backward pass recomputes it from two numbers per row. This
+//! costs a few per cent of a layer's products and saves memory that grows with the square of a text's length.
 
 use super::dropout::multipliers;
 use super::elementwise::exp;
@@ -11,7 +11,7 @@ use super::team::{Private, Shards};
 use super::{Cpu, Sum};
 use crate::tokens::Tokens;
 
-/// Queries that are worked on together: their rows of attention stay in the cache.
+/// Queries per block: their rows of attention stay in the cache.
 const QUERIES: usize = 64;
 
 /// Attention over rows that hold queries, keys and values side by side, each `width` long.
@@ -32,13 +32,13 @@ pub(crate) fn private_len(len: usize, head_width: usize) -> usize {
 /// One head of one text.
 struct Head {
     unit: usize,
-    /// Tokens, and numbers of the head in each.
+    /// Tokens of the text, and numbers of the head per token.
     n: usize,
     d: usize,
-    /// Where its first query lies in a row of three vectors, and its first output in a row of one.
+    /// Offset of the first query in a row of three vectors, and of the first output in a row of one.
     query: usize,
     out: usize,
-    /// Where its statistics lie.
+    /// Offset of its statistics.
     saved: usize,
 }
 
@@ -60,7 +60,7 @@ impl Attention<'_> {
         1.0 / ((self.width / self.heads) as f32).sqrt()
     }
 
-    /// y (tokens, C) from x (tokens, 3C). `saved` (tokens, heads, 2) keeps each row's maximum and inverse sum.
+    /// y (tokens, C) from x (tokens, 3C). `saved` (tokens, heads, 2) keeps the maximum and the inverse sum per row.
     pub fn forward(&self, cpu: &mut Cpu, x: &[f32], y: &mut [f32], saved: &mut [f32], private: &mut [f32]) {
         let (isa, c, scale) = (cpu.isa, self.width, self.scale());
         let private = Private::new(&cpu.team, private);
@@ -92,7 +92,7 @@ impl Attention<'_> {
         });
     }
 
-    /// dx += ∂L/∂x from dy, with x, y and `saved` as the forward pass had or left them.
+    /// dx += ∂L/∂x from dy. x, y and `saved` are those of the forward pass.
     #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn backward(
         &self,
@@ -158,7 +158,7 @@ impl Attention<'_> {
                 }
                 None => &*p,
             };
-            // Keys and values gather from every block of queries.
+            // Every block of queries adds to all keys and values.
             let more = add || first > 0;
             let by_keys = keys_by_rows(c);
             // SAFETY: each unit writes its own columns of its own rows.
@@ -175,21 +175,21 @@ impl Attention<'_> {
 }
 
 dispatch! {
-    /// Every row of `p` becomes softmax(scale·row); its scaled maximum and inverse sum go to `saved`.
+    /// Replaces every row of `p` by softmax(scale·row). Writes its scaled maximum and inverse sum to `saved`.
     fn softmax(p: &mut [f32], n: usize, scale: f32, saved: &mut [f32]) = softmax_rows
 }
 dispatch! {
-    /// As [`softmax`], from what it saved.
+    /// As [`softmax`], from the saved maximum and inverse sum.
     fn probabilities(p: &mut [f32], n: usize, scale: f32, saved: &[f32]) = probability_rows
 }
 dispatch! { fn multiply(y: &mut [f32], x: &[f32]) = multiply_all }
 dispatch! {
-    /// dp ← scale·p (dp − ⟨y, dy⟩) row by row: the gradient of the scores. ⟨y, dy⟩ is Σ p·dp, also under dropout.
+    /// dp ← scale·p (dp − ⟨y, dy⟩) row by row: the gradient of the scores. ⟨y, dy⟩ equals Σ p·dp, also under dropout.
     fn score_gradients(p: &[f32], dp: &mut [f32], n: usize, d: usize, scale: f32, y: &[f32], dy: &[f32], stride: usize)
         = score_gradient_rows
 }
 
-/// Independent partial results of a row; the same on every instruction set.
+/// Independent partial results per row; the same on every instruction set.
 const LANES: usize = 16;
 
 #[inline(always)]
@@ -198,7 +198,7 @@ unsafe fn softmax_rows<S: Simd>(p: &mut [f32], n: usize, scale: f32, saved: &mut
         let mut lanes = [f32::NEG_INFINITY; LANES];
         for chunk in row.chunks(LANES) {
             for (max, v) in lanes.iter_mut().zip(chunk) {
-                // NaN wins, so that a network that has left the numbers shows it.
+                // NaN wins, so that a diverged network is noticed.
                 *max = if *v <= *max { *max } else { *v };
             }
         }
@@ -282,7 +282,7 @@ mod tests {
         tokens
     }
 
-    /// The definition, in double precision, with the masks that the kernel draws.
+    /// The definition, in double precision, with the kernel's masks.
     fn naive(tokens: &Tokens, x: &[f64]) -> Vec<f64> {
         let d = WIDTH / HEADS;
         let mut y = vec![0.0; tokens.len() * WIDTH];
@@ -337,7 +337,7 @@ mod tests {
                 let slope = (at(1e-5) - at(-1e-5)) / 2e-5;
                 assert!(close(dx[i], slope), "{isa:?}: element {i}: {} ≠ {slope}", dx[i]);
             }
-            // A sum that holds something already is added to.
+            // The kernel adds to a sum that is not fresh.
             let first = dx.clone();
             layer.backward(&mut cpu, &x, &y, &saved, &dy, Sum { values: &mut dx, fresh: false }, &mut private);
             assert!(dx.iter().zip(&first).all(|(twice, once)| (twice - 2.0 * once).abs() < 1e-5), "{isa:?}");

@@ -1,12 +1,13 @@
-//! Heap memory whose start lies on a cache line.
+//! Heap memory aligned to cache lines.
 
 use std::ops::{Deref, DerefMut};
 
-/// Floats of a cache line.
+/// Floats per cache line.
 const LINE: usize = 16;
 
-/// A fixed-size slice of `f32` on a 64-byte boundary: a vector load never straddles two cache lines. Large ones take no
-/// memory before they are written: what a workspace keeps for the longest texts costs nothing while they are short.
+/// A fixed-size slice of `f32` on a 64-byte boundary: a vector load never straddles two cache lines. The system commits
+/// pages of a large slice only when they are written. So a workspace for the longest texts costs nothing while texts
+/// are short.
 #[derive(Default)]
 pub struct Buffer {
     memory: Vec<f32>,
@@ -17,7 +18,7 @@ pub struct Buffer {
 impl Buffer {
     /// `len` zeros.
     pub fn zeros(len: usize) -> Self {
-        // Zeros of a plain type come from the system as pages that do not exist yet.
+        // The system hands out zeros of a plain type as uncommitted pages.
         let memory = vec![0.0; len + LINE - 1];
         let start = memory.as_ptr().align_offset(4 * LINE);
         Self { memory, start, len }
@@ -25,7 +26,7 @@ impl Buffer {
 }
 
 impl Clone for Buffer {
-    /// Another place, another distance to the next cache line.
+    /// The copy has its own offset to the next cache line.
     fn clone(&self) -> Self {
         Self::from(&**self)
     }

@@ -1,7 +1,8 @@
 //! Fully connected layers of every token: y = x·Wᵀ + b with W stored (out, in), for hundreds or thousands of rows.
 //!
-//! With that many rows it pays to copy an operand into panels that the caches and the page tables like; `linear` serves
-//! the few rows of a batch of vectors, where the weights are what is read. A row's result does not depend on the others.
+//! With that many rows it pays to copy an operand into panels that suit the caches and the page tables. `linear` serves
+//! the few rows of a batch of vectors, where reading the weights dominates. A row's result does not depend on the other
+//! rows.
 
 use super::Cpu;
 use super::Sum;
@@ -9,18 +10,18 @@ use super::conv::Epilogue;
 use super::gemm::{Dims, Order, PANEL, gemm, gemm_at, pack_panels};
 use super::team::{Shards, nth_range};
 
-/// The sizes of a layer.
+/// Sizes of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dense {
     pub inputs: usize,
     pub outputs: usize,
 }
 
-/// Rows of y or dx in a unit of work: with them, a panel of W stays in the second-level cache.
+/// Rows of y or dx per unit of work: a panel of W stays in the second-level cache beside them.
 const ROWS: usize = 48;
-/// Rows that a block of the weights' gradient sums up before it is written.
+/// Rows that a block of the weights' gradient sums before it is written.
 const DEPTH: usize = 512;
-/// Rows of the weights' gradient in a unit of work.
+/// Rows of the weights' gradient per unit of work.
 const UNIT: usize = 48;
 
 impl Dense {
@@ -51,7 +52,7 @@ impl Dense {
         let (k, n_out, isa) = (self.inputs, self.outputs, cpu.isa);
         let dw = Shards::new(dw);
         if x.is_empty() {
-            // SAFETY: nobody else holds a part.
+            // SAFETY: no other part is alive.
             unsafe { dw.part(0..n_out * k) }.fill(0.0);
         }
         for (block, (x, dy)) in x.chunks(DEPTH * k).zip(dy.chunks(DEPTH * n_out)).enumerate() {
@@ -73,7 +74,7 @@ impl Dense {
     }
 }
 
-/// c (N, n) += a (N, k)·b, with b in panels; `end` is called for rows that are done.
+/// c (N, n) += a (N, k)·b, with b in panels. Calls `end` for complete rows.
 fn product(
     cpu: &mut Cpu,
     a: &[f32],

@@ -1,4 +1,4 @@
-//! Dropout masks: a function of (key, element), so that every back end and thread count draws the same.
+//! Dropout masks. A mask is a function of (key, element), so every back end and thread count draws the same one.
 
 use super::elementwise::for_each_chunk;
 use super::simd::Simd;
@@ -6,36 +6,36 @@ use super::team::Shards;
 use super::{Cpu, Sum};
 use fedproj_rng::philox4x32_10;
 
-/// Elements that one Philox call decides: 16 bits each.
+/// Elements per Philox call: 16 bits each.
 const PER_CALL: usize = 8;
-/// Philox calls that run side by side in vector lanes.
+/// Philox calls per vector: one per lane.
 const LANES: usize = 16;
 const BLOCK: usize = PER_CALL * LANES;
 
-/// y = x / (1 − rate) for elements that are kept, else 0; `kept` remembers which.
+/// y = x / (1 − rate) for kept elements, else 0. `kept` records which were kept.
 pub(crate) fn forward(cpu: &mut Cpu, key: [u32; 2], rate: f32, x: &[f32], y: &mut [f32], kept: &mut [u8]) {
     let (isa, len) = (cpu.isa, x.len());
     let (y, kept) = (Shards::new(y), Shards::new(kept));
     for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         let (y, kept) = unsafe { (y.part(range.clone()), kept.part(range.clone())) };
         drop_chunk(isa, key, (range.start / PER_CALL) as u32, rate, &x[range], y, kept);
     });
 }
 
-/// dx += dy / (1 − rate) for elements that were kept.
+/// dx += dy / (1 − rate) for kept elements.
 pub(crate) fn backward(cpu: &mut Cpu, rate: f32, kept: &[u8], dy: &[f32], dx: Sum<'_>) {
     let (isa, len) = (cpu.isa, dy.len());
     let dx = dx.shards();
     for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         let dx = unsafe { dx.part(range.clone()) };
         drop_backward_chunk(isa, rate, &kept[range.clone()], &dy[range], dx);
     });
 }
 
 dispatch! {
-    /// What dropout multiplies each of some elements by: 0 or 1 / (1 − rate). `part` tells the parts of one operation apart.
+    /// Dropout's factors: 0 or 1 / (1 − rate) per element. `part` distinguishes the parts of one operation.
     pub(super) fn multipliers(key: [u32; 2], part: [u32; 2], rate: f32, factors: &mut [f32]) = multiplier_kernel
 }
 dispatch! { fn drop_chunk(key: [u32; 2], first_call: u32, rate: f32, x: &[f32], y: &mut [f32], kept: &mut [u8]) = drop_kernel }
@@ -83,7 +83,7 @@ fn block_words(first_call: u32, part: [u32; 2], key: [u32; 2]) -> [[u32; LANES];
     words
 }
 
-/// Element (half, word, lane) of a block; which bits decide which element is arbitrary but fixed.
+/// The bits of element (half, word, lane) of a block. The assignment is arbitrary but fixed.
 #[inline(always)]
 fn bits(words: &[[u32; LANES]; 4], i: usize) -> u32 {
     words[i / LANES % 4][i % LANES] >> (16 * (i / (4 * LANES))) & 0xFFFF

@@ -1,11 +1,11 @@
-//! Operations that treat every element alike, in chunks that threads may share.
+//! Element-wise operations, in chunks that threads may share.
 
 use super::simd::Simd;
 use super::team::{Shards, Team};
 use super::{Cpu, Sum};
 use std::ops::Range;
 
-/// Elements in a chunk: several of them at once fit the second-level cache.
+/// Elements per chunk: several chunks fit the second-level cache.
 const CHUNK: usize = 16 * 1024;
 
 /// Calls `f` for consecutive chunks of 0..len.
@@ -13,7 +13,7 @@ pub(super) fn for_each_chunk(team: &mut Team, len: usize, f: &(dyn Fn(Range<usiz
     team.run(len.div_ceil(CHUNK), &|unit, _| f(unit * CHUNK..((unit + 1) * CHUNK).min(len)));
 }
 
-/// out = Σ slices, in order; `slices` holds a whole number of vectors as long as `out`.
+/// out = Σ slices, in order. `slices` is a whole number of vectors of `out`'s length.
 pub(super) fn sum_slices(cpu: &mut Cpu, slices: &[f32], out: &mut [f32]) {
     add_slices(cpu, slices, Sum { values: out, fresh: true });
 }
@@ -23,7 +23,7 @@ pub(super) fn add_slices(cpu: &mut Cpu, slices: &[f32], sum: Sum<'_>) {
     let (isa, len) = (cpu.isa, sum.values.len());
     let sum = sum.shards();
     for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         let sum = unsafe { sum.part(range.clone()) };
         for slice in slices.chunks_exact(len) {
             add_chunk(isa, sum, &slice[range.clone()]);
@@ -31,12 +31,12 @@ pub(super) fn add_slices(cpu: &mut Cpu, slices: &[f32], sum: Sum<'_>) {
     });
 }
 
-/// y = x, each part by the thread that will read it.
+/// y = x. Each part is copied by the thread that will read it.
 pub(crate) fn copy(cpu: &mut Cpu, x: &[f32], y: &mut [f32]) {
     let len = x.len();
     let y = Shards::new(y);
     for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         unsafe { y.part(range.clone()) }.copy_from_slice(&x[range]);
     });
 }
@@ -47,7 +47,7 @@ pub(crate) fn add(cpu: &mut Cpu, sum: Sum<'_>, x: &[f32]) {
     let (isa, len) = (cpu.isa, x.len());
     let sum = sum.shards();
     for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         add_chunk(isa, unsafe { sum.part(range.clone()) }, &x[range]);
     });
 }
@@ -78,7 +78,7 @@ impl Activation {
         let (isa, len) = (cpu.isa, y.len());
         let y = Shards::new(y);
         for_each_chunk(&mut cpu.team, len, &|range| {
-            // SAFETY: each chunk is one unit's.
+            // SAFETY: each unit owns its chunk.
             let y = unsafe { y.part(range.clone()) };
             activate_chunk(isa, self, &x[range], y);
         });
@@ -89,7 +89,7 @@ impl Activation {
         let (isa, len) = (cpu.isa, dy.len());
         let dx = dx.shards();
         for_each_chunk(&mut cpu.team, len, &|range| {
-            // SAFETY: each chunk is one unit's.
+            // SAFETY: each unit owns its chunk.
             let dx = unsafe { dx.part(range.clone()) };
             derive_chunk(isa, self, &x[range.clone()], &y[range.clone()], &dy[range], dx);
         });
@@ -103,7 +103,7 @@ dispatch! { fn derive_chunk(f: Activation, x: &[f32], y: &[f32], dy: &[f32], dx:
 unsafe fn activate<S: Simd>(f: Activation, x: &[f32], y: &mut [f32]) {
     let pairs = y.iter_mut().zip(x);
     match f {
-        // Written so that NaN stays NaN: a network that has left the numbers must show it.
+        // Written so that NaN stays NaN: a diverged network must be noticed.
         Activation::Relu => pairs.for_each(|(y, x)| *y = if *x < 0.0 { 0.0 } else { *x }),
         Activation::Gelu => pairs.for_each(|(y, x)| *y = x * normal_cdf(*x)),
         Activation::Tanh => pairs.for_each(|(y, x)| *y = x.tanh()),
@@ -124,12 +124,12 @@ unsafe fn derive<S: Simd>(f: Activation, x: &[f32], y: &[f32], dy: &[f32], dx: &
     }
 }
 
-/// dz = 0 where z ≤ 0: the backward pass of a ReLU that was applied in place.
+/// dz = 0 where z ≤ 0: the backward pass of an in-place ReLU.
 pub(crate) fn mask_negative(cpu: &mut Cpu, z: &[f32], dz: &mut [f32]) {
     let (isa, len) = (cpu.isa, dz.len());
     let dz = Shards::new(dz);
     for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         mask_chunk(isa, &z[range.clone()], unsafe { dz.part(range) });
     });
 }

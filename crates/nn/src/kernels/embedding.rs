@@ -1,13 +1,13 @@
-//! Vectors of tokens: looked up in tables and summed, and pooled again into one vector a text.
+//! Token embeddings: vectors are looked up in tables and summed. Pooling turns them into one vector per text.
 
 use super::simd::Simd;
 use super::team::Shards;
 use super::{Cpu, Sum};
 use crate::tokens::Tokens;
 
-/// Rows of a table in a unit of work.
+/// Rows of a table per unit of work.
 const UNIT_ROWS: usize = 2048;
-/// Tokens whose types' gradients are summed in single precision.
+/// Tokens per chunk: the gradients of their types are summed in single precision.
 const CHUNK: usize = 64;
 
 /// y (tokens, C) = word + position + type, each table with rows of `width`.
@@ -17,7 +17,7 @@ pub(crate) fn forward(cpu: &mut Cpu, tokens: &Tokens, tables: [&[f32]; 3], width
     let y = Shards::new(y);
     cpu.team.run(tokens.n_texts(), &|text, _| {
         let range = tokens.of(text);
-        // SAFETY: each text is one unit's.
+        // SAFETY: each unit owns its text.
         let y = unsafe { y.part(range.start * c..range.end * c) };
         for ((y, t), position) in y.chunks_exact_mut(c).zip(range).zip(positions.chunks_exact(c)) {
             let (word, kind) = (tokens.ids[t] as usize * c, tokens.types_of[t] as usize * c);
@@ -28,12 +28,13 @@ pub(crate) fn forward(cpu: &mut Cpu, tokens: &Tokens, tables: [&[f32]; 3], width
     });
 }
 
-/// Floats of scratch for the gradient of `n_tokens` tokens, of at most two types.
+/// Floats of scratch for the gradient of `n_tokens` tokens with up to two types.
 pub(crate) fn scratch_len(n_tokens: usize, width: usize) -> usize {
     n_tokens.div_ceil(CHUNK) * 2 * width
 }
 
-/// The gradients of the three tables. That of the words is dense, mostly zeros: the vector of all parameters has no holes.
+/// The gradients of the three tables. The gradient of the words is dense although mostly zeros: the flat parameter
+/// vector has no holes.
 pub(crate) fn backward(
     cpu: &mut Cpu,
     tokens: &Tokens,
@@ -69,11 +70,12 @@ pub(crate) fn backward(
             }
         }
     });
-    // Every token has one of few types: summed in chunks, so that no digits are lost, and then in double precision.
+    // There are few types, so many tokens share each. Sums run in chunks and then in double precision, to lose no
+    // digits.
     let n_chunks = tokens.len().div_ceil(CHUNK);
     let partial = Shards::new(&mut scratch[..n_chunks * types.len()]);
     cpu.team.run(n_chunks, &|chunk, _| {
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         let sums = unsafe { partial.part(chunk * types.len()..(chunk + 1) * types.len()) };
         sums.fill(0.0);
         let first = chunk * CHUNK;
@@ -87,7 +89,7 @@ pub(crate) fn backward(
     }
 }
 
-/// y (texts, C) = the mean of each text's tokens, or its first token; 0 where it has none.
+/// y (texts, C) = the mean of each text's tokens, or its first token; 0 for a text without tokens.
 pub(crate) fn pool(cpu: &mut Cpu, tokens: &Tokens, mean: bool, x: &[f32], width: usize, y: &mut [f32]) {
     let (c, isa) = (width, cpu.isa);
     let y = Shards::new(y);
@@ -111,7 +113,7 @@ pub(crate) fn pool_backward(cpu: &mut Cpu, tokens: &Tokens, mean: bool, dy: &[f3
     let dx = dx.shards();
     cpu.team.run(tokens.n_texts(), &|text, _| {
         let range = tokens.of(text);
-        // SAFETY: each text is one unit's.
+        // SAFETY: each unit owns its text.
         let dx = unsafe { dx.part(range.start * c..range.end * c) };
         let n = if mean { range.len() } else { range.len().min(1) };
         let share = share(n);
@@ -121,7 +123,7 @@ pub(crate) fn pool_backward(cpu: &mut Cpu, tokens: &Tokens, mean: bool, dy: &[f3
     });
 }
 
-/// What one of `n` tokens counts.
+/// Weight of one of `n` tokens.
 fn share(n: usize) -> f32 {
     1.0 / n.max(1) as f32
 }

@@ -1,13 +1,13 @@
-//! Arithmetic on flat vectors, with a reduction order that depends on lengths alone.
+//! Arithmetic on flat vectors. The reduction order depends only on lengths.
 
 use super::Cpu;
 use super::elementwise::for_each_chunk;
 use super::simd::{Isa, Simd};
 use super::team::Shards;
 
-/// Elements whose products are summed in single precision before the sum goes to double precision.
+/// Products summed in single precision before they are added in double precision.
 const CHUNK: usize = 4096;
-/// Independent partial sums of a chunk; the same on every instruction set.
+/// Independent partial sums per chunk; the same on every instruction set.
 const LANES: usize = 64;
 
 /// Σ a·b
@@ -29,7 +29,7 @@ unsafe fn dot_kernel<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
     sum_of_halves(acc)
 }
 
-/// The sum of a power of two of partial sums: the upper half is added to the lower one until one is left.
+/// Sums a power of two of partial sums: adds the upper half to the lower half until one is left.
 #[inline(always)]
 pub(crate) fn sum_of_halves<const N: usize>(mut sums: [f32; N]) -> f32 {
     let mut width = N / 2;
@@ -48,7 +48,7 @@ pub(crate) fn axpy(cpu: &mut Cpu, a: f32, x: &[f32], y: &mut [f32]) {
     let (isa, len) = (cpu.isa, y.len());
     let y = Shards::new(y);
     for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         axpy_chunk(isa, a, &x[range.clone()], unsafe { y.part(range) });
     });
 }
@@ -62,13 +62,13 @@ unsafe fn axpy_kernel<S: Simd>(a: f32, x: &[f32], y: &mut [f32]) {
     }
 }
 
-/// out += a·(x − y), with the difference taken first: it is exactly 0 where x = y.
+/// out += a·(x − y). The difference comes first: it is exactly 0 where x = y.
 pub(crate) fn axpy_difference(cpu: &mut Cpu, a: f32, x: &[f32], y: &[f32], out: &mut [f32]) {
     assert!(x.len() == out.len() && y.len() == out.len(), "vectors of different lengths");
     let (isa, len) = (cpu.isa, out.len());
     let out = Shards::new(out);
     for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         axpy_difference_chunk(isa, a, &x[range.clone()], &y[range.clone()], unsafe { out.part(range) });
     });
 }
@@ -89,15 +89,15 @@ pub(crate) enum Update {
     Adam { lr: f32, beta1: f32, beta2: f32, eps: f32, l2: f32, decay: f32, correction1: f32, correction2_sqrt: f32 },
 }
 
-/// Parameters that Adam skips together while all their gradients have been 0.
+/// Parameters per block. Adam skips a block while all its gradients have been 0.
 pub(crate) const BLOCK: usize = 128;
 
-/// An optimiser's memory, each part empty where it has none.
+/// An optimiser's memory. Parts that the rule does not use are empty.
 pub(crate) struct Memory<'a> {
     pub mean: &'a mut [f32],
     pub mean_square: &'a mut [f32],
-    /// Whether a block of parameters can move: not before its first gradient other than 0. Of 30 000 words' vectors a batch
-    /// touches a few hundred, and reading the others' gradients is all that is left to do. The bytes are as without.
+    /// Whether a block of parameters can move: only after its first gradient other than 0. A batch touches a few
+    /// hundred of 30 000 words; Adam only reads the gradient of the others. Skipping does not change the result.
     pub moves: &'a mut [bool],
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn update(cpu: &mut Cpu, rule: Update, theta: &mut [f32], g: &[f32], 
     let (m, v) = (Shards::new(memory.mean), Shards::new(memory.mean_square));
     for_each_chunk(&mut cpu.team, len, &|range| {
         let of = |shards: &Shards<'_, f32>| if shards.len() == 0 { 0..0 } else { range.clone() };
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         let (theta, m, v) = unsafe { (theta.part(range.clone()), m.part(of(&m)), v.part(of(&v))) };
         let g = &g[range.clone()];
         match rule {
@@ -137,7 +137,7 @@ unsafe fn sgd<S: Simd>(rule: Update, theta: &mut [f32], g: &[f32], m: &mut [f32]
         }
         return;
     }
-    // The first step fills the buffer with the gradient itself, as PyTorch does.
+    // The first step fills the buffer with the gradient, as PyTorch does.
     let keep = if first { 0.0 } else { momentum };
     for ((theta, g), m) in theta.iter_mut().zip(g).zip(m) {
         let d = g + weight_decay * *theta;
@@ -153,7 +153,7 @@ unsafe fn adam<S: Simd>(rule: Update, theta: &mut [f32], g: &[f32], m: &mut [f32
     let blocks = theta.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).zip(m.chunks_mut(BLOCK)).zip(v.chunks_mut(BLOCK));
     for ((((theta, g), m), v), moves) in blocks.zip(moves) {
         if !*moves {
-            // Shifted by one, so that the sign of a zero does not count.
+            // The shift by one bit ignores the sign of a zero.
             *moves = g.iter().fold(0, |bits, g| bits | g.to_bits() << 1) != 0;
         }
         if *moves {
@@ -181,7 +181,7 @@ mod tests {
             [false, true].map(|moves| (start.clone(), vec![0.0; n], vec![0.0; n], vec![moves; n.div_ceil(BLOCK)]));
         let mut cpu = Cpu::new(2);
         for step in 0..20 {
-            // Some blocks get a gradient at some steps, one gets it at its last element, others never or only −0.
+            // Some blocks get gradients at some steps. One gets them only in its last element, others never or only −0.
             let g: Vec<f32> = (0..n)
                 .map(|i| match i / BLOCK {
                     3 if i % BLOCK == BLOCK - 1 => 0.5,

@@ -1,15 +1,15 @@
-//! Matrix products on row-major blocks. C = A·B or C += A·B, where the columns of B and C run along vector lanes and
-//! elements of A are broadcast.
+//! Matrix products on row-major blocks: C = A·B or C += A·B. The columns of B and C run along vector lanes; elements of
+//! A are broadcast.
 //!
-//! Every element of C is one chain of fused multiply-adds over k in increasing order, so the result does not depend on
-//! how the block is tiled or on which thread computed it. Neither operand is packed here: callers choose layouts in which
-//! a row of B is contiguous (see [`pack_panels`]), and that is enough to run near the machine's peak.
+//! Every element of C is one chain of fused multiply-adds over k in increasing order. So the result does not depend on
+//! the tiling or the thread. Nothing is packed here: callers choose layouts with contiguous rows of B (see
+//! [`pack_panels`]). That is enough to run near the machine's peak.
 
 use super::Cpu;
 use super::simd::{Isa, Simd};
 use super::team::{Shards, nth_range};
 
-/// Columns in a panel of [`pack_panels`].
+/// Columns per panel of [`pack_panels`].
 pub(super) const PANEL: usize = 64;
 
 /// How A is stored.
@@ -17,7 +17,7 @@ pub(super) const PANEL: usize = 64;
 pub(super) enum Order {
     /// A\[i, k\] at `a[i * lda + k]`.
     Rows,
-    /// A\[i, k\] at `a[k * lda + i]`: A is the transpose of what is stored.
+    /// A\[i, k\] at `a[k * lda + i]`: A is the transpose of the stored matrix.
     Columns,
 }
 
@@ -38,10 +38,10 @@ pub(super) fn gemm(isa: Isa, order: Order, d: Dims, a: &[f32], b: &[f32], c: &mu
     unsafe { gemm_at(isa, order, d, a, b, &Shards::new(c), 0, accumulate) };
 }
 
-/// As [`gemm`], for a block of C that starts at `at` of memory whose other blocks belong to other threads.
+/// As [`gemm`], for a block of C that starts at `at`. Other threads may own the other blocks of that memory.
 ///
 /// # Safety
-/// Nobody else touches the block meanwhile.
+/// Nothing else accesses the block meanwhile.
 #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
 pub(super) unsafe fn gemm_at(
     isa: Isa,
@@ -72,7 +72,7 @@ pub(super) unsafe fn gemm_at(
 dispatch! { fn gemm_rows(d: Dims, a: *const f32, b: *const f32, c: *mut f32, accumulate: bool) = block::<false> }
 dispatch! { fn gemm_columns(d: Dims, a: *const f32, b: *const f32, c: *mut f32, accumulate: bool) = block::<true> }
 
-/// Walks C in panels as wide as the registers allow, each panel in groups of rows.
+/// Walks C in panels as wide as the registers allow, and each panel in groups of rows.
 ///
 /// # Safety
 /// The pointers are valid for the sizes in `d`, as [`gemm`] asserts, and the CPU has `S`.
@@ -134,7 +134,7 @@ unsafe fn panel<S: Simd, const T: bool, const V: usize, const R: usize, const Q:
     }
 }
 
-/// R rows by V vectors of C, held in registers over the whole of k. `MASKED`: the last vector may be partial.
+/// R rows by V vectors of C, in registers over the whole of k. `MASKED`: the last vector may be partial.
 #[inline(always)]
 unsafe fn tile<S: Simd, const T: bool, const V: usize, const R: usize, const MASKED: bool>(
     d: Dims,
@@ -144,7 +144,7 @@ unsafe fn tile<S: Simd, const T: bool, const V: usize, const R: usize, const MAS
     c: *mut f32,
     accumulate: bool,
 ) {
-    // SAFETY: rows 0..R and columns 0..width of this tile lie inside the matrices; masked lanes are not touched.
+    // SAFETY: rows 0..R and columns 0..width of this tile are inside the matrices; masked lanes are not touched.
     unsafe {
         let mask = S::mask(width - (V - 1) * S::LANES);
         let mut acc = [[S::splat(0.0); V]; R];
@@ -181,8 +181,8 @@ unsafe fn tile<S: Simd, const T: bool, const V: usize, const R: usize, const MAS
     }
 }
 
-/// Transposes `w` (n × k) into panels of at most [`PANEL`] columns, each (k × width): the layout in which a product reads
-/// B from consecutive memory.
+/// Transposes `w` (n × k) into panels of up to [`PANEL`] columns, each (k × width). A product then reads B from
+/// consecutive memory.
 pub(super) fn pack_panels(cpu: &mut Cpu, w: &[f32], n: usize, k: usize, packed: &mut [f32]) {
     assert!(w.len() == n * k && packed.len() == n * k, "packed matrix of another size");
     let isa = cpu.isa;
@@ -206,7 +206,7 @@ dispatch! {
 
 #[inline(always)]
 unsafe fn transpose_block<S: Simd>(from: &[f32], stride: usize, width: usize, out: &mut [f32]) {
-    // Sixteen columns at a time: their lines of `from` stay in the first-level cache over the rows.
+    // Sixteen columns at a time: their cache lines of `from` stay in the first-level cache over the rows.
     for start in (0..width).step_by(16) {
         let n = 16.min(width - start);
         for (r, row) in out.chunks_exact_mut(width).enumerate() {

@@ -1,17 +1,17 @@
-//! Layer normalisation: every row of C values for itself. Also the standardisation of weights, whose rows are the output
-//! channels of a convolution.
+//! Layer normalisation of rows of C values. Also weight standardisation, where a row is an output channel of a
+//! convolution.
 
 use super::Cpu;
 use super::flat::sum_of_halves;
 use super::simd::Simd;
 use super::team::Shards;
 
-/// Rows in a unit of work; their share of the parameters' gradients is summed in single precision.
+/// Rows per unit of work. Their share of the parameters' gradients is summed in single precision.
 const ROWS: usize = 64;
-/// Independent partial sums of a row; the same on every instruction set.
+/// Independent partial sums per row; the same on every instruction set.
 const LANES: usize = 32;
 
-/// Normalisation of rows with its parameters.
+/// Normalisation of rows, with its parameters.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerNorm<'a> {
     pub weight: &'a [f32],
@@ -37,7 +37,7 @@ impl LayerNorm<'_> {
         });
     }
 
-    /// dy becomes dx in place; writes the gradients of weight and bias.
+    /// Replaces dy by dx. Writes the gradients of weight and bias.
     #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn backward(
         &self,
@@ -68,7 +68,7 @@ impl LayerNorm<'_> {
     }
 }
 
-/// ŵ = (w − mean) / √(variance + ε) for each row of weights, of which there are as many as `inverses`; these keep 1/σ.
+/// ŵ = (w − mean) / √(variance + ε) per row of weights. `inverses` has one entry per row and keeps 1/σ.
 pub(crate) fn standardize(cpu: &mut Cpu, w: &[f32], eps: f32, out: &mut [f32], inverses: &mut [f32]) {
     let (n_rows, len, isa) = (inverses.len(), w.len() / inverses.len(), cpu.isa);
     let (out, inverses) = (Shards::new(out), Shards::new(inverses));
@@ -80,7 +80,7 @@ pub(crate) fn standardize(cpu: &mut Cpu, w: &[f32], eps: f32, out: &mut [f32], i
     });
 }
 
-/// The gradient of ŵ, `dw`, becomes that of w.
+/// Replaces `dw`, the gradient of ŵ, by that of w.
 pub(crate) fn standardize_backward(cpu: &mut Cpu, standardized: &[f32], inverses: &[f32], dw: &mut [f32]) {
     let (n_rows, len, isa) = (inverses.len(), dw.len() / inverses.len(), cpu.isa);
     let dw = Shards::new(dw);
@@ -123,7 +123,7 @@ unsafe fn normalise<S: Simd>(norm: LayerNorm<'_>, x: &[f32], y: &mut [f32], save
     let (weight, bias) = (&norm.weight[..c], &norm.bias[..c]);
     for ((x, y), saved) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(saved.chunks_exact_mut(2)) {
         let mean = sum(c, |i| x[i]) / n;
-        // About the mean, in a second pass over a row that lies in the first-level cache: no digits cancel.
+        // About the mean, in a second pass: no digits cancel, and the row is in the first-level cache.
         let inv = 1.0 / (sum(c, |i| (x[i] - mean) * (x[i] - mean)) / n + norm.eps).sqrt();
         (saved[0], saved[1]) = (mean, inv);
         for i in 0..c {
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn standardized_weights_and_their_gradient_are_those_worked_out_by_hand() {
-        // Mean 2, variance 1/2; the second row is a multiple of the first, moved.
+        // Mean 2, variance 1/2. The second row is a shifted multiple of the first.
         let w = [3.0, 1.0, 2.0, 2.0, -1.0, -5.0, -3.0, -3.0];
         let (mut out, mut inverses) = ([0.0; 8], [0.0; 2]);
         let mut cpu = Cpu::new(1);

@@ -8,29 +8,29 @@ use super::team::{Shards, nth_range};
 use super::{Cpu, Sum};
 use std::ops::Range;
 
-/// The sizes of a layer.
+/// Sizes of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Linear {
     pub inputs: usize,
     pub outputs: usize,
 }
 
-/// Outputs, or weight rows, in a unit of work.
+/// Outputs, or weight rows, per unit of work.
 const UNIT: usize = 32;
-/// Rows of a product that are computed together (see [`gemm`]), and the depth of a block of weights: W is walked along
-/// its rows, a few at a time, because a column of W has every element on another page.
+/// Rows of a product that are computed together (see [`gemm`]), and the depth of a block of weights. W is walked along
+/// its rows, a few at a time, because every element of a column is on another page.
 const ROWS: usize = 6;
 const DEPTH: usize = 16;
-/// Inputs from which on a layer is long: its W does not fit the caches beside its x and y.
+/// Minimum inputs of a long layer: its W does not fit the caches beside its x and y.
 const LONG: usize = 2048;
-/// Partial sums of the gradient of a long input: few, as each takes as much memory as the gradient.
+/// Partial sums of the gradient of a long input. Few, because each needs as much memory as the gradient.
 const SLICES: usize = 2;
 /// Floats of x that stay in the second-level cache.
 const BLOCK_FLOATS: usize = 64 * 1024;
 
 impl Linear {
-    /// Whether to compute dot products along `inputs` rather than to transpose W first: right when W is used for few
-    /// rows, or is so long that the sums at the end of each dot product do not matter.
+    /// Whether to compute dot products along `inputs` instead of transposing W first. This pays when few rows use W, or
+    /// when rows are so long that the final sum of each dot product does not matter.
     fn by_dots(&self, n: usize) -> bool {
         n < 32 || self.inputs >= LONG
     }
@@ -65,7 +65,7 @@ impl Linear {
         end.apply(isa, n_out, y);
     }
 
-    /// dx += dy·W. `scratch` is as long as W.
+    /// dx += dy·W. `scratch` has the length of W.
     pub fn backward_input(&self, cpu: &mut Cpu, w: &[f32], dy: &[f32], dx: Sum<'_>, scratch: &mut [f32]) {
         let (k, n_out, isa) = (self.inputs, self.outputs, cpu.isa);
         let n = dy.len() / n_out;
@@ -78,7 +78,7 @@ impl Linear {
             }
         };
         if k >= LONG && SLICES * n <= n_out {
-            // W is much larger than dx: each thread keeps to the rows of W that it reads and writes elsewhere too, and the
+            // W is much larger than dx. Each thread keeps to the rows of W that it reads and writes elsewhere too; the
             // partial sums are added afterwards.
             let partial = &mut scratch[..SLICES * n * k];
             let shards = Shards::new(partial);
@@ -91,7 +91,7 @@ impl Linear {
             add_slices(cpu, partial, dx);
             return cpu.team.forget(partial);
         }
-        // Columns are shared, not rows: every thread then reads its own part of W once.
+        // Threads share columns, not rows: each thread then reads its own part of W once.
         let dx = dx.shards();
         cpu.team.run(k.div_ceil(8 * PANEL), &|part, _| {
             let columns = part * 8 * PANEL..((part + 1) * 8 * PANEL).min(k);
@@ -124,7 +124,7 @@ impl Linear {
 
 /// `c[i * ldc + j] = x[i] · w[j]` for n rows of x and all rows of w, each k long.
 ///
-/// The caller guarantees that `c` is valid there and nobody else's.
+/// The caller guarantees that `c` is valid there and that nothing else accesses it.
 fn dots(isa: Isa, n: usize, k: usize, x: &[f32], w: &[f32], c: *mut f32, ldc: usize) {
     assert!(n * k <= x.len() && w.len().is_multiple_of(k), "operands of another size");
     dots_kernel(isa, n, k, x, w, c, ldc);
@@ -155,7 +155,7 @@ unsafe fn all_dots<S: Simd>(n: usize, k: usize, x: &[f32], w: &[f32], c: *mut f3
     }
 }
 
-/// R×Q dot products at once; returns R.
+/// Computes R×Q dot products; returns R.
 #[inline(always)]
 unsafe fn dot_tile<S: Simd, const R: usize, const Q: usize>(
     k: usize,

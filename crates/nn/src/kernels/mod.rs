@@ -1,8 +1,8 @@
-//! The CPU's arithmetic: kernels over slices, compiled for several instruction sets. The only module with `unsafe`.
+//! The CPU kernels: functions over slices, compiled for several instruction sets. The only CPU module with `unsafe`.
 //!
-//! Start with [`simd`] (the instruction sets) and [`gemm`] (the matrix product); [`conv`] is where the time goes. Tensors
-//! are channels-last, (N, H, W, C). Work is cut into units by shape alone, so results do not depend on the number of
-//! threads ([`team`]).
+//! Start with [`simd`] (the instruction sets) and [`gemm`] (the matrix product); most time is spent in [`conv`].
+//! Tensors are channels-last, (N, H, W, C). Only shapes decide how work is cut into units, so results do not depend on
+//! the number of threads ([`team`]).
 
 #![allow(unsafe_code, reason = "vector instructions and work shared between threads; each block gives its reason")]
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
@@ -28,8 +28,8 @@ macro_rules! dispatch {
                 // SAFETY: as above.
                 unsafe { $kernel::<simd::Avx2 $($(, $gen)*)?>($($arg),*) }
             }
-            // SAFETY: an `Isa` other than the portable one exists only if the CPU has been asked (`Isa::available`);
-            // what the operands must satisfy is asserted by the caller of this private function.
+            // SAFETY: an `Isa` other than the portable one exists only if the CPU has it (`Isa::available`). The caller
+            // of this private function asserts the requirements on the operands.
             unsafe {
                 match isa.0 {
                     simd::Level::Portable => $kernel::<simd::Portable $($(, $gen)*)?>($($arg),*),
@@ -65,10 +65,10 @@ pub use simd::Isa;
 pub(crate) use team::Sum;
 pub use team::Team;
 
-/// What computes: an instruction set and the threads that share each operation.
+/// A CPU: an instruction set, and the threads that share each operation.
 ///
-/// One client a thread is the usual way to train a cohort: every thread then has a `Cpu` of one. A larger team shares a
-/// single step, for the server's work.
+/// To train many networks at once, use one `Cpu` of one thread per network. A larger team shares the work of a single
+/// step.
 #[derive(Debug)]
 pub struct Cpu {
     pub(crate) isa: Isa,
@@ -76,12 +76,12 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The best instruction set of this machine, on `n_threads` threads (the caller's included).
+    /// The best instruction set of this machine, on `n_threads` threads including the caller's.
     pub fn new(n_threads: usize) -> Self {
         Self::with_isa(n_threads, Isa::detect())
     }
 
-    /// A chosen instruction set.
+    /// A CPU with the given instruction set.
     pub fn with_isa(n_threads: usize, isa: Isa) -> Self {
         Self { isa, team: Team::new(n_threads) }
     }
@@ -96,7 +96,7 @@ impl Cpu {
         self.team.n_threads()
     }
 
-    /// Measures this thread's matrix-product peak in floating-point operations a second, on operands in the cache.
+    /// Measures this thread's matrix-product peak in floating-point operations per second, on operands in the cache.
     pub fn measure_peak_flops(&self) -> f64 {
         let (m, n, k) = (48, 64, 256);
         let (a, b, mut c) = (vec![0.5; m * k], vec![0.25; n * k], vec![0.0; m * n]);

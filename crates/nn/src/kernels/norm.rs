@@ -1,8 +1,8 @@
-//! Batch and group normalisation, with the addition of a residual and the ReLU that usually follow.
+//! Batch and group normalisation, fused with the residual addition and the ReLU that usually follow.
 //!
-//! Both reduce to three passes over rows of C channels: sums for the statistics, y = x·scale + shift (+ residual, ReLU),
-//! and dx = a·dz + b·x + c. Batch-norm has one set of coefficients a batch, group-norm one an image. Coefficients are
-//! repeated to at least [`PERIOD`] entries, so that the inner loops are long whatever C is.
+//! Both reduce to three passes over rows of C channels: sums for the statistics, y = x·scale + shift (+ residual,
+//! ReLU), and dx = a·dz + b·x + c. Batch-norm has one set of coefficients per batch, group-norm one per image.
+//! Coefficients are repeated to at least [`PERIOD`] entries, so that the inner loops are long for any C.
 
 use super::conv::at_least;
 use super::simd::Simd;
@@ -10,18 +10,18 @@ use super::team::{Private, Shards};
 use super::{Cpu, Sum};
 use serde::{Deserialize, Serialize};
 
-/// Least length of a coefficient vector.
+/// Minimum length of a coefficient vector.
 const PERIOD: usize = 256;
-/// Floats of the tensor in a chunk of rows.
+/// Floats of the tensor per chunk of rows.
 const CHUNK: usize = 16 * 1024;
 
-/// Rows of a tensor (R, C) and how they are cut.
+/// Rows of a tensor (R, C), and how they are cut.
 #[derive(Clone, Copy)]
 struct Rows {
     channels: usize,
     /// Length of the repeated coefficient vectors, a multiple of `channels`.
     period: usize,
-    /// Floats in a chunk, a multiple of `period`.
+    /// Floats per chunk, a multiple of `period`.
     chunk: usize,
     n_chunks: usize,
 }
@@ -50,18 +50,18 @@ impl Rows {
     }
 }
 
-/// What is done after normalising: z = relu?(norm(x) + residual?).
+/// What follows the normalisation: z = relu?(norm(x) + residual?).
 #[derive(Clone, Copy)]
 pub(crate) struct Fused<'a> {
     pub residual: Option<&'a [f32]>,
     pub relu: bool,
 }
 
-/// What the backward pass of a fused normalisation reads and writes besides dz.
+/// What the backward pass of a fused normalisation reads and writes beside dz.
 pub(crate) struct FusedBackward<'a> {
-    /// The output z, where a ReLU was fused.
+    /// The output z, if a ReLU was fused.
     pub z: Option<&'a [f32]>,
-    /// The residual's gradient, to which the (masked) dz is added.
+    /// The residual's gradient. The (masked) dz is added to it.
     pub residual: Option<Sum<'a>>,
 }
 
@@ -69,21 +69,21 @@ pub(crate) struct FusedBackward<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormMode {
-    /// The batch's own, which also move the running averages.
+    /// The batch's own. They also update the running averages.
     Update,
-    /// The batch's own; the running averages stay as they are.
+    /// The batch's own. The running averages stay unchanged.
     Batch,
     /// The running averages.
     Frozen,
 }
 
-/// Floats of shared scratch that either normalisation needs for a tensor of `len` floats.
+/// Floats of shared scratch for either normalisation of a tensor of `len` floats.
 pub(crate) fn scratch_len(len: usize, channels: usize) -> usize {
     let rows = Rows::of(len, channels);
     2 * rows.n_chunks * channels + 6 * rows.period
 }
 
-/// Floats of private scratch that either normalisation needs.
+/// Floats of private scratch for either normalisation.
 pub(crate) fn private_len(channels: usize) -> usize {
     8 * Rows::of(0, channels).period
 }
@@ -121,7 +121,8 @@ impl BatchNorm<'_> {
             }
         } else {
             let n = (x.len() / c) as f64;
-            // Sums of x − s, where s is the first row: no cancellation when the mean is large beside the deviation.
+            // Sums of x − s, where s is the first row: no cancellation when the mean is much larger than the standard
+            // deviation.
             let first = &x[..c];
             rows.repeat(first, coefficients);
             let shift = &coefficients[..rows.period];
@@ -154,13 +155,13 @@ impl BatchNorm<'_> {
         let z = Shards::new(z);
         cpu.team.run(rows.n_chunks, &|unit, _| {
             let range = unit * rows.chunk..((unit + 1) * rows.chunk).min(len);
-            // SAFETY: each chunk is one unit's.
+            // SAFETY: each unit owns its chunk.
             let z = unsafe { z.part(range.clone()) };
             apply_chunk(isa, &x[range.clone()], fused.residual.map(|r| &r[range]), scale, shift, fused.relu, z);
         });
     }
 
-    /// dz becomes dx in place; dweight and dbias are written, the residual's gradient is added to.
+    /// Replaces dz by dx. Writes dweight and dbias; adds to the residual's gradient.
     #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn backward(
         &self,
@@ -212,7 +213,7 @@ impl BatchNorm<'_> {
         let residual = fused.residual.map(Sum::shards);
         cpu.team.run(rows.n_chunks, &|unit, _| {
             let range = unit * rows.chunk..((unit + 1) * rows.chunk).min(len);
-            // SAFETY: each chunk is one unit's.
+            // SAFETY: each unit owns its chunk.
             let (dz, dr) = unsafe { (dz.part(range.clone()), residual.as_ref().map(|r| r.part(range.clone()))) };
             gradient_chunk(isa, dz, fused.z.map(|z| &z[range.clone()]), &x[range], ca, cb, cc, dr);
         });
@@ -229,7 +230,7 @@ pub(crate) struct GroupNorm<'a> {
 }
 
 impl GroupNorm<'_> {
-    /// z = fused(norm(x)). `saved` (N, 2, G) keeps mean and 1/σ of every group for the backward pass.
+    /// z = fused(norm(x)). `saved` (N, 2, G) keeps mean and 1/σ per group for the backward pass.
     pub fn forward(
         &self,
         cpu: &mut Cpu,
@@ -247,7 +248,7 @@ impl GroupNorm<'_> {
         cpu.team.run(x.len() / image, &|img, worker| {
             let range = img * image..(img + 1) * image;
             let groups = img * 2 * self.groups..(img + 1) * 2 * self.groups;
-            // SAFETY: each image is one unit's, each worker has its own scratch.
+            // SAFETY: each unit owns its image, each worker its scratch.
             let (z, saved, memory) = unsafe { (z.part(range.clone()), saved.part(groups), private.of(worker)) };
             let x = &x[range.clone()];
             let (zeros, memory) = memory.split_at_mut(rows.period);
@@ -264,7 +265,7 @@ impl GroupNorm<'_> {
                     s.chunks_exact(c).flat_map(|s| &s[group * per_group..][..per_group]).map(|&v| f64::from(v)).sum()
                 };
                 let mean = total(s1) / n;
-                // A second pass about the mean: an image is small and lies in the cache.
+                // A second pass about the mean: an image is small and in the cache.
                 let squares: f64 = x
                     .chunks_exact(c)
                     .flat_map(|row| &row[group * per_group..][..per_group])
@@ -284,7 +285,7 @@ impl GroupNorm<'_> {
         });
     }
 
-    /// dz becomes dx in place; `dparams` (N, 2, C) receives every image's dweight and dbias, for the caller to sum.
+    /// Replaces dz by dx. Writes dweight and dbias per image to `dparams` (N, 2, C), for the caller to sum.
     #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn backward(
         &self,
@@ -306,7 +307,7 @@ impl GroupNorm<'_> {
         let residual = fused.residual.map(Sum::shards);
         cpu.team.run(n_images, &|img, worker| {
             let range = img * image..(img + 1) * image;
-            // SAFETY: each image is one unit's, each worker has its own scratch.
+            // SAFETY: each unit owns its image, each worker its scratch.
             let (dz, dr, out, memory) = unsafe {
                 (
                     dz.part(range.clone()),
@@ -378,7 +379,7 @@ pub(crate) fn column_sums(cpu: &mut Cpu, x: &[f32], out: &mut [f32], scratch: &m
     }
 }
 
-/// Two sums a channel and chunk: (chunks, 2, C).
+/// Two sums per channel and chunk: (chunks, 2, C).
 struct ChannelSums<'a> {
     partial: &'a [f32],
     rows: Rows,
@@ -392,7 +393,7 @@ impl ChannelSums<'_> {
     }
 }
 
-/// Sums over chunks: `f` adds a chunk's terms to its accumulators (2, period), which are then folded to (2, C).
+/// Sums over chunks. `f` adds a chunk's terms to its accumulators (2, period), which are then folded to (2, C).
 fn channel_sums<'a>(
     cpu: &mut Cpu,
     rows: Rows,
@@ -403,7 +404,7 @@ fn channel_sums<'a>(
     let c = rows.channels;
     let shards = Shards::new(partial);
     cpu.team.run(rows.n_chunks, &|unit, _| {
-        // SAFETY: each chunk is one unit's.
+        // SAFETY: each unit owns its chunk.
         let out = unsafe { shards.part(unit * 2 * c..(unit + 1) * 2 * c) };
         let range = unit * rows.chunk..((unit + 1) * rows.chunk).min(len);
         if rows.period == c {
@@ -439,7 +440,7 @@ dispatch! {
         = gradient_sums
 }
 dispatch! {
-    /// dz ← a·dz + b·x + c, with dz masked where z ≤ 0; the masked dz is added to dr.
+    /// dz ← a·dz + b·x + c, with dz masked where z ≤ 0. Adds the masked dz to dr.
     fn gradient_chunk(dz: &mut [f32], z: Option<&[f32]>, x: &[f32], a: &[f32], b: &[f32], c: &[f32], dr: Option<&mut [f32]>)
         = gradient
 }
@@ -496,7 +497,7 @@ unsafe fn gradient_sums<S: Simd>(
     s2: &mut [f32],
 ) {
     let period = mean.len();
-    // Without a ReLU the mask reads dz itself against −∞, which is always true.
+    // Without a ReLU the mask compares dz itself with −∞, which is always true.
     let (z, above) = z.map_or((dz, f32::NEG_INFINITY), |z| (z, 0.0));
     for ((dz, z), x) in dz.chunks(period).zip(z.chunks(period)).zip(x.chunks(period)) {
         let sums = s1.iter_mut().zip(&mut *s2);
@@ -520,7 +521,7 @@ unsafe fn gradient<S: Simd>(
     c: &[f32],
     dr: Option<&mut [f32]>,
 ) {
-    // A period at a time: what one loop leaves, the next finds in the first-level cache.
+    // One period at a time: the next loop finds it in the first-level cache.
     let period = a.len();
     let mut dr = dr.map(|dr| dr.chunks_mut(period));
     let mut z = z.map(|z| z.chunks(period));

@@ -4,7 +4,7 @@ use super::simd::Simd;
 use super::team::Shards;
 use super::{Cpu, Sum};
 
-/// The geometry of a max-pool of one image.
+/// The geometry of a max-pool on one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MaxPool {
     pub h: usize,
@@ -17,36 +17,36 @@ pub(crate) struct MaxPool {
     pub padding: usize,
 }
 
-/// Channels that are compared at a time.
+/// Channels compared at a time.
 const LANES: usize = 16;
 
 impl MaxPool {
-    /// y = the largest value of each window, `arg` = its place in the window, the first one on ties.
+    /// y = the largest value per window. `arg` = its position in the window; the first one wins ties.
     pub fn forward(&self, cpu: &mut Cpu, x: &[f32], y: &mut [f32], arg: &mut [u8]) {
         let (isa, image_in, image_out) = (cpu.isa, self.h * self.w * self.c, self.ho * self.wo * self.c);
         let (y, arg) = (Shards::new(y), Shards::new(arg));
         cpu.team.run(x.len() / image_in, &|img, _| {
             let range = img * image_out..(img + 1) * image_out;
-            // SAFETY: each image is one unit's.
+            // SAFETY: each unit owns its image.
             let (y, arg) = unsafe { (y.part(range.clone()), arg.part(range)) };
             max_pool_image(isa, self, &x[img * image_in..(img + 1) * image_in], y, arg);
         });
     }
 
-    /// dx += dy at the places that were the largest.
+    /// dx += dy at the positions of the largest values.
     pub fn backward(&self, cpu: &mut Cpu, arg: &[u8], dy: &[f32], dx: Sum<'_>) {
         let (isa, image_in, image_out) = (cpu.isa, self.h * self.w * self.c, self.ho * self.wo * self.c);
         let n_images = dx.values.len() / image_in;
         let dx = dx.shards();
         cpu.team.run(n_images, &|img, _| {
             let range = img * image_out..(img + 1) * image_out;
-            // SAFETY: each image is one unit's.
+            // SAFETY: each unit owns its image.
             let dx = unsafe { dx.part(img * image_in..(img + 1) * image_in) };
             max_pool_image_backward(isa, self, &arg[range.clone()], &dy[range], dx);
         });
     }
 
-    /// Windows that cover the input coordinate `i`, of `n` in all: those that start at most kernel − 1 before it.
+    /// Windows that cover the input coordinate `i`, of `n` in all. They start up to kernel − 1 before it.
     fn windows(&self, i: usize, n: usize) -> std::ops::Range<usize> {
         let last = (i + self.padding) / self.stride;
         let first = (i + self.padding + 1).saturating_sub(self.kernel).div_ceil(self.stride);
@@ -81,7 +81,7 @@ unsafe fn max_pool<S: Simd>(pool: &MaxPool, x: &[f32], y: &mut [f32], arg: &mut 
                     values[..n].copy_from_slice(from);
                 }
                 for i in 0..LANES {
-                    // NaN wins, so that it is not lost here.
+                    // NaN wins, so that a diverged network is noticed.
                     let larger = (values[i] > best[i]) | values[i].is_nan();
                     best[i] = if larger { values[i] } else { best[i] };
                     place[i] = if larger { k as u32 } else { place[i] };
@@ -120,7 +120,7 @@ unsafe fn max_pool_backward<S: Simd>(pool: &MaxPool, arg: &[u8], dy: &[f32], dx:
 pub(crate) fn global_average(cpu: &mut Cpu, pixels: usize, channels: usize, x: &[f32], y: &mut [f32]) {
     let y = Shards::new(y);
     cpu.team.run(x.len() / (pixels * channels), &|img, _| {
-        // SAFETY: each image is one unit's.
+        // SAFETY: each unit owns its image.
         let y = unsafe { y.part(img * channels..(img + 1) * channels) };
         y.fill(0.0);
         for row in x[img * pixels * channels..(img + 1) * pixels * channels].chunks_exact(channels) {
@@ -139,7 +139,7 @@ pub(crate) fn global_average_backward(cpu: &mut Cpu, pixels: usize, channels: us
     let n_images = dx.values.len() / (pixels * channels);
     let dx = dx.shards();
     cpu.team.run(n_images, &|img, _| {
-        // SAFETY: each image is one unit's.
+        // SAFETY: each unit owns its image.
         let dx = unsafe { dx.part(img * pixels * channels..(img + 1) * pixels * channels) };
         for row in dx.chunks_exact_mut(channels) {
             for (dx, dy) in row.iter_mut().zip(&dy[img * channels..(img + 1) * channels]) {

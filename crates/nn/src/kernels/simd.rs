@@ -1,11 +1,11 @@
-//! Instruction sets: one trait over vectors of `f32`, three implementations, one choice at run time.
+//! Instruction sets: one trait over vectors of `f32`, three implementations, chosen at run time.
 //!
-//! A kernel is written once, generic over [`Simd`], and compiled three times by [`dispatch!`](super::dispatch). AVX2 and
-//! AVX-512 give the same bits wherever a kernel's reduction order does not depend on the vector width.
+//! A kernel is written once, generic over [`Simd`]. [`dispatch!`](super::dispatch) compiles it three times. AVX2 and
+//! AVX-512 give the same bits if a kernel's reduction order does not depend on the vector width.
 
 use std::fmt;
 
-/// An instruction set that the running CPU has. The only ways to make one check the CPU first.
+/// An instruction set of the running CPU. Every constructor checks the CPU first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Isa(pub(super) Level);
 
@@ -19,7 +19,7 @@ pub(super) enum Level {
 }
 
 impl Isa {
-    /// Plain Rust, on every CPU.
+    /// Plain Rust, for every CPU.
     pub const PORTABLE: Self = Self(Level::Portable);
 
     /// The best instruction set of this CPU.
@@ -27,7 +27,7 @@ impl Isa {
         *Self::available().last().unwrap_or(&Self::PORTABLE)
     }
 
-    /// Every instruction set of this CPU, from the plainest to the best.
+    /// Every instruction set of this CPU, from portable to best.
     pub fn available() -> Vec<Self> {
         let mut all = vec![Self::PORTABLE];
         #[cfg(target_arch = "x86_64")]
@@ -46,7 +46,7 @@ impl Isa {
         all
     }
 
-    /// The name that manifests and benchmarks record.
+    /// The name in manifests and benchmarks.
     pub fn name(self) -> &'static str {
         match self.0 {
             Level::Portable => "portable",
@@ -67,21 +67,21 @@ impl fmt::Debug for Isa {
 /// Vectors of `f32`.
 ///
 /// # Safety
-/// Every function may only be called where the CPU has the instruction set, and pointers must be valid for the lanes
-/// that are read or written. All are inlined into a caller that enables the instruction set.
+/// Call a function only if the CPU has the instruction set. Pointers must be valid for the lanes that are read or
+/// written. All functions are inlined into a caller that enables the instruction set.
 pub(super) trait Simd: Copy {
     type V: Copy;
-    /// Chooses the first `n` lanes.
+    /// Selects the first `n` lanes.
     type Mask: Copy;
     const LANES: usize;
-    /// How many vectors the GEMM tiles may keep in registers.
+    /// Vectors that a GEMM tile may keep in registers.
     const REGISTERS: usize;
 
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
     unsafe fn mask(n: usize) -> Self::Mask;
-    /// Lanes outside the mask are 0 and not read.
+    /// Lanes outside the mask are 0; they are not read.
     unsafe fn load_masked(p: *const f32, m: Self::Mask) -> Self::V;
     unsafe fn store_masked(p: *mut f32, v: Self::V, m: Self::Mask);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
@@ -95,7 +95,7 @@ pub(super) trait Simd: Copy {
     fn fma_scalar(a: f32, b: f32, c: f32) -> f32;
 }
 
-/// Eight lanes in an array; the compiler uses what the target's baseline offers.
+/// Eight lanes in an array. The compiler uses the target's baseline instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
@@ -111,12 +111,12 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::V {
-        // SAFETY: the caller vouches for eight readable floats; arrays of f32 need no stricter alignment.
+        // SAFETY: the caller guarantees eight readable floats; arrays of f32 need no stricter alignment.
         unsafe { p.cast::<[f32; 8]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: Self::V) {
-        // SAFETY: the caller vouches for eight writable floats.
+        // SAFETY: the caller guarantees eight writable floats.
         unsafe { p.cast::<[f32; 8]>().write_unaligned(v) }
     }
     #[inline(always)]
@@ -126,13 +126,13 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_masked(p: *const f32, m: usize) -> Self::V {
         let mut v = [0.0; 8];
-        // SAFETY: the caller vouches for `m` readable floats, and m ≤ 8.
+        // SAFETY: the caller guarantees `m` readable floats, and m ≤ 8.
         unsafe { std::ptr::copy_nonoverlapping(p, v.as_mut_ptr(), m) };
         v
     }
     #[inline(always)]
     unsafe fn store_masked(p: *mut f32, v: Self::V, m: usize) {
-        // SAFETY: the caller vouches for `m` writable floats, and m ≤ 8.
+        // SAFETY: the caller guarantees `m` writable floats, and m ≤ 8.
         unsafe { std::ptr::copy_nonoverlapping(v.as_ptr(), p, m) };
     }
     #[inline(always)]
@@ -175,7 +175,7 @@ mod x86 {
     pub(in super::super) struct Avx2;
 
     // SAFETY of every block in both implementations: the trait's contract (the CPU has the instructions, the pointers
-    // are valid for the lanes touched) is exactly what each intrinsic asks for.
+    // are valid for the lanes touched) is what each intrinsic requires.
     #[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all of them stands above")]
     impl Simd for Avx2 {
         type V = __m256;

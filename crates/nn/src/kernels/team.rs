@@ -1,9 +1,10 @@
 //! Threads that share one step.
 //!
-//! A kernel cuts its work into units whose number depends on shapes alone; [`Team::run`] hands the units out. Which
-//! thread computes a unit changes nothing in its result, so the bytes are the same for any number of threads. Each thread
-//! starts with its own contiguous share of the units, so that what it wrote in one operation is in its cache for the next,
-//! and helps the others when done. A team of one runs the units in order on the caller's thread, without any hand-off.
+//! A kernel cuts its work into units. Their number depends only on shapes. [`Team::run`] distributes them. A unit's
+//! result does not depend on the thread that computes it, so the bytes are the same for any number of threads. Each
+//! thread starts with its own contiguous share of the units: its cache then holds what it wrote in the previous
+//! operation. A thread that is done helps the others. A team of one runs the units in order on the caller's thread,
+//! without synchronisation.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -15,14 +16,14 @@ use std::thread::JoinHandle;
 /// The work of one `run`: a function of (unit, worker).
 type Work<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
-/// A fixed group of threads, the caller's included.
+/// A fixed group of threads, including the caller's.
 pub struct Team {
     shared: Option<Arc<Shared>>,
     workers: Vec<JoinHandle<()>>,
 }
 
 struct Shared {
-    /// Written by the caller while every worker waits, read by workers after they saw `epoch` move.
+    /// Written by the caller while every worker waits. Workers read it after `epoch` has changed.
     job: UnsafeCell<Option<(Work<'static>, usize)>>,
     epoch: AtomicUsize,
     /// The next unit of each thread's share.
@@ -42,13 +43,13 @@ struct Shared {
 #[repr(align(64))]
 struct Line(AtomicUsize);
 
-// SAFETY: `job` is the only field that is not already shareable; the epoch protocol in `run` and `worker` makes each
+// SAFETY: `job` is the only field that is not `Sync` already. The epoch protocol in `run` and `worker` makes each
 // access exclusive or read-only.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the job is a shared reference to a `Sync` closure.
 unsafe impl Send for Shared {}
 
-/// Spins before a waiting thread goes to sleep: about as long as a small kernel takes.
+/// Spins before a waiting thread sleeps: about the duration of a small kernel.
 const SPINS: usize = 20_000;
 
 impl Team {
@@ -57,7 +58,7 @@ impl Team {
         Self { shared: None, workers: Vec::new() }
     }
 
-    /// `n_threads` threads, the caller's included (0 counts as 1).
+    /// `n_threads` threads including the caller's (0 counts as 1).
     pub fn new(n_threads: usize) -> Self {
         if n_threads <= 1 {
             return Self::solo();
@@ -87,7 +88,7 @@ impl Team {
         self.workers.len() + 1
     }
 
-    /// Calls `work(unit, worker)` once for every unit of 0..n_units and returns when all are done.
+    /// Calls `work(unit, worker)` once per unit of 0..n_units. Returns when all are done.
     ///
     /// # Panics
     /// If the work panicked on any thread.
@@ -98,7 +99,7 @@ impl Team {
             }
             return;
         };
-        // SAFETY: the lifetime is only stretched; no worker touches the closure after `busy` has reached 0, and this
+        // SAFETY: only the lifetime is extended. No worker uses the closure after `busy` has reached 0, and this
         // function does not return (or unwind) before that.
         let job = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
         // SAFETY: `busy` is 0 and `&mut self` excludes another `run`, so no worker reads the cell now.
@@ -122,9 +123,9 @@ impl Team {
 }
 
 impl Team {
-    /// Takes memory that several threads have read out of all caches, before one of them writes it again: where cores have
-    /// no cache in common, a write to a line that another core has read takes ten times as long as one to a line that
-    /// none has. Changes no value, and does nothing for a thread alone or where the CPU has no instruction for it.
+    /// Flushes memory that several threads have read from all caches, before one thread writes it again. Where cores
+    /// share no cache, writing a line that another core has read takes ten times as long. Changes no value. Does
+    /// nothing for a single thread or without a CPU instruction for it.
     pub(super) fn forget(&mut self, memory: &[f32]) {
         let n_parts = self.n_threads();
         if n_parts > 1 && flush::available() {
@@ -146,13 +147,13 @@ mod flush {
         *AVAILABLE
     }
 
-    /// Writes the cache lines of `memory` back and drops them from all caches; the CPU has `clflushopt`.
+    /// Writes the cache lines of `memory` back and evicts them from all caches. The CPU must have `clflushopt`.
     pub fn lines(memory: &[f32]) {
         for line in memory.chunks(16) {
             // SAFETY: the address is valid, and flushing a line changes no value.
             unsafe { asm!("clflushopt [{}]", in(reg) line.as_ptr(), options(nostack, preserves_flags)) };
         }
-        // SAFETY: every x86-64 has this instruction; later writes wait for the flushes.
+        // SAFETY: every x86-64 CPU has this instruction. Later writes wait for the flushes.
         unsafe { x86_64::_mm_sfence() };
     }
 }
@@ -186,10 +187,10 @@ impl std::fmt::Debug for Team {
 }
 
 impl Shared {
-    /// Tells all workers to go on, waking those that sleep.
+    /// Starts all workers and wakes those that sleep.
     fn begin_epoch(&self) {
-        // The caller moves the epoch and then looks for sleepers, a worker counts itself as asleep and then looks at the
-        // epoch; in the one order that all of these have, one of the two sees the other.
+        // The caller changes the epoch, then looks for sleepers. A worker counts itself as asleep, then looks at the
+        // epoch. Sequential consistency orders all four, so at least one side sees the other.
         self.epoch.fetch_add(1, Ordering::SeqCst);
         if self.n_asleep.load(Ordering::SeqCst) > 0 {
             drop(self.sleep.lock().unwrap_or_else(PoisonError::into_inner));
@@ -198,7 +199,7 @@ impl Shared {
     }
 
     fn take_units(&self, worker: usize) {
-        // SAFETY: called between the epoch's start and `busy` reaching 0, when nobody writes the cell.
+        // SAFETY: called between the epoch's start and `busy` reaching 0. Nothing writes the cell then.
         let Some((work, n_units)) = (unsafe { *self.job.get() }) else { return };
         let n_threads = self.next_unit.len();
         for share in (worker..n_threads).chain(0..worker) {
@@ -224,7 +225,7 @@ impl Shared {
                 } else {
                     let guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
                     self.n_asleep.fetch_add(1, Ordering::SeqCst);
-                    // Under the lock that the caller takes before it wakes anybody, so a wake-up cannot be missed.
+                    // The caller takes the same lock before it wakes workers, so no wake-up is missed.
                     if self.epoch.load(Ordering::SeqCst) == seen {
                         drop(self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner));
                     }
@@ -243,14 +244,14 @@ impl Shared {
     }
 }
 
-/// A slice from which units take disjoint parts to write.
+/// A slice from which units take disjoint mutable parts.
 pub(crate) struct Shards<'a, T> {
     start: *mut T,
     len: usize,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Shards` is an exclusively borrowed slice; `part` makes its users promise disjointness.
+// SAFETY: a `Shards` is an exclusively borrowed slice; callers of `part` promise disjointness.
 unsafe impl<T: Send> Sync for Shards<'_, T> {}
 
 impl<'a, T> Shards<'a, T> {
@@ -262,7 +263,7 @@ impl<'a, T> Shards<'a, T> {
         self.len
     }
 
-    /// Where element `i` lies; what is done there is the caller's responsibility.
+    /// The address of element `i`. The caller is responsible for every access.
     pub fn at(&self, i: usize) -> *mut T {
         assert!(i <= self.len, "element {i} of {}", self.len);
         // SAFETY: inside the slice, or one past its end.
@@ -281,15 +282,15 @@ impl<'a, T> Shards<'a, T> {
     }
 }
 
-/// A vector to which gradients are added: its memory, and whether it holds nothing of value yet.
+/// A vector to which gradients are added: its memory, and whether its content is meaningless so far.
 pub(crate) struct Sum<'a> {
     pub values: &'a mut [f32],
-    /// The first contribution overwrites.
+    /// The first addend overwrites.
     pub fresh: bool,
 }
 
 impl<'a> Sum<'a> {
-    /// Hands out parts that hold zeros if the sum is fresh, so that the thread that adds to a part also clears it.
+    /// Hands out parts that hold zeros if the sum is fresh. The thread that adds to a part also clears it.
     pub fn shards(self) -> SumShards<'a> {
         SumShards { shards: Shards::new(self.values), fresh: self.fresh }
     }
@@ -305,7 +306,7 @@ impl SumShards<'_> {
     /// The part `range`, ready to be added to.
     ///
     /// # Safety
-    /// Each element is handed out once, and never in two parts that are alive together.
+    /// Each element is handed out once, and never in two parts that are alive at the same time.
     #[allow(clippy::mut_from_ref, reason = "disjoint parts through a shared reference, as Shards")]
     pub unsafe fn part(&self, range: Range<usize>) -> &mut [f32] {
         // SAFETY: the caller's promise.
@@ -317,7 +318,7 @@ impl SumShards<'_> {
     }
 }
 
-/// Equal parts of some memory, one for each worker.
+/// Equal parts of some memory, one per worker.
 pub(super) struct Private<'a> {
     shards: Shards<'a, f32>,
     len: usize,
@@ -332,7 +333,7 @@ impl<'a> Private<'a> {
     /// The part of a worker.
     ///
     /// # Safety
-    /// A worker asks for its own part only, and not while it still holds it.
+    /// A worker takes only its own part, and not while it still holds it.
     #[allow(clippy::mut_from_ref, reason = "disjoint parts through a shared reference, as Shards")]
     pub unsafe fn of(&self, worker: usize) -> &mut [f32] {
         // SAFETY: parts of different workers are disjoint.

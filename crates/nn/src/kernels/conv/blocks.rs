@@ -1,5 +1,5 @@
-//! Winograd's algorithm on blocks of images, for many tiles: a block's transforms stay in one core's cache, and every block
-//! meets the transformed weights of the whole layer.
+//! Winograd's algorithm on blocks of images, for many tiles. A block's transforms stay in one core's cache; each block
+//! is multiplied with the transformed weights of the whole layer.
 
 use super::super::gemm::{Dims, Order, PANEL, gemm, pack_panels};
 use super::super::team::{Private, Shards, nth_range};
@@ -8,12 +8,12 @@ use super::tiles::{self, FilterRun, Planes};
 use super::winograd::{Tile, position_stride, times_panels};
 use super::{Conv, Epilogue, Scratch};
 
-/// Tiles in a block: their transforms and the weights' should share the second-level cache.
+/// Tiles per block: their transforms and the weights' should fit the second-level cache together.
 const BLOCK_TILES: usize = 48;
-/// Partial weight gradients of a backward pass; as many threads can share it.
+/// Partial weight gradients per backward pass, and so the maximum number of threads that share it.
 const SLICES: usize = 4;
 
-/// How a batch is cut; a function of shapes alone.
+/// How a batch is cut; depends only on shapes.
 struct Plan {
     tiles_per_image: usize,
     positions: usize,
@@ -73,13 +73,13 @@ pub(super) fn forward(
         let images = start..(start + plan.images_per_block).min(n_images);
         tiles::input(isa, tile, conv, &x[images.start * image_in..images.end * image_in], 0, v);
         for p in 0..plan.positions {
-            // SAFETY: the planes are this worker's.
+            // SAFETY: this worker owns the planes.
             let (v, m) = unsafe { (v.position(p), m.position(p)) };
             let n_tiles = images.len() * plan.tiles_per_image;
             times_panels(isa, n_tiles, ci, co, v, &u[p * weight_stride..][..ci * co], m);
         }
         tiles::output(isa, tile, conv, m, 0, &y, images.clone());
-        // SAFETY: each image is one unit's.
+        // SAFETY: each unit owns its image.
         end.apply(isa, co, unsafe { y.part(images.start * image_out..images.end * image_out) });
     });
     cpu.team.forget(u);
@@ -127,17 +127,17 @@ pub(super) fn backward(
             let n_tiles = images.len() * plan.tiles_per_image;
             for p in 0..plan.positions {
                 let span = p * weight_stride..p * weight_stride + ci * co;
-                // SAFETY: the planes are this worker's.
+                // SAFETY: this worker owns the planes.
                 let (v, m) = unsafe { (v.position(p), m.position(p)) };
                 let d = Dims { m: co, n: ci, k: n_tiles, lda: co, ldb: ci, ldc: ci };
                 gemm(isa, Order::Columns, d, m, v, &mut du[span.clone()], start > range.start);
                 if dx.is_some() {
-                    // dV = W·Uᵀ takes the place of V, which is no longer needed.
+                    // dV = W·Uᵀ replaces V, which is no longer needed.
                     times_panels(isa, n_tiles, co, ci, m, &ut[span], v);
                 }
             }
             let Some(dx) = &dx else { continue };
-            // SAFETY: each image is one unit's; taking its part clears it where it is fresh.
+            // SAFETY: each unit owns its image. Taking the part clears it if it is fresh.
             unsafe { dx.part(images.start * image_in..images.end * image_in) };
             tiles::input_adjoint(isa, tile, conv, v, 0, &dx.shards, images);
         }
@@ -151,8 +151,8 @@ pub(super) fn backward(
 
 /// U = G g Gᵀ (P, I, O) in panels along O, for the forward pass.
 fn filter_forward(cpu: &mut Cpu, conv: &Conv, tile: Tile, w: &[f32], packed: &mut [f32], u: &mut [f32], stride: usize) {
-    // Packed first, so that output channels run along the lanes: (3·3·I, O) in panels, in each of which the channels of a
-    // tap are one run.
+    // Packed first, so that output channels run along the lanes: (3·3·I, O) in panels. In each panel the channels of a
+    // tap are contiguous.
     let (ci, co, isa) = (conv.ci, conv.co, cpu.isa);
     pack_panels(cpu, w, co, 9 * ci, packed);
     let (packed, u) = (&*packed, Shards::new(u));

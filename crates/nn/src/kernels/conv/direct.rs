@@ -1,5 +1,5 @@
-//! Convolution as a matrix product with the unrolled image: a row for each output pixel, holding the patch under the
-//! kernel. Rows are unrolled a block at a time, into memory that stays in the cache.
+//! Convolution as a matrix product with the unrolled image. Each output pixel has a row with the patch under the
+//! kernel. Rows are unrolled one block at a time, into memory that stays in the cache.
 
 use super::super::elementwise::sum_slices;
 use super::super::gemm::{Dims, Order, PANEL, gemm, pack_panels};
@@ -7,9 +7,10 @@ use super::super::team::{Private, Shards, nth_range};
 use super::super::{Cpu, Sum};
 use super::{Conv, Epilogue, Scratch};
 
-/// Floats of unrolled image that are worked on at a time: a good part of a core's second-level cache.
+/// Floats of unrolled image per block: a large part of a core's second-level cache.
 const BLOCK_FLOATS: usize = 48 * 1024;
-/// Partial weight gradients, summed in order at the end; as many threads can share a backward pass.
+/// Partial weight gradients, summed in order at the end, and so the maximum number of threads that share a backward
+/// pass.
 const SLICES: usize = 4;
 
 fn rows_per_block(conv: &Conv) -> usize {
@@ -70,7 +71,7 @@ pub(super) fn backward(
     let block = rows_per_block(conv);
     let private = Private::new(&cpu.team, scratch.private);
 
-    // dw (O, K·K·I) = Σ_rows dy_rowᵀ · patch_row, a slice of the rows at a time.
+    // dw (O, K·K·I) = Σ_rows dy_rowᵀ · patch_row, one slice of the rows at a time.
     let partial = Shards::new(&mut scratch.shared[..SLICES * k * co]);
     cpu.team.run(SLICES, &|slice, worker| {
         // SAFETY: each worker has its own scratch, each slice its own partial sum.
@@ -89,7 +90,7 @@ pub(super) fn backward(
     sum_slices(cpu, &scratch.shared[..SLICES * k * co], dw);
     cpu.team.forget(&scratch.shared[..SLICES * k * co]);
 
-    // Patches of dx = dy_row · w, added back to the pixels they came from. An image belongs to one thread.
+    // Patches of dx = dy_row · w, added to the pixels that they cover. One thread owns an image.
     let Some(dx) = dx else { return };
     let image = conv.h * conv.w * conv.ci;
     let dx = dx.shards();
@@ -115,7 +116,7 @@ pub(super) fn backward(
     });
 }
 
-/// The unrolled rows and their stride; a 1×1 kernel of stride 1 needs no copy.
+/// The unrolled rows and their stride. A 1×1 kernel of stride 1 needs no copy.
 fn unrolled<'a>(conv: &Conv, x: &'a [f32], rows: std::ops::Range<usize>, cols: &'a mut [f32]) -> (&'a [f32], usize) {
     let k = conv.patch();
     if conv.kernel == 1 && conv.stride == 1 && conv.padding == 0 {
@@ -137,8 +138,8 @@ fn unrolled<'a>(conv: &Conv, x: &'a [f32], rows: std::ops::Range<usize>, cols: &
     (cols, k)
 }
 
-/// Calls `f(offset in the image, offset in the patch, length)` for each contiguous run of the patch under output `pixel`
-/// that lies inside the image: one run a kernel row.
+/// Calls `f(offset in the image, offset in the patch, length)` for each contiguous run of the patch under output
+/// `pixel` that is inside the image. There is one run per kernel row.
 #[inline(always)]
 fn for_each_run(conv: &Conv, pixel: usize, mut f: impl FnMut(usize, usize, usize)) {
     let top = (pixel / conv.wo * conv.stride) as isize - conv.padding as isize;

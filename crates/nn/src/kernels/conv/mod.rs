@@ -1,8 +1,8 @@
 //! Convolution of channels-last images (N, H, W, C) with weights stored (O, H, W, I).
 //!
-//! Two algorithms, chosen by shape alone so that the bytes never depend on anything else: [`winograd`] for 3×3 kernels of
-//! stride 1, where it needs up to four times fewer multiplications, and [`direct`], a product with the unrolled image,
-//! for all others.
+//! There are two algorithms. Only the shape selects one, so the bytes depend on nothing else. [`winograd`] serves 3×3
+//! kernels of stride 1, with up to four times fewer multiplications. [`direct`], a product with the unrolled image,
+//! serves all others.
 
 mod blocks;
 mod direct;
@@ -15,7 +15,7 @@ use super::simd::Simd;
 use super::{Cpu, Isa, Sum};
 use winograd::Tile;
 
-/// The geometry of a convolution of one image.
+/// The geometry of a convolution on one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Conv {
     pub h: usize,
@@ -29,17 +29,17 @@ pub(crate) struct Conv {
     pub padding: usize,
 }
 
-/// Memory that a kernel may overwrite: one part for all threads, one for each.
+/// Memory that a kernel may overwrite: one part for all threads, and one per thread.
 pub(crate) struct Scratch<'a> {
     pub shared: &'a mut [f32],
-    /// As many equal parts as the team has threads.
+    /// Equal parts, one per thread of the team.
     pub private: &'a mut [f32],
 }
 
-/// What is done to an output once it is complete.
+/// What is done to a complete output.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Epilogue<'a> {
-    /// Added to every pixel (C).
+    /// Bias (C), added to every pixel.
     pub bias: Option<&'a [f32]>,
     /// Negative values become 0.
     pub relu: bool,
@@ -55,7 +55,7 @@ impl Conv {
         Tile::best_for(self)
     }
 
-    /// Lengths of [`Scratch`]: shared, and private to each thread, for batches of up to `n` images.
+    /// Lengths of [`Scratch`]: shared, and private per thread, for batches of up to `n` images.
     pub fn scratch_len(&self, n: usize) -> (usize, usize) {
         match self.tile() {
             Some(tile) => winograd::scratch_len(self, tile, n),
@@ -71,7 +71,7 @@ impl Conv {
         }
     }
 
-    /// dw = ∂L/∂w, and dx += ∂L/∂x where it is wanted, from dy = ∂L/∂y.
+    /// dw = ∂L/∂w, and dx += ∂L/∂x if requested, from dy = ∂L/∂y.
     #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn backward(
         &self,
@@ -95,7 +95,7 @@ impl Conv {
 }
 
 impl Epilogue<'_> {
-    /// Finishes complete rows of C values.
+    /// Applies the epilogue to complete rows of C values.
     pub fn apply(self, isa: Isa, channels: usize, y: &mut [f32]) {
         if self.relu || self.bias.is_some() {
             finish_rows(isa, self, channels, y);
@@ -103,7 +103,7 @@ impl Epilogue<'_> {
     }
 }
 
-/// The larger of the two; NaN stays NaN, so that a network that has left the numbers shows it.
+/// The larger value. NaN stays NaN, so that a diverged network is noticed.
 #[inline(always)]
 pub(super) fn at_least(floor: f32, v: f32) -> f32 {
     if v < floor { floor } else { v }

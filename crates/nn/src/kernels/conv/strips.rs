@@ -1,5 +1,5 @@
-//! Winograd's algorithm on strips of channels, for large weights and few tiles: a strip's transformed weights stay in one
-//! core's cache, from the weights themselves to the product and back, and every strip meets the tiles of the whole batch.
+//! Winograd's algorithm on strips of channels, for large weights and few tiles. A strip's transformed weights stay in
+//! one core's cache, from transform to product and back. Each strip is multiplied with the tiles of the whole batch.
 
 use super::super::gemm::{Dims, Order, gemm, transpose};
 use super::super::team::{Private, Shards, Team, nth_range};
@@ -9,7 +9,7 @@ use super::winograd::{Tile, position_stride, times_panels};
 use super::{Conv, Epilogue, Scratch};
 use std::ops::Range;
 
-/// Channels in a strip: at most a panel of the product, fewer where there would not be a strip for each of four threads.
+/// Channels per strip: up to a panel of the product, fewer if four threads would not get a strip each.
 fn strip_width(channels: usize) -> usize {
     channels.div_ceil(4).next_multiple_of(16).min(64)
 }
@@ -20,7 +20,7 @@ fn cut(channels: usize) -> (usize, impl Fn(usize) -> Range<usize> + Sync) {
     (channels.div_ceil(width), move |i| i * width..((i + 1) * width).min(channels))
 }
 
-/// Floats of a strip that takes `inner` channels to `outer`: its weights, untransformed and transformed, and its tiles.
+/// Floats of a strip from `inner` to `outer` channels: its weights, untransformed and transformed, and its tiles.
 fn strip_floats(tile: Tile, n_tiles: usize, inner: usize, outer: usize) -> usize {
     let width = strip_width(outer);
     let transformed = position_stride(inner * width) + position_stride(n_tiles * width);
@@ -34,7 +34,7 @@ pub(super) fn scratch_len(conv: &Conv, tile: Tile, n_max: usize) -> (usize, usiz
     (shared, forward.max(strip_floats(tile, n_tiles, conv.co, conv.ci)))
 }
 
-/// Transforms all images into planes in `memory`, a share of the images on each thread.
+/// Transforms all images into planes in `memory`. Each thread transforms a share of the images.
 fn all_planes<'a>(
     team: &mut Team,
     n_images: usize,
@@ -80,13 +80,13 @@ pub(super) fn forward(
         let (packed, memory) = memory.split_at_mut((9 * ci * width).next_multiple_of(16));
         let stride = position_stride(ci * width);
         let (u, memory) = memory.split_at_mut(tile.positions() * stride);
-        // Output channels run along the lanes: (3·3·I, strip), in which the channels of a tap are one run.
+        // Output channels run along the lanes: (3·3·I, strip). The channels of a tap are contiguous.
         transpose(isa, &w[channels.start * 9 * ci..], 9 * ci, width, &mut packed[..9 * ci * width]);
         let run = FilterRun { len: ci * width, tap_stride: ci * width, position_stride: stride };
         tiles::filter(isa, tile, run, packed, &Shards::new(u), 0);
         let m = Planes::new(memory, tile.positions(), position_stride(n_tiles * width), channels);
         for p in 0..tile.positions() {
-            // SAFETY: V is only read now, and M is this worker's.
+            // SAFETY: V is only read now, and this worker owns M.
             let (v, m) = unsafe { (v.read(p), m.position(p)) };
             times_panels(isa, n_tiles, ci, width, v, &u[p * stride..][..ci * width], m);
         }
@@ -96,7 +96,7 @@ pub(super) fn forward(
     cpu.team.forget(unsafe { v.memory() });
     let image = conv.ho * conv.wo * co;
     cpu.team.run(n_images, &|i, _| {
-        // SAFETY: each image is one unit's.
+        // SAFETY: each unit owns its image.
         end.apply(isa, co, unsafe { out.part(i * image..(i + 1) * image) });
     });
 }
@@ -132,7 +132,7 @@ pub(super) fn backward(
         let v = Planes::new(memory, tile.positions(), position_stride(n_tiles * width), channels.clone());
         tiles::input(isa, tile, conv, x, 0, v);
         for p in 0..tile.positions() {
-            // SAFETY: W is only read now, and V is this worker's.
+            // SAFETY: W is only read now, and this worker owns V.
             let (m, v) = unsafe { (m.read(p), v.position(p)) };
             let d = Dims { m: co, n: width, k: n_tiles, lda: co, ldb: width, ldc: width };
             gemm(isa, Order::Columns, d, m, v, &mut u[p * stride..], false);
@@ -141,7 +141,7 @@ pub(super) fn backward(
             tiles::filter_adjoint(isa, tile, run, &u[o * width..], 1, 0, &dw, o * 9 * ci + channels.start);
         }
         let Some(dx) = &dx else { return };
-        // Uᵀ takes the place of dU, and dV = W·Uᵀ that of V.
+        // Uᵀ replaces dU, and dV = W·Uᵀ replaces V.
         let shards = Shards::new(u);
         for o in 0..co {
             tiles::filter(isa, tile, run, &w[o * 9 * ci + channels.start..], &shards, o * width);
@@ -152,7 +152,7 @@ pub(super) fn backward(
             times_panels(isa, n_tiles, co, width, m, &u[p * stride..][..co * width], v);
         }
         for pixel in 0..n_images * conv.h * conv.w {
-            // SAFETY: these channels are this strip's; taking them clears them where they are fresh.
+            // SAFETY: this strip owns these channels. Taking them clears them if they are fresh.
             unsafe { dx.part(pixel * ci + channels.start..pixel * ci + channels.end) };
         }
         tiles::input_adjoint(isa, tile, conv, v, 0, &dx.shards, 0..n_images);

@@ -1,5 +1,5 @@
-//! The vector kernels of [`super::winograd`]: tiles of images to and from their transforms, and weights likewise.
-//! Channels run along the lanes.
+//! The vector kernels of [`super::winograd`]: they transform tiles of images and weights forth and back. Channels run
+//! along the lanes.
 
 use super::super::simd::{Isa, Simd};
 use super::super::team::Shards;
@@ -9,19 +9,19 @@ use super::winograd::Tile;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Transformed tiles: at each position a matrix (tiles, channels), where the channels are a range of the images'.
+/// Transformed tiles: one matrix (tiles, channels) per position. The channels are a range of the images' channels.
 #[derive(Clone, Copy)]
 pub(super) struct Planes<'a> {
     start: *mut f32,
     len: usize,
     stride: usize,
-    /// The first channel, and how many.
+    /// The first channel, and their number.
     channel: usize,
     n_channels: usize,
     lifetime: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: exclusively borrowed memory; users of a position or a tile promise that it is theirs alone.
+// SAFETY: exclusively borrowed memory. Users of a position or a tile promise exclusive access.
 unsafe impl Sync for Planes<'_> {}
 
 impl<'a> Planes<'a> {
@@ -35,7 +35,7 @@ impl<'a> Planes<'a> {
     /// The matrix at a position.
     ///
     /// # Safety
-    /// Nobody else uses this position meanwhile.
+    /// Nothing else uses this position meanwhile.
     #[allow(clippy::mut_from_ref, reason = "disjoint parts through a shared reference, as Shards")]
     pub unsafe fn position(&self, p: usize) -> &mut [f32] {
         assert!((p + 1) * self.stride <= self.len, "position {p}");
@@ -43,26 +43,26 @@ impl<'a> Planes<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(p * self.stride), self.stride) }
     }
 
-    /// All positions, to be read.
+    /// All positions, read-only.
     ///
     /// # Safety
-    /// Nobody writes to them meanwhile.
+    /// Nothing writes to them meanwhile.
     pub unsafe fn memory(&self) -> &[f32] {
-        // SAFETY: memory that is borrowed as long as this, not written by the caller's promise.
+        // SAFETY: borrowed for this lifetime, and not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
-    /// The matrix at a position, to be read.
+    /// The matrix at a position, read-only.
     ///
     /// # Safety
-    /// Nobody writes to this position meanwhile.
+    /// Nothing writes to this position meanwhile.
     pub unsafe fn read(&self, p: usize) -> &[f32] {
         assert!((p + 1) * self.stride <= self.len, "position {p}");
         // SAFETY: inside the memory by the assertion, not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start.add(p * self.stride), self.stride) }
     }
 
-    /// The channels of a tile at position 0; position p lies `p * stride` further.
+    /// The channels of a tile at position 0. Position p is `p * stride` further.
     fn tile(&self, tile: usize) -> *mut f32 {
         assert!((tile + 1) * self.n_channels <= self.stride, "tile {tile}");
         // SAFETY: inside the memory by the assertion.
@@ -70,7 +70,7 @@ impl<'a> Planes<'a> {
     }
 }
 
-/// V = Bᵀ d B for every tile of the images `x`; the first becomes tile `first` of `v`.
+/// V = Bᵀ d B for every tile of the images `x`. The first tile becomes tile `first` of `v`.
 pub(super) fn input(isa: Isa, tile: Tile, conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) {
     assert!(v.channel + v.n_channels <= conv.ci, "channels that the images do not have");
     match tile {
@@ -117,7 +117,7 @@ pub(super) fn output_adjoint(isa: Isa, tile: Tile, conv: &Conv, dy: &[f32], firs
 dispatch! { fn output_adjoint_2(conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) = output_adjoint_tiles::<F2, 2, 4> }
 dispatch! { fn output_adjoint_4(conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) = output_adjoint_tiles::<F4, 4, 6> }
 
-/// dx += B dv Bᵀ for every tile; neighbouring tiles overlap by two pixels.
+/// dx += B dv Bᵀ for every tile. Neighbouring tiles overlap by two pixels.
 pub(super) fn input_adjoint(
     isa: Isa,
     tile: Tile,
@@ -142,7 +142,7 @@ dispatch! {
         = input_adjoint_tiles::<F4, 4, 6>
 }
 
-/// A run of weights whose nine taps lie `tap_stride` apart and whose transforms lie `position_stride` apart.
+/// A run of weights. Its nine taps are `tap_stride` apart, its transforms `position_stride` apart.
 #[derive(Clone, Copy)]
 pub(super) struct FilterRun {
     pub len: usize,
@@ -150,7 +150,7 @@ pub(super) struct FilterRun {
     pub position_stride: usize,
 }
 
-/// u = G g Gᵀ for a run of weights, written from `at` on.
+/// u = G g Gᵀ for a run of weights, written from `at`.
 pub(super) fn filter(isa: Isa, tile: Tile, run: FilterRun, g: &[f32], u: &Shards<'_, f32>, at: usize) {
     if run.len == 0 {
         return;
@@ -166,7 +166,7 @@ pub(super) fn filter(isa: Isa, tile: Tile, run: FilterRun, g: &[f32], u: &Shards
 dispatch! { fn filter_2(run: FilterRun, g: *const f32, u: *mut f32) = filter_run::<F2, 2, 4> }
 dispatch! { fn filter_4(run: FilterRun, g: *const f32, u: *mut f32) = filter_run::<F4, 4, 6> }
 
-/// dg = Gᵀ (Σ_slices du) G for a run of weights, written from `at` on; slices lie `slice_stride` apart.
+/// dg = Gᵀ (Σ_slices du) G for a run of weights, written from `at`. Slices are `slice_stride` apart.
 #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
 pub(super) fn filter_adjoint(
     isa: Isa,
@@ -200,19 +200,18 @@ dispatch! {
 /// Reads a vector, or its first lanes.
 #[inline(always)]
 unsafe fn load<S: Simd>(p: *const f32, lanes: usize) -> S::V {
-    // SAFETY: the caller vouches for `lanes` readable floats.
+    // SAFETY: the caller guarantees `lanes` readable floats.
     unsafe { if lanes >= S::LANES { S::load(p) } else { S::load_masked(p, S::mask(lanes)) } }
 }
 
 /// Writes a vector, or its first lanes.
 #[inline(always)]
 unsafe fn store<S: Simd>(p: *mut f32, v: S::V, lanes: usize) {
-    // SAFETY: the caller vouches for `lanes` writable floats.
+    // SAFETY: the caller guarantees `lanes` writable floats.
     unsafe { if lanes >= S::LANES { S::store(p, v) } else { S::store_masked(p, v, S::mask(lanes)) } }
 }
 
-/// Offsets of the pixels of a K×K patch of an image, from its top left corner at (`top`, `left`); `OUTSIDE` where there
-/// is no pixel.
+/// Offsets of the pixels of a K×K patch whose top left corner is (`top`, `left`); `OUTSIDE` for missing pixels.
 #[inline(always)]
 fn patch<const K: usize>(top: isize, left: isize, h: usize, w: usize, channels: usize) -> [[usize; K]; K] {
     let mut offsets = [[OUTSIDE; K]; K];
@@ -233,14 +232,14 @@ fn patch<const K: usize>(top: isize, left: isize, h: usize, w: usize, channels: 
 
 const OUTSIDE: usize = usize::MAX;
 
-/// Loads a K×K patch of channel vectors, zeros outside the image.
+/// Loads a K×K patch of channel vectors, with zeros outside the image.
 #[inline(always)]
 unsafe fn load_patch<S: Simd, const K: usize>(
     image: *const f32,
     offsets: &[[usize; K]; K],
     lanes: usize,
 ) -> [[S::V; K]; K] {
-    // SAFETY: offsets other than OUTSIDE are pixels of the image, and `lanes` channels from there on are readable.
+    // SAFETY: offsets other than OUTSIDE are pixels of the image, with `lanes` readable channels each.
     unsafe {
         let mut d = [[S::splat(0.0); K]; K];
         for i in 0..K {
@@ -254,7 +253,7 @@ unsafe fn load_patch<S: Simd, const K: usize>(
     }
 }
 
-/// One transform of all tiles of some images; `$body` gets the image, the patch's corner and the tile's address.
+/// One transform of all tiles of some images. `$body` gets the image, the patch's corner and the tile's address.
 macro_rules! for_each_tile {
     ($conv:expr, $M:expr, $images:expr, $first:expr, $planes:expr, |$img:ident, $ty:ident, $tx:ident, $at:ident| $body:block) => {
         let mut index = $first;
@@ -282,7 +281,8 @@ unsafe fn input_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usiz
         let (top, left) = (ty as isize - conv.padding as isize, tx as isize - conv.padding as isize);
         let offsets = patch::<N>(top, left, conv.h, conv.w, ci);
         for c in (0..v.n_channels).step_by(S::LANES) {
-            // SAFETY: the offsets are pixels of image `img`, c a channel of the planes; the tile's rows at all positions are ours.
+            // SAFETY: the offsets are pixels of image `img`, c is a channel of the planes. This unit owns the tile's
+            // rows at all positions.
             unsafe {
                 let lanes = v.n_channels - c;
                 let d = load_patch::<S, N>(x.as_ptr().add(img * image + v.channel + c), &offsets, lanes);
@@ -317,8 +317,8 @@ unsafe fn output_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usi
     for_each_tile!(conv, M, images, first, m, |img, ty, tx, at| {
         let offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
         for c in (0..m.n_channels).step_by(S::LANES) {
-            // SAFETY: the tile's rows at all positions are ours; the offsets are pixels of image `img`, and their
-            // channels of the planes nobody else's.
+            // SAFETY: this unit owns the tile's rows at all positions. The offsets are pixels of image `img`; this unit
+            // owns their channels.
             unsafe {
                 let lanes = m.n_channels - c;
                 let mut columns = [[S::splat(0.0); N]; M];

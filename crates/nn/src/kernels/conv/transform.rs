@@ -1,7 +1,7 @@
 //! The one-dimensional Winograd transforms of F(2, 3) and F(4, 3) and their adjoints (Lavin and Gray, "Fast Algorithms for
 //! Convolutional Neural Networks", arXiv:1509.09308), with interpolation points 0, ±1, (±2,) ∞.
 //!
-//! A convolution is y = Aᵀ[(G g) ⊙ (Bᵀ d)]; in two dimensions each transform is applied to columns, then to rows. The
+//! A convolution is y = Aᵀ[(G g) ⊙ (Bᵀ d)]. In two dimensions each transform is applied to columns, then to rows. The
 //! backward passes use the adjoints (B, A, Gᵀ), so they are the exact transposes of the forward pass.
 
 use super::super::simd::Simd;
@@ -30,7 +30,7 @@ pub(super) struct F2;
 /// F(4, 3).
 pub(super) struct F4;
 
-// SAFETY of every block: arithmetic on vectors of an instruction set that the caller vouches for.
+// SAFETY of every block: arithmetic on vectors of an instruction set that the caller guarantees.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all of them stands above")]
 impl Transform<2, 4> for F2 {
     #[inline(always)]

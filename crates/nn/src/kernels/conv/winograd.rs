@@ -1,17 +1,17 @@
 //! 3×3 convolution of stride 1 by Winograd's minimal filtering (Lavin and Gray, arXiv:1509.09308).
 //!
-//! The output is cut into tiles of M×M. Each tile's input patch is transformed to P = (M+2)² values a channel, the
-//! weights likewise, and for each of the P positions the channels meet in a matrix product over tiles:
+//! The output is cut into tiles of M×M. The input patch of a tile is transformed to P = (M+2)² values per channel. The
+//! weights are transformed likewise. At each of the P positions, a matrix product over tiles combines the channels:
 //!
 //! ```text
 //! forward    V = Bᵀ d B (tiles, I)     U = G g Gᵀ (I, O)      Y  = Aᵀ [V·U] A
 //! backward   W = A dy Aᵀ (tiles, O)    dx = B [W·Uᵀ] Bᵀ       dg = Gᵀ [Wᵀ·V] G
 //! ```
 //!
-//! A position costs one multiplication where the plain algorithm spends 9·M²/P: F(4×4) saves a factor of 4, F(2×2) one of
-//! 2.25. Of the transformed images and the transformed weights the larger never leaves the core that computed it:
-//! [`blocks`] of images meet all weights, or, where the weights are large and the tiles few, [`strips`] of channels meet
-//! all images.
+//! Each position costs one multiplication; the plain algorithm needs 9·M²/P. F(4×4) saves a factor of 4, F(2×2) one of
+//! 2.25. The larger of the transformed images and weights never leaves the core that computed it. [`blocks`] of images
+//! are multiplied with all weights. If the weights are large and the tiles few, [`strips`] of channels are multiplied
+//! with all images.
 
 use super::super::gemm::{Dims, Order, PANEL, gemm};
 use super::super::simd::Isa;
@@ -52,14 +52,14 @@ impl Tile {
     }
 }
 
-/// The largest batch that is taken in strips, a function of shapes alone: as long as the transformed weights are at least
-/// half as large as the transformed images.
+/// The largest batch that runs in strips. Depends only on shapes: the transformed weights must be at least half as
+/// large as the transformed images.
 fn strips_max(conv: &Conv, tile: Tile) -> usize {
     4 * conv.ci * conv.co / (tile.per_image(conv) * (conv.ci + conv.co))
 }
 
 pub(super) fn scratch_len(conv: &Conv, tile: Tile, n_max: usize) -> (usize, usize) {
-    // Smaller batches may be taken in strips where the largest is not.
+    // Smaller batches may run in strips even if the largest does not.
     let n_strips = strips_max(conv, tile).min(n_max);
     let of_strips = if n_strips > 0 { strips::scratch_len(conv, tile, n_strips) } else { (0, 0) };
     let of_blocks = if n_strips < n_max { blocks::scratch_len(conv, tile, n_max) } else { (0, 0) };
@@ -103,13 +103,13 @@ pub(super) fn backward(
     }
 }
 
-/// Distance between positions that hold `len` floats each; off by a cache line from powers of two, which would send all
+/// Distance between positions of `len` floats each. It is off by a cache line from powers of two, which would map all
 /// positions of a tile to one set of the first-level cache.
 pub(super) fn position_stride(len: usize) -> usize {
     len.next_multiple_of(16) + 16
 }
 
-/// C (m × n) = A (m × k) · B, where B lies in panels of [`PANEL`] columns.
+/// C (m × n) = A (m × k) · B, with B in panels of [`PANEL`] columns.
 pub(super) fn times_panels(isa: Isa, m: usize, k: usize, n: usize, a: &[f32], panels: &[f32], c: &mut [f32]) {
     for (panel, b) in panels.chunks(k * PANEL).enumerate() {
         let width = PANEL.min(n - panel * PANEL);
