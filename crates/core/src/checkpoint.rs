@@ -1,7 +1,7 @@
-//! Checkpoints: a server's whole state in one file, which is complete or not there.
+//! Checkpoints: a server's whole state in one file. A file is complete or does not exist.
 //!
-//! Layout, little-endian: magic `FEDPROJC`, version u32, header length u64, header (JSON: rounds done, hash of the
-//! configuration, sections with name and length), all sections as f32 one after the other, BLAKE3 of everything before.
+//! Layout, little-endian: magic `FEDPROJC`, version u32, header length u64, header (JSON: completed rounds, hash of the
+//! configuration, sections with name and length), all sections as consecutive f32, BLAKE3 of everything before.
 
 use crate::error::{Error, Result};
 use crate::files::write_atomically;
@@ -24,7 +24,7 @@ struct Header {
     sections: Vec<(String, usize)>,
 }
 
-/// Writes the server's state and what the clients of a simulation keep.
+/// Writes the server's state and the state of simulated clients.
 pub(crate) fn save(path: &Path, state: &ServerState, clients: &ClientStates, config_hash: &str) -> Result<()> {
     let mut sections: Vec<(String, &[f32])> =
         vec![("weights".into(), &state.weights), ("buffers".into(), &state.buffers)];
@@ -58,7 +58,7 @@ pub(crate) fn save(path: &Path, state: &ServerState, clients: &ClientStates, con
     write_atomically(path, &bytes)
 }
 
-/// Reads a state that was saved under the same configuration.
+/// Reads a state that was saved with the same configuration.
 pub(crate) fn load(path: &Path, config_hash: &str) -> Result<(ServerState, ClientStates)> {
     let name = path.file_name().unwrap_or_default().display();
     let hint = format!("hint: remove `{name}` to resume from the checkpoint before it");
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(kept, clients());
         assert_eq!(back, state());
         assert!(back.weights[1].is_sign_negative());
-        // Empty targets are not the same as none: with labels as the target there are no logits, but a memory.
+        // Empty targets differ from none: with labels as targets there are no logits, but there is a memory.
         let empty = ServerState { targets: Some(Arc::default()), ..state() };
         save(&path, &empty, &clients(), "h").unwrap();
         assert_eq!(load(&path, "h").unwrap(), (empty, clients()));

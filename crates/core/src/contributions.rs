@@ -1,4 +1,5 @@
-//! What the clients of a round sent, as fusion reads it: from memory in the simulator, from a spool on disk on a server.
+//! What the clients of a round sent, as fusion reads it: from memory in the simulator, from a spool on disk on a
+//! server.
 
 use crate::error::Result;
 use crate::trainer::{ClientResult, LocalStats};
@@ -11,15 +12,15 @@ pub enum Part<'a> {
     Weights,
     /// Their buffers.
     Buffers,
-    /// A vector that a method sends along.
+    /// A vector that a method sends beside the weights.
     Upload(&'a str),
-    /// Logits on the public set, where clients compute them themselves.
+    /// Logits on the public set, if clients compute them.
     Logits,
     /// Features on the public set, likewise.
     Features,
 }
 
-/// What is known of a contribution without its vectors.
+/// A contribution without its vectors.
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a> {
     /// The client.
@@ -28,31 +29,32 @@ pub struct Head<'a> {
     pub n_samples: usize,
     /// Local steps τ_k.
     pub n_steps: u32,
-    /// What was measured on the way.
+    /// Measurements during local training.
     pub stats: &'a LocalStats,
 }
 
-/// The contributions of a round, in the order of the clients' ids, whatever the order in which they arrived.
+/// The contributions of a round, in the order of client ids. The order of arrival does not matter.
 pub trait Contributions: Debug + Sync {
-    /// How many there are.
+    /// Their number.
     fn n(&self) -> usize;
 
-    /// What is known of one.
+    /// The head of a contribution.
     fn head(&self, at: usize) -> Head<'_>;
 
-    /// Values in a part of one; 0 if it was not sent.
+    /// Values in a part of a contribution; 0 if the part was not sent.
     fn len_of(&self, at: usize, part: Part<'_>) -> usize;
 
-    /// Values in all parts of one.
+    /// Values in all parts of a contribution.
     fn n_values(&self, at: usize) -> usize;
 
-    /// Reads `out.len()` values of a part, beginning with value `from`.
+    /// Reads `out.len()` values of a part, from value `from`.
     ///
     /// # Errors
     /// If they cannot be read.
     fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()>;
 
-    /// Σ_k w_k of a part over the contributions `chosen`, where whoever holds them can take that sum faster than by reading.
+    /// Σ_k w_k of a part over the contributions `chosen`. An implementation may override this when it can sum faster
+    /// than by reading each vector.
     fn weighted_sum(&self, chosen: &[usize], weights: &[f32], part: Part<'_>) -> Option<Result<Vec<f32>>> {
         let _ = (chosen, weights, part);
         None
@@ -85,7 +87,7 @@ impl Contributions for Vec<ClientResult> {
 }
 
 impl ClientResult {
-    /// A vector of the result; the simulator's clients never compute the ensemble's part themselves.
+    /// A vector of the result. Simulated clients never compute the ensemble's parts.
     fn part(&self, part: Part<'_>) -> &[f32] {
         match part {
             Part::Weights => &self.weights,

@@ -1,5 +1,5 @@
-//! The server's half of a round: what goes out, and what becomes of what comes back. The simulator and a networked server
-//! both stand on it, so the same contributions give the same bytes.
+//! The server's half of a round: what it sends, and what it does with the results. The simulator and a networked server
+//! share it, so the same contributions give the same bytes.
 
 use crate::contributions::{Contributions, Part};
 use crate::device::Device;
@@ -14,7 +14,7 @@ use crate::trainer::Download;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Fuses, evaluates and records; knows nothing of how clients train or how their results travel.
+/// Fuses, evaluates and records. Does not know how clients train or how their results travel.
 #[derive(Debug)]
 pub struct Coordinator {
     experiment: Arc<Experiment>,
@@ -26,12 +26,12 @@ pub struct Coordinator {
     last_score: Option<Score>,
 }
 
-/// A round that has begun.
+/// A round in progress.
 #[derive(Debug)]
 pub struct Opening {
     /// What every client of the round receives.
     pub download: Arc<Download>,
-    /// How the global model did before the round, where clients are evaluated too.
+    /// The score of the global model before the round, if clients are evaluated too.
     global_before: Option<Score>,
 }
 
@@ -49,7 +49,7 @@ impl Coordinator {
         Self::resume(experiment, method, device, state)
     }
 
-    /// A server that goes on from a state.
+    /// A server that resumes from a state.
     ///
     /// # Errors
     /// If the state does not fit the network.
@@ -79,7 +79,7 @@ impl Coordinator {
         &self.state
     }
 
-    /// What the run works on.
+    /// The experiment of the run.
     pub fn experiment(&self) -> &Arc<Experiment> {
         &self.experiment
     }
@@ -89,7 +89,7 @@ impl Coordinator {
         self.method.as_ref()
     }
 
-    /// Where it computes.
+    /// The device that it computes on.
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
@@ -103,7 +103,7 @@ impl Coordinator {
         self.state.n_rounds_done >= self.experiment.config.federation.rounds
     }
 
-    /// Begins the next round. A round that was begun and not finished can be begun again: nothing is drawn by chance.
+    /// Begins the next round. An unfinished round can begin again: beginning one draws nothing at random.
     ///
     /// # Errors
     /// If the network cannot take a batch.
@@ -121,11 +121,11 @@ impl Coordinator {
         Ok(Opening { download: Arc::new(self.download(round)), global_before })
     }
 
-    /// Ends a round with the contributions that count: fuses, evaluates, and describes what happened. `local` is how many
-    /// seconds the clients took.
+    /// Ends a round with the contributions that count: fuses, evaluates and records. `local` is the clients' training
+    /// time in seconds.
     ///
     /// # Errors
-    /// If a contribution cannot be read or fusion leaves the finite numbers.
+    /// If a contribution cannot be read, or fusion gives values that are not finite.
     pub fn close(&mut self, opening: &Opening, results: &dyn Contributions, local: f64) -> Result<RoundRecord> {
         let experiment = Arc::clone(&self.experiment);
         let federation = &experiment.config.federation;
@@ -196,7 +196,8 @@ impl Coordinator {
         };
         let compared: u64 = stats().map(|s| u64::from(s.n_compared)).sum();
         let projected: u64 = stats().map(|s| u64::from(s.n_projected)).sum();
-        // What a real federation would send: weights, buffers and a method's vectors; of the memory, indices and logits.
+        // A real federation would send weights, buffers and a method's vectors, and the indices and logits of the
+        // memory.
         let floats_down = download.weights.len()
             + download.buffers.len()
             + download.vectors.values().map(Vec::len).sum::<usize>()

@@ -1,4 +1,4 @@
-//! Where networks are trained: threads of this machine, or a GPU beside them.
+//! Where networks are trained: threads of this machine, and a GPU if one is used.
 
 use crate::error::{Error, Result};
 use fedproj_nn::cuda::{Gpu, Precision, Probe};
@@ -17,9 +17,9 @@ use std::sync::Arc;
 pub struct Device {
     n_threads: usize,
     gpu: Option<Arc<Gpu>>,
-    /// Most clients that a GPU trains at a time.
+    /// Maximum number of clients that a GPU trains at a time.
     lanes_max: usize,
-    /// Why a wish for a GPU was not met.
+    /// Why a requested GPU is not used.
     note: Option<Arc<str>>,
 }
 
@@ -30,11 +30,11 @@ impl From<usize> for Device {
 }
 
 impl Device {
-    /// The device of a name: `cpu`, `cuda`, `cuda:1`, or `auto`, which is a GPU where there is one. `precision` is that of a
+    /// Opens a device by its name: `cpu`, `cuda`, `cuda:1`, or `auto` (a GPU if there is one). `precision` is that of a
     /// GPU's products: `fp32`, `tf32` or `bf16`.
     ///
     /// # Errors
-    /// If there is no such device, with what is missing.
+    /// If there is no such device. The error names what is missing.
     pub fn open(name: &str, precision: &str, n_threads: usize) -> Result<Self> {
         let unknown = || Error::config(format!("unknown device `{name}`; known devices: cpu, cuda, cuda:N, auto"));
         let ordinal = match name {
@@ -57,7 +57,7 @@ impl Device {
         Ok(Self { gpu: Some(Gpu::open(ordinal, *precision)?), ..Self::from(n_threads) })
     }
 
-    /// The same device, with at most `n` clients side by side on its GPU, as where memory is short. Results do not depend
+    /// The same device with max `n` clients side by side on its GPU, for GPUs with little memory. Results do not depend
     /// on it.
     #[must_use]
     pub fn with_lanes_max(self, n: usize) -> Self {
@@ -69,7 +69,7 @@ impl Device {
         self.n_threads
     }
 
-    /// Why a wish for a GPU was not met, if it was not.
+    /// Why a requested GPU is not used, if so.
     pub fn note(&self) -> Option<&str> {
         self.note.as_deref()
     }

@@ -1,4 +1,4 @@
-//! Forward passes over whole data sets, shared out between threads in fixed chunks.
+//! Forward passes over whole data sets. Threads share them in fixed chunks.
 
 use crate::error::Result;
 use crate::experiment::Experiment;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Samples in a chunk.
+/// Samples per chunk.
 const CHUNK: usize = 64;
 
 /// Weights and buffers of a model.
@@ -30,7 +30,7 @@ pub(crate) enum Which {
 }
 
 impl Which {
-    /// The set in host memory, if the experiment has it.
+    /// The set in host memory, if the experiment has one.
     pub fn of(self, experiment: &Experiment) -> Option<&Dataset> {
         match self {
             Self::Test => Some(&experiment.test),
@@ -39,7 +39,7 @@ impl Which {
     }
 }
 
-/// Threads that evaluate, each with memory of its own.
+/// Threads that evaluate, each with its own memory.
 #[derive(Debug)]
 pub struct Evaluator {
     workers: Vec<Mutex<Workspace>>,
@@ -47,7 +47,7 @@ pub struct Evaluator {
     gpu: Option<(Arc<OnGpu>, Mutex<GpuEvaluator>)>,
 }
 
-/// Logits, and features where they were asked for, of every sample.
+/// Logits of every sample, and features if requested.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outputs {
     /// (samples, classes)
@@ -57,7 +57,7 @@ pub struct Outputs {
 }
 
 impl Evaluator {
-    /// Threads for a network.
+    /// Creates the threads for a network.
     ///
     /// # Errors
     /// If the network cannot be laid out.
@@ -69,18 +69,18 @@ impl Evaluator {
         Ok(Self { workers, graph: graph.clone(), gpu: None })
     }
 
-    /// Evaluates on a GPU what lies there.
+    /// Evaluates on a GPU all data sets that it holds.
     pub(crate) fn use_gpu(&mut self, on: &Arc<OnGpu>) -> Result<()> {
         self.gpu = Some((Arc::clone(on), Mutex::new(GpuEvaluator::new(on)?)));
         Ok(())
     }
 
-    /// The data on the GPU, where one is used.
+    /// The data on the GPU, if one is used.
     pub(crate) fn on_gpu(&self) -> Option<&Arc<OnGpu>> {
         self.gpu.as_ref().map(|(on, _)| on)
     }
 
-    /// Models that are evaluated side by side.
+    /// The number of models that are evaluated side by side.
     pub(crate) fn n_at_once(&self) -> usize {
         if let Some((_, gpu)) = &self.gpu {
             return gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner).n_lanes();
@@ -88,7 +88,8 @@ impl Evaluator {
         self.workers.len()
     }
 
-    /// Outputs of several models on a data set of the experiment: on the GPU where one holds it, else on the threads.
+    /// Outputs of several models on a data set of the experiment. Runs on the GPU if it holds the set, else on the
+    /// threads.
     pub(crate) fn outputs_on(
         &self,
         experiment: &Experiment,
@@ -103,7 +104,7 @@ impl Evaluator {
         which.of(experiment).map_or(Ok(Vec::new()), |data| self.outputs(models, data, with_features))
     }
 
-    /// How well a model does on the experiment's test set.
+    /// A model's score on the experiment's test set.
     pub(crate) fn score_on_test(&self, experiment: &Experiment, model: Model<'_>) -> Result<Score> {
         let outputs = self.outputs_on(experiment, Which::Test, &[model], false)?;
         let labels = experiment.test.labels().unwrap_or(&[]);
@@ -154,7 +155,7 @@ impl Evaluator {
         Ok(all.into_iter().map(into).map(|(logits, features)| Outputs { logits, features }).collect())
     }
 
-    /// Accuracy and loss of several models on a labelled set.
+    /// Scores of several models on a labelled set.
     ///
     /// # Errors
     /// If a model does not fit the network.
@@ -164,16 +165,16 @@ impl Evaluator {
     }
 }
 
-/// How well a model does on labelled samples.
+/// A model's score on labelled samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// Share of samples classified right.
+    /// Share of correctly classified samples.
     pub accuracy: f64,
     /// Mean cross-entropy.
     pub loss: f64,
-    /// The same share for each class; 0 where a class has no sample.
+    /// The same share per class; 0 for a class without samples.
     pub per_class: Vec<f64>,
-    /// Samples of each class.
+    /// Samples per class.
     pub class_sizes: Vec<u32>,
 }
 
@@ -192,7 +193,7 @@ impl Score {
         Ok(Self { accuracy, loss, per_class, class_sizes: sizes })
     }
 
-    /// Accuracy on the test samples of some classes only.
+    /// Accuracy on the test samples of some classes.
     pub fn accuracy_on(&self, classes: impl Iterator<Item = usize>) -> f64 {
         let (mut right, mut all) = (0.0, 0.0);
         for class in classes {
@@ -203,7 +204,7 @@ impl Score {
     }
 }
 
-/// The place of the largest value, the first one on ties.
+/// The index of the largest value; the first one wins ties.
 pub(crate) fn argmax(row: &[f32]) -> usize {
     row.iter().enumerate().fold(0, |best, (i, v)| if *v > row[best] { i } else { best })
 }

@@ -1,6 +1,6 @@
-//! The server's side of a round: averages, ensembles, distillation and its own state.
+//! The server's side of a round: averages, ensembles, distillation and the server's own state.
 //!
-//! Sums run client by client over blocks of coordinates, so that memory does not grow with the number of clients.
+//! Sums run client by client over blocks of coordinates, so memory does not grow with the number of clients.
 
 use crate::contributions::{Contributions, Head, Part};
 use crate::distill::{Anchor, Distill, DistillTargets, DistillTask, EnsembleWeights, Student};
@@ -15,22 +15,22 @@ use fedproj_nn::{Cpu, vector};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What the server keeps between rounds; together with the configuration it decides all that follows.
+/// What the server keeps between rounds. With the configuration it determines the rest of the run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServerState {
-    /// Rounds that are done.
+    /// Completed rounds.
     pub n_rounds_done: u32,
-    /// The weights that go out next.
+    /// The weights that are sent next.
     pub weights: Vec<f32>,
     /// Their buffers.
     pub buffers: Vec<f32>,
-    /// A method's own vectors, by name. Those whose name starts with `send.` go out to the clients.
+    /// A method's own vectors, by name. Names that start with `send.` are sent to the clients.
     pub vectors: BTreeMap<String, Vec<f32>>,
     /// Targets of the memory.
     pub targets: Option<Arc<Targets>>,
 }
 
-/// The global model and what evaluates it, for what the server does before the first round.
+/// The global model and its evaluator, for the server's work before the first round.
 #[derive(Clone, Copy, Debug)]
 pub struct GlobalModel<'a> {
     pub(crate) experiment: &'a Experiment,
@@ -39,7 +39,7 @@ pub struct GlobalModel<'a> {
 }
 
 impl GlobalModel<'_> {
-    /// Its outputs on the public set; none where there is no such set.
+    /// Its outputs on the public set; none without a public set.
     ///
     /// # Errors
     /// If the model does not fit the network.
@@ -54,13 +54,13 @@ impl GlobalModel<'_> {
     }
 }
 
-/// Prefix of vectors that go out to the clients.
+/// Prefix of vectors that are sent to the clients.
 pub(crate) const SEND: &str = "send.";
 
-/// Coordinates of one client that a sum reads at a time: 64 KB, which stay in a core's cache.
+/// Coordinates per client that a sum reads at a time: 64 KB, which stay in a core's cache.
 const BLOCK: usize = 1 << 14;
 
-/// Values that a rule over columns reads at a time, over all clients.
+/// Values, over all clients, that a rule over columns reads at a time.
 const COLUMNS: usize = 1 << 20;
 
 /// The fusion of one round.
@@ -71,20 +71,20 @@ pub struct Fusion<'a> {
     pub(crate) n_threads: usize,
     pub(crate) round: u32,
     results: &'a dyn Contributions,
-    /// Contributions that count, see [`RobustRule::Krum`].
+    /// The selected contributions, see [`RobustRule::Krum`].
     chosen: Vec<usize>,
-    /// What the clients started from and each update's factor, if updates are clipped.
+    /// The weights that the clients received and the factor of each update, if updates are clipped.
     clipped: Option<(Vec<f32>, Vec<f32>)>,
-    /// Becomes the next state; `weights` still hold what the clients started from.
+    /// Becomes the next state. `weights` still hold what the clients received.
     pub state: &'a mut ServerState,
-    /// The model to evaluate, where it is not the one that goes out.
+    /// The model to evaluate, if it is not the one that is sent.
     pub(crate) evaluated: Option<(Vec<f32>, Vec<f32>)>,
     pub(crate) before_distillation: Option<Score>,
     pub(crate) distill_loss: Option<f64>,
 }
 
 impl<'a> Fusion<'a> {
-    /// The fusion of these contributions, less what the configuration distrusts.
+    /// The fusion of these contributions, without those that the robust rule excludes.
     pub(crate) fn new(
         experiment: &'a Experiment,
         evaluator: &'a Evaluator,
@@ -124,12 +124,12 @@ impl Fusion<'_> {
         self.round
     }
 
-    /// Contributions that count.
+    /// The number of selected contributions.
     pub fn n_results(&self) -> usize {
         self.chosen.len()
     }
 
-    /// What is known of the contributions that count, in the order of the clients' ids.
+    /// The heads of the selected contributions, in the order of client ids.
     pub fn heads(&self) -> impl Iterator<Item = Head<'_>> {
         self.chosen.iter().map(|&at| self.results.head(at))
     }
@@ -153,7 +153,7 @@ impl Fusion<'_> {
         self.sum(weights, Part::Weights)
     }
 
-    /// Σ_k w_k of any vector of the results; under a robust rule (Σ_k w_k) times the rule's value.
+    /// Σ_k w_k of any vector of the results. Under a robust rule: (Σ_k w_k) times the rule's value.
     ///
     /// # Errors
     /// If a contribution cannot be read.
@@ -180,7 +180,7 @@ impl Fusion<'_> {
         Ok(out)
     }
 
-    /// Any function of each coordinate's values, one value a client.
+    /// Any function of a coordinate's values, with one value per client.
     ///
     /// # Errors
     /// If a contribution cannot be read.
@@ -209,7 +209,7 @@ impl Fusion<'_> {
         self.chosen.first().map_or(0, |&at| self.results.len_of(at, part))
     }
 
-    /// As [`Contributions::read`], with updates clipped.
+    /// As [`Contributions::read`], with clipped updates.
     fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
         self.results.read(at, part, from, out)?;
         if let (Part::Weights, Some((base, factors))) = (part, &self.clipped)
@@ -259,7 +259,7 @@ impl Fusion<'_> {
         Ok(distances)
     }
 
-    /// FedAvg: weights and buffers become the n_k-weighted means.
+    /// FedAvg: replaces weights and buffers by the n_k-weighted means.
     ///
     /// # Errors
     /// If a contribution cannot be read.
@@ -268,7 +268,7 @@ impl Fusion<'_> {
         self.average_buffers()
     }
 
-    /// Buffers become the n_k-weighted mean.
+    /// Replaces the buffers by the n_k-weighted mean.
     ///
     /// # Errors
     /// If a contribution cannot be read.
@@ -277,23 +277,23 @@ impl Fusion<'_> {
         Ok(())
     }
 
-    /// Evaluates these weights instead of the ones that go out.
+    /// Evaluates these weights instead of those that are sent.
     pub fn evaluate_instead(&mut self, weights: Vec<f32>) {
         self.evaluated = Some((weights, self.state.buffers.clone()));
     }
 
-    /// A vector of the server's own, `initial` at first.
+    /// A vector of the server's own; starts as `initial`.
     pub fn vector(&mut self, name: &str, initial: f32) -> &mut Vec<f32> {
         let n = self.experiment.weights.len();
         self.state.vectors.entry(name.to_owned()).or_insert_with(|| vec![initial; n])
     }
 
-    /// All clients there are, N.
+    /// The number of all clients, N.
     pub fn n_clients(&self) -> usize {
         self.experiment.partition.n_clients()
     }
 
-    /// Classes that are told apart.
+    /// The number of classes.
     pub fn n_classes(&self) -> usize {
         self.experiment.private.n_classes()
     }
@@ -313,7 +313,8 @@ impl Fusion<'_> {
         Ok(all)
     }
 
-    /// Every client's outputs, a few clients at a time: those it sent, else those of its model.
+    /// Every client's outputs, a few clients at a time. Uses the outputs that a client sent, else computes those of its
+    /// model.
     fn each_output(&self, with_features: bool, mut take: impl FnMut(usize, Outputs)) -> Result<()> {
         if self.experiment.public.is_none() {
             return Ok(());
@@ -344,7 +345,7 @@ impl Fusion<'_> {
         Ok(())
     }
 
-    /// The ensemble: means over clients of their logits (and features) on the public set.
+    /// The ensemble: the mean of the clients' logits (and features) on the public set.
     ///
     /// # Errors
     /// If a model does not fit the network or cannot be read.
@@ -385,7 +386,8 @@ impl Fusion<'_> {
             .public_outputs(with_features)
     }
 
-    /// Trains the state's weights towards targets on the public set. `previous` is what the clients started from.
+    /// Trains the state's weights towards targets on the public set. `previous` are the weights that the clients
+    /// received.
     ///
     /// # Errors
     /// If the loss is not finite.

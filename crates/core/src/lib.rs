@@ -1,7 +1,7 @@
 //! Federated learning on top of [`fedproj_nn`] and [`fedproj_data`]: methods, the round loop, run directories.
 //!
-//! Start with [`Method`], then [`methods::FedProj`]; [`Simulation`] is the round loop, [`Run`] a run directory. Methods
-//! know nothing of sockets, files or clocks, so that a simulator and a server run the same code.
+//! Start with [`Method`], then [`methods::FedProj`]. [`Simulation`] is the round loop, [`Run`] a run directory. Methods
+//! know nothing of sockets, files or clocks, so a simulator and a server run the same code.
 
 mod authors;
 mod checkpoint;

@@ -1,4 +1,4 @@
-//! What a federated method is.
+//! The interface of a federated method.
 
 use crate::config::Config;
 use crate::error::Result;
@@ -9,18 +9,18 @@ use fedproj_nn::models::Variant;
 use fedproj_nn::{Graph, NodeId};
 use std::fmt::Debug;
 
-/// A federated method: what a client does with a mini-batch, and how the server turns the clients' models into the next
-/// one. The defaults are FedAvg, so a method's file holds only what differs.
+/// A federated method: what a client does with a mini-batch, and how the server fuses the clients' models. The defaults
+/// are FedAvg, so a method's file holds only the differences.
 ///
 /// Methods do no I/O, read no clock and spawn no thread: the simulator and a networked server call the same code.
 pub trait Method: Send + Sync + Debug {
-    /// What users type.
+    /// The name that users type.
     fn name(&self) -> &'static str;
 
-    /// Whether the method can work with the rest of a configuration.
+    /// Checks that the method works with the rest of the configuration.
     ///
     /// # Errors
-    /// Says what does not fit, and what would.
+    /// Names the value that does not fit and the values that would.
     fn check(&self, config: &Config) -> Result<()> {
         let _ = config;
         Ok(())
@@ -31,7 +31,7 @@ pub trait Method: Send + Sync + Debug {
         variant
     }
 
-    /// Nodes whose values or gradients a local step touches, besides the output.
+    /// Nodes besides the output whose values or gradients a local step uses.
     fn taps(&self, graph: &Graph) -> Vec<NodeId> {
         let _ = graph;
         Vec::new()
@@ -47,27 +47,27 @@ pub trait Method: Send + Sync + Debug {
         false
     }
 
-    /// Whether its ensemble on the public set has features beside logits.
+    /// Whether its ensemble on the public set has features as well as logits.
     fn needs_features(&self) -> bool {
         false
     }
 
-    /// Names of the vectors that a client sends beside its weights, see [`Finish::upload`].
+    /// Names of the vectors that a client sends with its weights, see [`Finish::upload`].
     fn uploads(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// The memory of public samples that clients hold, if the method has one.
+    /// The clients' memory of public samples, if the method has one.
     fn memory(&self) -> Option<&MemoryConfig> {
         None
     }
 
-    /// Whether batches of the memory are cut to whole numbers, as FedProj's published code does.
+    /// Whether batches of the memory are truncated to integers, as in FedProj's published code.
     fn truncates_memory(&self) -> bool {
         false
     }
 
-    /// Targets of the memory before the first round, if the method has any then.
+    /// Targets of the memory before the first round, if there are any.
     ///
     /// # Errors
     /// If the network cannot take a batch.
@@ -86,12 +86,12 @@ pub trait Method: Send + Sync + Debug {
         Ok(())
     }
 
-    /// What a client does after its last mini-batch: update the state it keeps, add to what it sends.
+    /// What a client does after its last mini-batch: updates the state it keeps, adds to what it sends.
     fn finish_local(&self, client: &mut Finish<'_>) {
         let _ = client;
     }
 
-    /// How the server turns the clients' results into the next global model.
+    /// How the server fuses the clients' results into the next global model.
     ///
     /// # Errors
     /// If a contribution cannot be read or the network cannot take a batch.

@@ -1,4 +1,4 @@
-//! The simulator: a federation whose clients train on threads of this process.
+//! The simulator: a federation whose clients train on threads or a GPU of this process.
 
 use crate::coordinator::Coordinator;
 use crate::device::Device;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// A federation simulated in this process: clients train on threads, one each.
+/// A federation simulated in this process: each thread trains one client at a time, or a GPU trains many.
 ///
 /// ```
 /// use fedproj_core::{Config, Experiment, Simulation};
@@ -31,24 +31,24 @@ use std::time::Instant;
 pub struct Simulation {
     server: Coordinator,
     workers: Workers,
-    /// What clients keep between rounds. A round that fails leaves it as it was.
+    /// What clients keep between rounds. A failed round leaves it unchanged.
     clients: ClientStates,
     /// What the clients of the last round sent.
     last_results: Vec<ClientResult>,
-    /// The lanes in which their vectors still lie, where a GPU has trained them.
+    /// The lanes that still hold their vectors, if a GPU trained them.
     last_lanes: Option<Vec<u32>>,
 }
 
-/// Who trains clients.
+/// What trains clients.
 #[derive(Debug)]
 enum Workers {
-    /// One client a thread.
+    /// One client per thread.
     Threads(Vec<Mutex<Trainer>>),
-    /// All clients at once, as far as memory goes.
+    /// All clients at once, as far as memory allows.
     Gpu(Box<GpuTrainer>),
 }
 
-/// What a progress bar can show while a round runs.
+/// Events for a progress bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// A client has finished its local training.
@@ -58,7 +58,7 @@ pub enum Progress {
 }
 
 impl Simulation {
-    /// A simulation at its start.
+    /// A simulation at the start of a run.
     ///
     /// # Errors
     /// If the network cannot be laid out.
@@ -66,7 +66,7 @@ impl Simulation {
         Self::with_server(Coordinator::new(experiment, method, device)?, ClientStates::new())
     }
 
-    /// A simulation that resumes from a server's state and what its clients kept.
+    /// A simulation that resumes from the state of the server and its clients.
     ///
     /// # Errors
     /// If the state does not fit the network.
@@ -106,7 +106,7 @@ impl Simulation {
         &self.clients
     }
 
-    /// What the simulation works on.
+    /// The experiment of the simulation.
     pub fn experiment(&self) -> &Experiment {
         self.server.experiment()
     }
@@ -119,7 +119,7 @@ impl Simulation {
     /// What the clients of the last round sent, in the order of their ids: their models after local training.
     ///
     /// # Errors
-    /// If they are on a GPU that does not answer.
+    /// If they are on a GPU that does not respond.
     pub fn last_results(&mut self) -> Result<&[ClientResult]> {
         if let (Workers::Gpu(trainer), Some(lanes)) = (&self.workers, self.last_lanes.take()) {
             self.last_results = trainer.downloaded(&self.last_results, &lanes)?;
@@ -135,14 +135,14 @@ impl Simulation {
     /// Runs one round.
     ///
     /// # Errors
-    /// If a loss leaves the finite numbers; the error names round and client.
+    /// If a loss is not finite; the error names round and client.
     pub fn round(&mut self, progress: &(dyn Fn(Progress) + Sync)) -> Result<RoundRecord> {
         let cohort = self.experiment().cohort(self.state().n_rounds_done);
         self.round_of(&cohort, progress)
     }
 
-    /// Runs one round with these clients, in increasing order, whatever the seed would draw: how a real federation's
-    /// round is repeated, in which some were late.
+    /// Runs one round with these clients, in increasing order, instead of those that the seed would draw. Use it to
+    /// repeat a real federation's round in which some clients were late.
     ///
     /// # Errors
     /// As [`Simulation::round`].
@@ -181,7 +181,7 @@ impl Simulation {
     }
 }
 
-/// The clients of a round with what they keep, largest first.
+/// The clients of a round and what they keep, largest first.
 fn jobs<'a>(
     partition: &Partition,
     cohort: &[u32],
@@ -193,7 +193,7 @@ fn jobs<'a>(
     jobs
 }
 
-/// Trains clients in the given order on all threads; results come back in the order of the clients' ids.
+/// Trains clients in the given order on all threads. Results are in the order of client ids.
 fn train(
     trainers: &[Mutex<Trainer>],
     method: &dyn Method,
@@ -209,7 +209,7 @@ fn train(
             let failed = result.is_err();
             results.lock().unwrap_or_else(PoisonError::into_inner).push((*client, result));
             if failed {
-                // Nobody starts another client once one has failed.
+                // After a failure no thread starts another client.
                 next.store(jobs.len(), Ordering::Relaxed);
             }
             progress(Progress::ClientDone);

@@ -1,7 +1,7 @@
 //! One local step as a method sees it: gradients, vector arithmetic on handles, and the optimiser's update.
 //!
-//! A step is recorded, not computed: handles name vectors, and an executor later does what was asked for, on a CPU thread
-//! or a GPU. So nothing here returns a number that a method could branch on, except what is known before the step.
+//! A step is recorded, not computed. Handles name vectors; an executor runs the recorded operations later, on a CPU
+//! thread or a GPU. So a method can branch only on what is known before the step.
 
 use crate::error::Result;
 use crate::plan::{Op, Recorder, VectorId};
@@ -12,7 +12,7 @@ use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 
-/// Which samples a gradient is taken on.
+/// The samples of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batch {
     /// The client's current mini-batch.
@@ -102,25 +102,25 @@ pub struct Step<'a> {
     pub(crate) place: Place,
 }
 
-/// Where in a run a step stands.
+/// The position of a step in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The run's seed.
     pub seed: u64,
     /// Round, counted from 0.
     pub round: u32,
-    /// Rounds of the whole run.
+    /// Rounds of the run.
     pub n_rounds: u32,
     /// The client.
     pub client: u32,
     /// Local epoch.
     pub epoch: u32,
-    /// Local step of this round.
+    /// Local step in this round.
     pub step: u32,
 }
 
 impl Step<'_> {
-    /// Where the step stands.
+    /// The step's position.
     pub fn place(&self) -> Place {
         self.place
     }
@@ -130,18 +130,18 @@ impl Step<'_> {
         &self.recorder.graph
     }
 
-    /// Whether there is a memory with targets.
+    /// Whether the client has a memory with targets.
     pub fn has_memory(&self) -> bool {
         self.recorder.has_memory
     }
 
-    /// A number in [0, 1) that belongs to this client and round.
+    /// A random number in [0, 1) per client and round.
     pub fn chance_of_round(&self) -> f64 {
         let Place { seed, round, client, .. } = self.place;
         Stream::new(seed, Purpose::ProjectionDropout, [round, client, u32::MAX]).uniform()
     }
 
-    /// A number in [0, 1) that belongs to this step.
+    /// A random number in [0, 1) per step.
     pub fn chance_of_step(&self) -> f64 {
         let Place { seed, round, client, step, .. } = self.place;
         Stream::new(seed, Purpose::ProjectionDropout, [round, client, step]).uniform()
@@ -168,22 +168,22 @@ impl Step<'_> {
         Vector(VectorId::Weights)
     }
 
-    /// The weights it received, θ_g.
+    /// The weights that the client received, θ_g.
     pub fn weights_round_start(&self) -> Vector {
         Vector(VectorId::RoundStart)
     }
 
-    /// A vector that the server sent along, under the name it was given there; zeros if it sent none.
+    /// A vector that the server sent, by its name there; zeros if it sent none.
     pub fn broadcast(&mut self, name: &'static str) -> Vector {
         Vector(self.recorder.broadcast_id(name))
     }
 
-    /// A vector that the client keeps from round to round; zeros at first.
+    /// A vector that the client keeps between rounds; starts as zeros.
     pub fn state(&mut self, name: &'static str) -> Vector {
         Vector(self.recorder.state_id(name))
     }
 
-    /// The model that [`Finish::keep_model`] kept in an earlier round, if it did.
+    /// The model that [`Finish::keep_model`] kept in an earlier round, if any.
     pub fn kept_model(&self, name: &str) -> Option<Vector> {
         self.recorder.kept_model(name).map(Vector)
     }
@@ -203,7 +203,7 @@ impl Step<'_> {
         self.recorder.push(Op::Clip { g: g.0, norm_max });
     }
 
-    /// g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r where g points against r, with the rule's exceptions.
+    /// g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r if g points against r, within the rule's limits.
     ///
     /// # Errors
     /// If the network cannot take the memory batch.
@@ -217,7 +217,7 @@ impl Step<'_> {
         self.recorder.push(Op::Update { g: g.0 });
     }
 
-    /// As [`Step::update`], but the optimiser's step itself is projected against r, whatever the optimiser made of g.
+    /// As [`Step::update`], but projects the optimiser's step against r instead of the gradient.
     ///
     /// # Errors
     /// As [`Step::project`].
@@ -254,12 +254,12 @@ impl Finish<'_> {
         Vector(self.recorder.state_id(name))
     }
 
-    /// A vector of zeros that will be sent to the server beside the weights.
+    /// A vector of zeros that is sent to the server with the weights.
     pub fn upload(&mut self, name: &'static str) -> Vector {
         Vector(self.recorder.upload_id(name))
     }
 
-    /// Σ of the learning rates of all local steps.
+    /// The sum of the learning rates of all local steps.
     pub fn lr_total(&self) -> f32 {
         self.recorder.lr_total
     }

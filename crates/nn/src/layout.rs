@@ -4,12 +4,12 @@ use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// How a tensor's elements lie in the flat vector, relative to PyTorch's order.
+/// The order of a tensor's elements in the flat vector, relative to PyTorch's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// In PyTorch's order.
     Plain,
-    /// PyTorch has (outer, channels, spatial); here spatial comes before channels, as images are channels-last.
+    /// PyTorch has (outer, channels, spatial). Here spatial comes before channels, as images are channels-last.
     ChannelsLast {
         /// Output channels or features.
         outer: usize,
@@ -20,40 +20,40 @@ pub enum Storage {
     },
 }
 
-/// What a parameter does, which decides how it starts.
+/// A parameter's role. It decides the initial values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Role {
     /// A weight matrix or kernel.
     Weight {
-        /// Inputs that meet in one output.
+        /// Inputs per output.
         fan_in: usize,
-        /// Outputs that one input reaches.
+        /// Outputs per input.
         fan_out: usize,
     },
     /// The bias of a convolution.
     ConvBias {
-        /// Inputs that meet in one output.
+        /// Inputs per output.
         fan_in: usize,
     },
     /// The bias of a linear layer.
     LinearBias {
-        /// Inputs that meet in one output.
+        /// Inputs per output.
         fan_in: usize,
     },
-    /// A weight of an encoder: drawn from a normal distribution about 0.
+    /// A weight of an encoder: drawn from a normal distribution with mean 0.
     Normal {
         /// Its standard deviation.
         std: f32,
         /// The same in the FedProj authors' code.
         std_authors: f32,
     },
-    /// The factor of a normalisation, or a running variance: starts at 1.
+    /// The scale of a normalisation, or a running variance: starts at 1.
     Scale,
     /// The shift of a normalisation, or a running mean: starts at 0.
     Shift,
 }
 
-/// How weights are drawn at the start.
+/// How initial weights are drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
@@ -75,7 +75,7 @@ pub struct Span {
     pub offset: usize,
     /// Order of the elements.
     pub storage: Storage,
-    /// What it does.
+    /// Role.
     pub role: Role,
 }
 
@@ -95,7 +95,7 @@ impl Span {
         self.offset..self.offset + self.len()
     }
 
-    /// Copies between PyTorch's order and ours: `to(ours, torch)` is called for every pair of places.
+    /// Calls `to(ours, torch)` for every pair of positions in our order and PyTorch's.
     fn for_each_place(&self, mut to: impl FnMut(usize, usize)) {
         match self.storage {
             Storage::Plain => (0..self.len()).for_each(|i| to(i, i)),
@@ -122,15 +122,15 @@ impl Span {
     /// Writes a tensor given in PyTorch's order.
     ///
     /// # Panics
-    /// If `tensor` has another length than the span.
+    /// If `tensor` and the span differ in length.
     pub fn write_torch(&self, tensor: &[f32], flat: &mut [f32]) {
         assert_eq!(tensor.len(), self.len(), "tensor of another size than span {}", self.name);
         let ours = &mut flat[self.range()];
         self.for_each_place(|place, torch| ours[place] = tensor[torch]);
     }
 
-    /// Fills the span with its initial values. The draws depend on (seed, name) alone, so a network with one more layer
-    /// starts with the same values in all others.
+    /// Fills the span with its initial values. The draws depend only on (seed, name), so adding a layer to a network
+    /// leaves the initial values of all others unchanged.
     fn init(&self, seed: u64, init: Init, out: &mut [f32]) {
         let hash = self.name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
             (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3) // FNV-1a
@@ -167,7 +167,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Adds a span; returns its place in the flat vector.
+    /// Adds a span; returns its offset in the flat vector.
     pub(crate) fn push(&mut self, name: String, shape: Vec<usize>, storage: Storage, role: Role) -> Range<usize> {
         let span = Span { name, shape, offset: self.len, storage, role };
         let range = span.range();
@@ -176,7 +176,7 @@ impl Layout {
         range
     }
 
-    /// Gives every span the role that `role` says.
+    /// Sets the role of every span to the result of `role`.
     pub(crate) fn set_roles(&mut self, role: impl Fn(&Span) -> Role) {
         self.spans.iter_mut().for_each(|span| span.role = role(span));
     }
@@ -196,7 +196,7 @@ impl Layout {
         &self.spans
     }
 
-    /// The span of a name.
+    /// The span with this name.
     pub fn find(&self, name: &str) -> Option<&Span> {
         self.spans.iter().find(|span| span.name == name)
     }
@@ -223,7 +223,7 @@ mod tests {
         let torch: Vec<f32> = (0..24u8).map(f32::from).collect();
         let mut flat = vec![-1.0; 26];
         span.write_torch(&torch, &mut flat);
-        // Pixel 0 of output 0 holds channels 0, 1, 2, which PyTorch keeps 4 apart.
+        // Pixel 0 of output 0 holds channels 0, 1, 2. They are 4 apart in PyTorch.
         assert_eq!(&flat[..4], &[-1.0, 0.0, 4.0, 8.0]);
         assert_eq!(span.to_torch(&flat), torch);
     }

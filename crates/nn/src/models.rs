@@ -1,6 +1,6 @@
-//! The networks of the FedProj paper and of the benchmarks it is compared on; encoders of texts are in [`bert()`].
+//! The networks of the FedProj paper and of its benchmarks. Text encoders are in [`bert()`].
 //!
-//! Parameter names are those of the same networks in PyTorch, so weights go both ways.
+//! Parameters have PyTorch's names, so weights can be exchanged both ways.
 
 mod bert;
 
@@ -20,10 +20,10 @@ pub enum Norm {
     Group(usize),
 }
 
-/// Choices that any network by name understands.
+/// Options that apply to any named network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Variant {
-    /// The normalisation, where the network has one.
+    /// The normalisation, if the network has one.
     pub norm: Norm,
     /// Outputs of MOON's projection head between the features and the classifier; `None`: no head.
     pub projection_head: Option<usize>,
@@ -32,9 +32,9 @@ pub struct Variant {
 /// A residual network of basic blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResNet<'a> {
-    /// Channels of each stage; every stage but the first halves the image.
+    /// Channels per stage. Every stage but the first halves the image.
     pub widths: &'a [usize],
-    /// Basic blocks in a stage.
+    /// Basic blocks per stage.
     pub blocks: usize,
     /// Whether a 3×3 max-pool of stride 2 follows the stem.
     pub stem_pool: bool,
@@ -74,7 +74,7 @@ impl ResNet<'_> {
         Ok(g)
     }
 
-    /// A basic block up to the sum of its two branches.
+    /// A basic block, up to the sum of its two branches.
     fn block(&self, g: &mut Graph, name: &str, x: NodeId, width: usize, stride: usize) -> Result<NodeId> {
         let y = g.conv2d(&format!("{name}.conv1"), x, width, Window::new(3, stride, 1), false)?;
         let y = self.normalise(g, &format!("{name}.bn1"), y)?;
@@ -112,7 +112,7 @@ fn projection_head(g: &mut Graph, x: NodeId, outputs: Option<usize>) -> Result<N
     g.linear("head.2", y, outputs, true)
 }
 
-/// A multi-layer perceptron with ReLU between layers `fc1`, `fc2`, …; images are flattened first.
+/// A multi-layer perceptron with ReLU between layers `fc1`, `fc2`, … It flattens images first.
 ///
 /// # Errors
 /// If a layer is empty.
@@ -154,19 +154,19 @@ pub fn cnn(input: Shape, channels: [usize; 2], hidden: usize, classes: usize, va
     Ok(g)
 }
 
-/// A network that can be asked for by name.
+/// A network with a name.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// What users type.
+    /// The name that users type.
     pub name: &'static str,
-    /// One line about it.
+    /// A one-line description.
     pub about: &'static str,
-    /// Whether it reads texts ([`Shape::tokens`]), not images or vectors.
+    /// Whether it reads texts ([`Shape::tokens`]) instead of images or vectors.
     pub reads_text: bool,
     build: fn(Shape, usize, Variant) -> Result<Graph>,
 }
 
-/// All networks that have a name.
+/// All named networks.
 pub const CATALOGUE: &[Entry] = &[
     Entry {
         name: "mlp",
@@ -240,7 +240,7 @@ fn resnet(
     ResNet { widths, blocks, stem_pool, variant }.build(input, classes)
 }
 
-/// The network of a name.
+/// Builds a network by its name.
 ///
 /// ```
 /// use fedproj_nn::{Shape, models};
@@ -251,7 +251,7 @@ fn resnet(
 /// ```
 ///
 /// # Errors
-/// If there is no such network, with the names there are; or if it cannot take such images.
+/// If no network has this name (the error lists all names), or if the network cannot take such input.
 pub fn build(name: &str, input: Shape, classes: usize, variant: Variant) -> Result<Graph> {
     if let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == name) {
         return (entry.build)(input, classes, variant);

@@ -1,33 +1,34 @@
-//! Optimisers on flat vectors, their learning-rate schedule and the clipping of gradients.
+//! Optimisers on flat vectors, their learning-rate schedule and gradient clipping.
 
 use crate::error::{Error, Result};
 use crate::kernels::flat::{self, BLOCK, Memory, Update};
 use crate::kernels::{Buffer, Cpu};
 use crate::vector;
 
-/// The rule by which parameters follow a gradient.
+/// The update rule of an optimiser.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
-    /// Stochastic gradient descent. Decay is added to the gradient.
+    /// Stochastic gradient descent. Weight decay is added to the gradient.
     Sgd {
         /// Learning rate.
         lr: f32,
-        /// Weight of the previous steps' direction; 0 for none.
+        /// Momentum; 0 for none.
         momentum: f32,
-        /// Nesterov's form of momentum.
+        /// Whether momentum is Nesterov's.
         nesterov: bool,
         /// L2 decay.
         weight_decay: f32,
     },
-    /// Adam (Kingma and Ba 2015). Decay is added to the gradient, or taken off the weights if `decoupled` (AdamW).
+    /// Adam (Kingma and Ba 2015). Weight decay is added to the gradient, or subtracted from the weights if `decoupled`
+    /// (AdamW).
     Adam {
         /// Learning rate.
         lr: f32,
-        /// Decay of the mean of gradients.
+        /// Decay β₁ of the mean gradient.
         beta1: f32,
-        /// Decay of the mean of their squares.
+        /// Decay β₂ of the mean squared gradient.
         beta2: f32,
-        /// Added to the root of the latter.
+        /// ε, added to the root of the mean squared gradient.
         eps: f32,
         /// Weight decay.
         weight_decay: f32,
@@ -47,10 +48,10 @@ impl Rule {
         Self::Adam { lr, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, decoupled: false }
     }
 
-    /// Whether all constants lie in their ranges.
+    /// Checks that all constants are in range.
     ///
     /// # Errors
-    /// Names the constant that does not.
+    /// Names the constant that is out of range.
     pub fn check(&self) -> Result<()> {
         let check = |name, value: f32, ok: bool, expected| {
             if ok { Ok(()) } else { Err(Error::Parameter { name, value: f64::from(value), expected }) }
@@ -75,7 +76,7 @@ impl Rule {
     }
 }
 
-/// A rule with its memory.
+/// A rule with its state.
 ///
 /// ```
 /// use fedproj_nn::{Cpu, Optimizer, Rule};
@@ -112,12 +113,12 @@ impl Optimizer {
         Ok(Self { rule, n_steps: 0, mean: Buffer::zeros(m), mean_square: Buffer::zeros(v), moves })
     }
 
-    /// Decay moves parameters that have no gradient.
+    /// With weight decay, parameters without a gradient move too.
     fn all_move(rule: Rule) -> bool {
         matches!(rule, Rule::Adam { weight_decay, .. } if weight_decay != 0.0)
     }
 
-    /// Forgets all steps, without giving memory back.
+    /// Resets the state; keeps the memory allocated.
     pub fn reset(&mut self) {
         self.n_steps = 0;
         self.mean.fill(0.0);
@@ -125,10 +126,10 @@ impl Optimizer {
         self.moves.fill(Self::all_move(self.rule));
     }
 
-    /// One step along `grad`, with the learning rate times `lr_factor`.
+    /// One step along `grad`. The learning rate is multiplied by `lr_factor`.
     ///
     /// # Panics
-    /// If `theta` and `grad` are not as long as the optimiser was made for.
+    /// If `theta` or `grad` does not have the optimiser's length.
     pub fn step(&mut self, cpu: &mut Cpu, theta: &mut [f32], grad: &[f32], lr_factor: f32) {
         let first = self.n_steps == 0;
         self.n_steps += 1;
@@ -137,7 +138,7 @@ impl Optimizer {
                 Update::Sgd { lr: lr * lr_factor, momentum, nesterov, weight_decay, first }
             }
             Rule::Adam { lr, beta1, beta2, eps, weight_decay, decoupled } => {
-                // 1 − βᵗ in double precision: in single it loses half its digits at the first steps.
+                // 1 − βᵗ in double precision: single precision loses half the digits at the first steps.
                 let correction = |beta: f32| 1.0 - f64::from(beta).powi(self.n_steps.min(i32::MAX as u32) as i32);
                 Update::Adam {
                     lr: lr * lr_factor,
@@ -156,7 +157,7 @@ impl Optimizer {
     }
 }
 
-/// Scales `grad` to a norm of at most `norm_max`; returns its norm before.
+/// Scales `grad` to a norm of at most `norm_max`. Returns the norm before.
 pub fn clip_norm(cpu: &mut Cpu, grad: &mut [f32], norm_max: f32) -> f64 {
     let norm = vector::squared_norm(cpu, grad).sqrt();
     if norm > f64::from(norm_max) {

@@ -1,26 +1,26 @@
-//! The tokens of a batch of texts, taken out of their slots.
+//! The tokens of a batch of texts, gathered from their slots.
 
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use std::ops::Range;
 
-/// The tokens of a batch, text after text. Memory is taken once, for the largest batch.
+/// The tokens of a batch, text after text. Memory is allocated once, for the largest batch.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
-    /// Slots of a sample; 0 where the network reads no text.
+    /// Slots per sample; 0 if the network reads no text.
     slots: usize,
     vocabulary: usize,
     types: usize,
-    /// Of every token: its word, and its type.
+    /// The word and the type of every token.
     pub ids: Vec<u32>,
     pub types_of: Vec<u32>,
-    /// Where the tokens of each text start, and behind the last one their number.
+    /// The first token of each text, and the total number of tokens at the end.
     pub starts: Vec<usize>,
 }
 
 impl Graph {
-    /// Whether the network can read samples `first`, `first` + 1, … of a data set: texts have tokens that it knows.
-    /// [`crate::Workspace::forward`] looks itself; what goes to a GPU is looked at once, before.
+    /// Checks that the network can read samples `first`, `first` + 1, … of a data set: it must know the tokens of
+    /// texts. [`crate::Workspace::forward`] checks by itself. Data for a GPU are checked once, before they are copied.
     ///
     /// # Errors
     /// If a text has a token that the network does not know, or an empty slot before its end.
@@ -33,7 +33,7 @@ impl Graph {
 }
 
 impl Tokens {
-    /// For batches of up to `batch` samples of a network.
+    /// Tokens for batches of up to `batch` samples of a network.
     pub fn new(graph: &Graph, batch: usize) -> Self {
         let Some((vocabulary, types)) = graph.token_tables() else { return Self::default() };
         let slots = graph.shape(graph.input()).w;
@@ -56,7 +56,7 @@ impl Tokens {
         self.starts[text]..self.starts[text + 1]
     }
 
-    /// Reads a batch; does nothing where the network reads no text.
+    /// Reads a batch. Does nothing if the network reads no text.
     pub fn read(&mut self, x: &[f32]) -> Result<()> {
         if self.slots == 0 {
             return Ok(());
@@ -81,7 +81,7 @@ impl Tokens {
         if !in_text {
             return if value == 0.0 { Ok(()) } else { Err(format!("{value} follows an empty slot")) };
         }
-        // Whole numbers below 2²⁴ are exact; NaN fails the comparison.
+        // Integers below 2²⁴ are exact; NaN fails the comparison.
         if !(1.0..16_777_216.0).contains(&value) || value.fract() != 0.0 {
             return Err(format!("{value} is not 1 + 2·id + type of a token"));
         }

@@ -1,7 +1,7 @@
 //! Arithmetic on flat vectors.
 //!
-//! Sums run in an order fixed by the lengths: single precision over 4096 elements in 64 interleaved partial sums, double
-//! precision over those. Threads change nothing in the result.
+//! Lengths fix the order of sums: single precision over 4096 elements in 64 interleaved partial sums, then double
+//! precision over those. The number of threads does not change the result.
 
 use crate::kernels::{Cpu, flat};
 
@@ -23,8 +23,8 @@ pub fn axpy(cpu: &mut Cpu, a: f32, x: &[f32], y: &mut [f32]) {
     flat::axpy(cpu, a, x, y);
 }
 
-/// out ← out + a·(x − y). The difference is taken first, so that equal vectors add exactly nothing: an optimiser that divides
-/// by the gradient's size would make a visible step of the rounding error.
+/// out ← out + a·(x − y). The difference comes first, so that equal vectors add exactly nothing. Otherwise an optimiser
+/// that divides by the gradient's size would turn the rounding error into a visible step.
 pub fn axpy_difference(cpu: &mut Cpu, a: f32, x: &[f32], y: &[f32], out: &mut [f32]) {
     flat::axpy_difference(cpu, a, x, y, out);
 }
@@ -36,7 +36,7 @@ pub fn scale(_cpu: &mut Cpu, a: f32, y: &mut [f32]) {
     }
 }
 
-/// What [`project`] found and did.
+/// The result of [`project`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Projection {
     /// ⟨g, r⟩ before.
@@ -47,8 +47,8 @@ pub struct Projection {
     pub active: bool,
 }
 
-/// Projection against a reference (arXiv:2505.20485, Eq. 7; A-GEM's with one reference): if ⟨g, r⟩ < 0,
-/// g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r. Otherwise g stays as it is, bit for bit.
+/// Projection against a reference (arXiv:2505.20485, Eq. 7; A-GEM's with one reference): if ⟨g, r⟩ < 0, g ← g − ⟨g, r⟩
+/// / (‖r‖² + ε) · r. Otherwise g stays unchanged, bit for bit.
 ///
 /// ```
 /// use fedproj_nn::{Cpu, vector};
@@ -64,16 +64,16 @@ pub fn project(cpu: &mut Cpu, g: &mut [f32], r: &[f32], eps: f64) -> Projection 
     Projection { dot: conflict.dot, squared_norm: conflict.squared_norm, active }
 }
 
-/// How far [`Conflict::resolve`] goes.
+/// Limits of [`Conflict::resolve`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// Also where g does not point against r.
+    /// Whether to project even if g does not point against r.
     pub always: bool,
     /// ε in the denominator.
     pub eps: f64,
-    /// No projection where ‖r‖² is not above this.
+    /// ‖r‖² must be above this.
     pub norm_guard: f64,
-    /// Bound of the coefficient's size.
+    /// Maximum absolute coefficient.
     pub coefficient_max: f64,
 }
 
@@ -84,7 +84,8 @@ impl Default for Bounds {
     }
 }
 
-/// How a vector g stands to a reference r; [`project`] in two steps, for those who look before they project.
+/// How a vector g relates to a reference r. This is [`project`] in two steps, for callers that measure before they
+/// project.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Conflict {
     /// ⟨g, r⟩
@@ -99,11 +100,11 @@ impl Conflict {
         Self { dot: dot(cpu, g, r), squared_norm: squared_norm(cpu, r) }
     }
 
-    /// Projects g, from which this was measured, within the bounds; whether it did.
+    /// Projects g, the measured vector, within the bounds. Returns whether it did.
     pub fn resolve(&self, cpu: &mut Cpu, g: &mut [f32], r: &[f32], bounds: &Bounds) -> bool {
         let coefficient = self.dot / (self.squared_norm + bounds.eps);
         let factor = -coefficient.clamp(-bounds.coefficient_max, bounds.coefficient_max) as f32;
-        // A reference so small that its square is 0 has no direction to speak of.
+        // If r is so small that its square is 0, its direction is meaningless.
         let active = (self.dot < 0.0 || bounds.always) && self.squared_norm > bounds.norm_guard && factor.is_finite();
         if active {
             axpy(cpu, factor, r, g);

@@ -1,4 +1,4 @@
-//! Weights in files: safetensors with PyTorch's names, shapes and order of elements.
+//! Weight files: safetensors with PyTorch's names, shapes and element order.
 
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-/// The batch counter that PyTorch keeps beside running statistics; nothing here needs it.
+/// PyTorch's batch counter beside running statistics. It is ignored here.
 const IGNORED_SUFFIX: &str = ".num_batches_tracked";
 
 /// Writes parameters and buffers.
@@ -33,7 +33,7 @@ pub fn save(path: &Path, graph: &Graph, params: &[f32], buffers: &[f32]) -> Resu
     std::fs::write(path, bytes).map_err(|source| Error::Io { path: path.into(), source })
 }
 
-/// Reads parameters and buffers. Nothing is returned unless every tensor is there, fits and is finite.
+/// Reads parameters and buffers. Succeeds only if every tensor is present, fits and is finite.
 ///
 /// # Errors
 /// Names the first tensor that is missing, superfluous, of another shape or type, or not finite.
@@ -59,12 +59,13 @@ pub fn load(path: &Path, graph: &Graph) -> Result<(Vec<f32>, Vec<f32>)> {
     Ok((params, buffers))
 }
 
-/// Reads a pretrained encoder into `params`, all but its classifier and head, which stay as they are. Names may begin with
-/// `bert.`; numbers may be single, half or bfloat16. Returns the names of the tensors that have no place in the graph.
+/// Reads a pretrained encoder into `params`. The classifier and the head keep their values. Names may begin with
+/// `bert.`; numbers may be single precision, half precision or bfloat16. Returns the names of the tensors that the
+/// graph does not have.
 ///
 /// # Errors
-/// Names every tensor that is missing, or the first of another shape or type, or not finite. `params` may be partly
-/// overwritten then.
+/// Names every missing tensor, or the first that is not finite or has another shape or type. `params` may then be
+/// partly overwritten.
 pub fn load_encoder(path: &Path, graph: &Graph, params: &mut [f32]) -> Result<Vec<String>> {
     crate::cpu::check_len("the parameter vector", graph.params().len(), params.len())?;
     let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
@@ -89,19 +90,19 @@ pub fn load_encoder(path: &Path, graph: &Graph, params: &mut [f32]) -> Result<Ve
     Ok(by_name.into_values().map(str::to_owned).collect())
 }
 
-/// Whether a pretrained encoder does not set this parameter.
+/// Whether a parameter is not part of a pretrained encoder.
 fn is_fresh(name: &str) -> bool {
     name.starts_with("classifier.") || name.starts_with("head.")
 }
 
-/// A tensor's name as this crate has it: without the prefix of models that wrap an encoder, and without the names that
-/// TensorFlow gave to normalisations.
+/// A tensor's name in this crate: without the prefix of models that wrap an encoder, and with PyTorch's names for
+/// normalisations instead of TensorFlow's.
 pub(crate) fn plain_name(name: &str) -> String {
     let name = name.strip_prefix("bert.").unwrap_or(name);
     name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 }
 
-/// The names of all tensors of a file; reads no more than its header.
+/// The names of all tensors of a file; reads only the header.
 pub(crate) fn names(path: &Path) -> Result<Vec<String>> {
     let io = |source| Error::Io { path: path.into(), source };
     let mut file = std::fs::File::open(path).map_err(io)?;
@@ -114,7 +115,7 @@ pub(crate) fn names(path: &Path) -> Result<Vec<String>> {
     Ok(header.into_keys().collect())
 }
 
-/// Bytes of a header that are read at most, as safetensors has it.
+/// Maximum bytes of a header, as in safetensors.
 const HEADER_MAX: u64 = 100_000_000;
 
 fn open<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>> {
@@ -139,7 +140,7 @@ fn read_tensor(file: &SafeTensors<'_>, name: &str, span: &Span) -> std::result::
     }
 }
 
-/// A number of half precision: 1 bit of sign, 5 of exponent, 10 of fraction.
+/// A half-precision number: 1 sign bit, 5 exponent bits, 10 fraction bits.
 fn from_half(bits: u16) -> f32 {
     let (exponent, fraction) = (bits >> 10 & 31, f32::from(bits & 1023));
     let size = match exponent {

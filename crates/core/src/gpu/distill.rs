@@ -1,4 +1,4 @@
-//! The student's distillation on a GPU: a cohort of one.
+//! The student's distillation on a GPU, as a cohort of one.
 
 use super::OnGpu;
 use super::execute::add_term;
@@ -10,7 +10,7 @@ use fedproj_nn::cuda::{Batches, Cohort, Data, LossOf, Moments, NOBODY, Target, V
 use fedproj_nn::{Dropout, Mode, NormMode, Options, Rule};
 use std::sync::Arc;
 
-/// What the student is trained towards, on the device.
+/// The student's targets, on the device.
 #[derive(Debug)]
 struct Goal {
     logits: Data,

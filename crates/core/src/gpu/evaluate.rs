@@ -7,11 +7,11 @@ use fedproj_nn::cuda::{Cohort, Vectors};
 use fedproj_nn::{Mode, NodeId, Options};
 use std::sync::Arc;
 
-/// Samples of a model in a pass, and most models side by side.
+/// Samples per model in a pass, and the maximum number of models side by side.
 const BATCH: usize = 256;
 const LANES_MAX: usize = 16;
 
-/// Memory for the evaluation of some models at a time.
+/// Memory to evaluate some models at a time.
 #[derive(Debug)]
 pub(crate) struct GpuEvaluator {
     on: Arc<OnGpu>,
@@ -37,12 +37,12 @@ impl GpuEvaluator {
         })
     }
 
-    /// Models that are evaluated at a time.
+    /// The number of models evaluated at a time.
     pub fn n_lanes(&self) -> usize {
         self.cohort.n_lanes()
     }
 
-    /// Outputs of models on one of the experiment's data sets; nothing if it has no such set.
+    /// Outputs of models on one of the experiment's data sets; `None` without such a set.
     pub fn outputs(&mut self, models: &[Model<'_>], which: Which, with_features: bool) -> Result<Vec<Outputs>> {
         let on = Arc::clone(&self.on);
         let (Some(data), Some(samples)) = (which.of(&on.experiment), on.data(which)) else { return Ok(Vec::new()) };

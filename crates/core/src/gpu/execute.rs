@@ -1,4 +1,4 @@
-//! What a recorded step does on a GPU: each call of a method as launches for the active lanes.
+//! Runs recorded steps on a GPU: each call of a method becomes launches for the active lanes.
 
 use super::trainer::GpuTrainer;
 use crate::error::Result;
@@ -7,24 +7,24 @@ use crate::step::{Batch, ProjectionRule, Scope, Term};
 use fedproj_nn::cuda::{Batches, Cohort, LossOf, LossTerm, Rows, Target as LossTarget};
 use fedproj_nn::{Direction, Dropout, Mode, NodeId, NormMode};
 
-/// How far a step has come.
+/// Progress within a step.
 #[derive(Debug, Default)]
 pub(super) struct Current {
-    /// Memory batches taken.
+    /// Memory batches used so far.
     n_memory: usize,
-    /// Whether the current batch has a loss.
+    /// Whether a loss was added for the current batch.
     has_loss: bool,
 }
 
 impl GpuTrainer {
-    /// Runs a program on the active lanes, recorded from its second use on.
+    /// Runs a program on the active lanes; captures it at its second use.
     pub(super) fn run(&mut self, program: usize) -> Result<()> {
         if self.cohort.replay(program as u64)? {
             return Ok(());
         }
         let ops = self.planner.programs[program].ops.clone();
         let n_memory = self.planner.programs[program].n_memory();
-        // The cohort records what happens between these two calls.
+        // The cohort captures the launches between these two calls.
         let recording = self.cohort.begin_recording(program as u64)?;
         let done = (|| {
             let mut current = Current::default();
@@ -46,7 +46,7 @@ impl GpuTrainer {
         }
     }
 
-    /// Does one operation for the active lanes.
+    /// Runs one operation for the active lanes.
     pub(super) fn execute(&mut self, op: &Op, current: &mut Current) -> Result<()> {
         match *op {
             Op::Forward { batch } => self.forward(batch, current)?,
@@ -84,7 +84,7 @@ impl GpuTrainer {
         Ok(())
     }
 
-    /// Measures g against r, and adds `sign` times what the projection adds to g to `to`.
+    /// Measures g against r. Adds `sign` times the projection's change of g to `to`.
     fn project(&self, g: Rows, r: Rows, rule: &ProjectionRule, to: Rows, sign: f32) -> Result<()> {
         let by_tensor = rule.scope == Scope::Layer;
         Ok(self.cohort.project(g, r, &rule.bounds, by_tensor, rule.from_round_start, to, sign)?)
@@ -99,7 +99,7 @@ impl GpuTrainer {
         if rule.from_round_start {
             self.start_memory_loss()?;
         }
-        // u = θ_before − θ_after takes the gradient's part, so what is added to u is taken from θ.
+        // u = θ_before − θ_after replaces the gradient, so the change of u is subtracted from θ.
         self.cohort.clear(moved, n)?;
         self.cohort.axpy_difference(1.0, before, theta, moved)?;
         self.project(moved, self.rows(r), rule, theta, -1.0)
@@ -149,7 +149,7 @@ impl GpuTrainer {
         self.memory_loss_of(self.start.rows(), self.start_buffers.rows())
     }
 
-    /// As on the CPU: batch-norm as in the gradient, without moving averages.
+    /// As on the CPU: batch-norm as in the gradient, but the running averages stay unchanged.
     pub(super) fn memory_loss_of(&mut self, params: Rows, buffers: Rows) -> Result<()> {
         let Some(config) = &self.memory_config else { return Ok(()) };
         let norm = match config.bn {

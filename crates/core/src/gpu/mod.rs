@@ -1,7 +1,7 @@
 //! The simulator's work on a GPU: clients as lanes of a cohort, evaluation and distillation.
 //!
-//! The plans of all clients are made before anything runs ([`crate::plan`]); clients with the same program share launches
-//! ([`trainer`], [`execute`]). Nothing crosses to the host inside a client's local training.
+//! All clients are planned before anything runs ([`crate::plan`]). Clients with the same program share launches
+//! ([`trainer`], [`execute`]). Nothing is copied to the host during local training.
 
 mod distill;
 mod evaluate;
@@ -34,7 +34,7 @@ pub(crate) struct OnGpu {
 impl OnGpu {
     pub fn new(gpu: &Arc<Gpu>, experiment: &Arc<Experiment>) -> Result<Arc<Self>> {
         let upload = |data: &Dataset| -> Result<Data> {
-            // Kernels cannot say that a text has a token that the network does not know.
+            // Kernels cannot report a token that the network does not know.
             let mut checked = Ok(());
             let part = |range: std::ops::Range<usize>, out: &mut [f32]| {
                 let indices: Vec<u32> = (range.start as u32..range.end as u32).collect();

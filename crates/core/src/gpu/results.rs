@@ -1,4 +1,4 @@
-//! What the clients of a wave give the server, while it still lies on the GPU.
+//! The results of the clients of a wave, while they are still on the GPU.
 
 use super::trainer::GpuTrainer;
 use crate::contributions::{Contributions, Head, Part};
@@ -7,7 +7,7 @@ use crate::trainer::ClientResult;
 use fedproj_nn::cuda::Vectors;
 use std::sync::OnceLock;
 
-/// Contributions whose vectors are still on the GPU: sums are taken there, and a vector comes over when it is read.
+/// Contributions whose vectors are still on the GPU. Sums run there; a vector is copied to the host when it is read.
 #[derive(Debug)]
 pub(crate) struct GpuResults<'a> {
     trainer: &'a GpuTrainer,

@@ -1,4 +1,4 @@
-//! Local training of a cohort on a GPU: every client is a lane, and lanes whose steps are alike share launches.
+//! Local training of a cohort on a GPU. Every client is a lane; lanes with the same steps share launches.
 
 use super::OnGpu;
 use super::execute::Current;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A cohort of clients on a GPU, and all vectors that their methods work on.
+/// A cohort of clients on a GPU, and all vectors of their methods.
 #[derive(Debug)]
 pub(crate) struct GpuTrainer {
     pub(super) on: Arc<OnGpu>,
@@ -27,7 +27,7 @@ pub(crate) struct GpuTrainer {
     pub(super) buffers: Vectors,
     pub(super) start: Vectors,
     pub(super) start_buffers: Vectors,
-    /// θ before an update that is projected afterwards, and the update.
+    /// θ before an update that is projected afterwards, and the update itself.
     pub(super) before: Option<(Vectors, Vectors)>,
     pub(super) gradients: Vec<Vectors>,
     pub(super) states: Vec<Vectors>,
@@ -42,13 +42,13 @@ pub(crate) struct GpuTrainer {
 }
 
 impl GpuTrainer {
-    /// As many lanes as the cohort has clients, or as fit the GPU's memory, or `lanes_max`.
+    /// One lane per client of the cohort, limited by the GPU's memory and `lanes_max`.
     pub fn new(on: &Arc<OnGpu>, method: &dyn Method, lanes_max: usize) -> Result<Self> {
         let experiment = &on.experiment;
         let (graph, config) = (&experiment.graph, &experiment.config);
         let taps = method.taps(graph);
         let options = Options { batch: Planner::new(experiment, method).batch_max(), taps: &taps, training: true };
-        // θ, two moments, two or three gradients, and what a method keeps.
+        // θ, two moments, two or three gradients, and a method's state.
         let per_lane = Cohort::lane_bytes(graph, &options) + 8 * 4 * graph.params().len();
         let fitting = (on.gpu.free_bytes()? / 10 * 8 / per_lane).max(1);
         let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting.min(lanes_max));
@@ -88,13 +88,13 @@ impl GpuTrainer {
         })
     }
 
-    /// Clients that train at a time.
+    /// The number of clients that train at a time.
     pub fn n_lanes(&self) -> usize {
         self.cohort.n_lanes()
     }
 
-    /// Trains clients, given largest first; results in the order of their ids. Where all clients fit in one wave their
-    /// weights stay on the GPU, and the lane of each is given: see [`GpuResults`].
+    /// Trains clients, given largest first. Results are in the order of client ids. If all clients fit in one wave,
+    /// their weights stay on the GPU and each client's lane is returned: see [`GpuResults`].
     pub fn train(
         &mut self,
         method: &dyn Method,
@@ -122,7 +122,7 @@ impl GpuTrainer {
         Ok((all.into_iter().map(|(_, result)| result).collect(), lanes))
     }
 
-    /// What the server sent, for all lanes to share.
+    /// What the server sent; all lanes share it.
     fn receive(&mut self, download: &Download) -> Result<()> {
         self.cohort.write(&mut self.start, 0, &download.weights)?;
         self.cohort.write(&mut self.start_buffers, 0, &download.buffers)?;
@@ -155,7 +155,7 @@ impl GpuTrainer {
         Ok(())
     }
 
-    /// Memory for every vector that has a name by now.
+    /// Allocates every vector that has been named so far.
     fn make_vectors(&mut self) -> Result<()> {
         let (n, n_buffers) = (self.start_len(), self.on.experiment.buffers.len());
         let (names, programs) = (self.planner.names(), &self.planner.programs);
@@ -183,7 +183,7 @@ impl GpuTrainer {
         self.on.experiment.weights.len()
     }
 
-    /// Trains as many clients as there are lanes.
+    /// Trains one client per lane.
     fn train_wave(
         &mut self,
         method: &dyn Method,
@@ -243,7 +243,7 @@ impl GpuTrainer {
         Ok(())
     }
 
-    /// What a lane has measured and keeps; its other vectors stay on the GPU.
+    /// A lane's measurements and state. Its other vectors stay on the GPU.
     fn result(
         &self,
         lane: usize,
@@ -273,7 +273,7 @@ impl GpuTrainer {
         })
     }
 
-    /// Weights, buffers, moments and what each client keeps, at the start of a wave.
+    /// Weights, buffers, moments and each client's state, at the start of a wave.
     fn begin(&mut self, plans: &[LocalPlan], jobs: &[(u32, &ClientState)]) -> Result<()> {
         let (n, n_buffers) = (self.start_len(), self.on.experiment.buffers.len());
         self.cohort.assign(self.start.rows(), self.theta.rows(), n)?;
@@ -293,7 +293,7 @@ impl GpuTrainer {
         Ok(())
     }
 
-    /// Which samples, rates and keys each step takes. A short batch is padded to the width of the table.
+    /// The samples, rates and keys of each step. A short batch is padded to the width of the table.
     fn set_tables(&mut self, plans: &[LocalPlan]) -> Result<()> {
         let batch = self.on.experiment.config.local.batch;
         let padded = |plan: &LocalPlan, of: &dyn Fn(u32) -> u32| {
@@ -320,7 +320,7 @@ impl GpuTrainer {
         Ok(())
     }
 
-    /// Values of nodes for every sample of a client under weights that do not move within the round.
+    /// Values of nodes for every sample of a client, under weights that stay fixed within the round.
     fn embed(&mut self, plans: &[LocalPlan]) -> Result<()> {
         if self.planner.names().embeddings.is_empty() {
             return Ok(());
@@ -354,7 +354,7 @@ impl GpuTrainer {
                 _ => (self.start.rows(), self.start_buffers.rows()),
             };
             for step in 0..n_batches {
-                // A lane with fewer batches gets padding; what it computes from that is never looked at.
+                // A lane with fewer batches gets padding. Its values there are never read.
                 self.cohort.gather(&self.on.private, Batches::Samples, 0, false)?;
                 self.cohort.forward(params, buffers, Mode::EVAL)?;
                 self.cohort.keep_value(node, step * batch, &mut self.embeddings[index])?;
@@ -377,7 +377,7 @@ impl GpuTrainer {
         Ok(())
     }
 
-    /// The memory loss of each lane on its first memory batch, after local training; lanes without memory have none.
+    /// Each lane's memory loss on its first memory batch, after local training; `None` for lanes without memory.
     fn memory_loss_after(&mut self, stats: &[Stats]) -> Result<Vec<Option<f64>>> {
         let lanes: Vec<u32> =
             (0..stats.len() as u32).filter(|&l| stats[l as usize].replay_loss_first.is_some()).collect();

@@ -30,7 +30,7 @@ pub struct FedEt {
     pub batch: usize,
     /// The student's optimiser. It starts afresh every round.
     pub optimizer: OptimizerConfig,
-    /// Whose FedET.
+    /// The FedET of its own paper, or that of FedProj's published code.
     pub variant: FedEtVariant,
 }
 
@@ -113,7 +113,7 @@ fn variance(row: &[f32]) -> f32 {
     row.iter().map(|v| (v - mean) * (v - mean)).sum::<f32>() / n
 }
 
-/// Σ_k Var_samples(s_k)_c / mean over clients of it · s_k: weights of sum m, so logits about m times too large.
+/// Σ_k Var_samples(s_k)_c / mean over clients of it · s_k. The weights sum to m, so logits are about m times too large.
 fn per_class_weighted(scores: &[Vec<f32>], classes: usize) -> Vec<f32> {
     let column = |s: &[f32], c: usize| -> Vec<f32> { s.iter().skip(c).step_by(classes).copied().collect() };
     let variances: Vec<Vec<f32>> =

@@ -80,7 +80,7 @@ impl Method for FedProj {
 
     fn first_targets(&self, global: &GlobalModel<'_>) -> Result<Option<Targets>> {
         match (self.projection.is_on(), self.memory.round0, self.memory.target) {
-            // Labels need no ensemble: they are there from the start.
+            // Labels need no ensemble: they are available from the start.
             (true, _, MemoryTarget::Labels) => Ok(Some(Targets::default())),
             (true, Round0::GlobalModel, _) => global.public_outputs(self.needs_features()).map(Some),
             _ => Ok(None),

@@ -3,7 +3,7 @@
 //! Client  w ← w − η ∇(CE + Σ over levels of a relaxed contrastive loss, averaged)     see [`terms::relaxed_contrast`]
 //! Server  as FedAvg
 //! State kept by a client: none.   Sent beyond FedAvg: nothing.
-//! Departures from the paper: levels are the stem and every stage the network has (of an MLP every hidden layer).
+//! Departures from the paper: levels are the stem and every stage of the network (every hidden layer of an MLP).
 
 use crate::config::Config;
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
-//! All methods, one file each, and the table by which they are named.
+//! All methods, one file each, and the table that names them.
 //!
-//! To add one: write its file, name it below, add its line to the table, a golden trace and a line in the changelog. The
-//! configuration's tables, `fedproj methods` and error messages come from the table.
+//! To add one: write its file, name it below, add its line to the table, a golden trace and a line in the changelog.
+//! The configuration's tables, `fedproj methods` and error messages come from the table.
 
 // Plain `mod` lines: rustfmt does not find modules that a macro declares.
 mod fedadam;
@@ -22,7 +22,7 @@ use crate::method::Method;
 use crate::spelling::did_you_mean;
 use serde::{Deserialize, Serialize};
 
-/// One line per method: the name users type, its type, and what it is.
+/// One line per method: the name that users type, its type and its description.
 macro_rules! registry {
     ($($name:ident: $type:ident, $about:literal;)*) => {
         $(pub use $name::$type;)*
@@ -30,7 +30,7 @@ macro_rules! registry {
         /// The methods' files, for the reference of their settings.
         pub(crate) const SOURCES: &[&str] = &[$(include_str!(concat!(stringify!($name), ".rs")),)*];
 
-        /// The chosen method, and the hyper-parameters of each.
+        /// The selected method, and the hyper-parameters of each.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct MethodConfig {
@@ -49,10 +49,10 @@ macro_rules! registry {
         pub const CATALOGUE: &[(&str, &str)] = &[$((stringify!($name), $about),)*];
 
         impl MethodConfig {
-            /// The chosen method.
+            /// The selected method.
             ///
             /// # Errors
-            /// If there is no method of that name.
+            /// If no method has that name.
             pub fn build(&self) -> Result<Box<dyn Method>> {
                 match self.name.as_str() {
                     $(stringify!($name) => Ok(Box::new(self.$name.clone())),)*

@@ -4,8 +4,8 @@
 //!         z = the projection head's output; z_glob under wᵗ, z_prev under the client's last model           Eq. 3, 4
 //! Server  as FedAvg
 //! State kept by a client: its last model.   Sent beyond FedAvg: nothing.
-//! Departures from the paper: before a client's first round z_prev is z_glob (no contrast; the official code takes the
-//! common initial model). The network has a two-layer head of its own: compare FedAvg on the same network.
+//! Departures from the paper: before a client's first round z_prev is z_glob (no contrast; the official code uses the
+//! common initial model). MOON adds a two-layer head to the network: compare with FedAvg on the same network.
 
 use crate::config::Config;
 use crate::error::{Error, Result};

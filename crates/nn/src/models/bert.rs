@@ -1,7 +1,7 @@
 //! BERT and the encoders that share its layers (Devlin et al., "BERT", NAACL 2019, arXiv:1810.04805), as Hugging Face
 //! publishes them: a folder with `config.json`, `model.safetensors` and `vocab.txt`.
 //!
-//! Parameters bear the names of Hugging Face's `BertModel`; the classifier is `classifier`.
+//! Parameters have the names of Hugging Face's `BertModel`; the classifier is `classifier`.
 
 use super::{Variant, projection_head};
 use crate::error::{Error, Result};
@@ -17,7 +17,8 @@ pub enum Pooling {
     /// A linear layer and tanh on the first token, as BERT was trained.
     #[default]
     Pooler,
-    /// The mean of all tokens, for encoders without a pooler: MiniLM and its kin were trained to put a text's meaning there.
+    /// The mean of all tokens, for encoders without a pooler. MiniLM and similar encoders were trained to represent a
+    /// text this way.
     Mean,
 }
 
@@ -26,21 +27,21 @@ pub enum Pooling {
 pub struct BertConfig {
     /// Layers.
     pub layers: usize,
-    /// Numbers that describe a token.
+    /// Width of a token's vector.
     pub hidden: usize,
-    /// Heads of attention, a divisor of `hidden`.
+    /// Attention heads; must divide `hidden`.
     pub heads: usize,
-    /// Hidden numbers of the feed-forward part.
+    /// Width of the feed-forward part.
     pub intermediate: usize,
-    /// Word pieces, as many as `vocab.txt` has lines.
+    /// Word pieces: the number of lines in `vocab.txt`.
     pub vocabulary: usize,
-    /// Positions, the bound of a text's length.
+    /// Positions: the maximum length of a text.
     pub positions: usize,
     /// Segments of a text.
     pub types: usize,
-    /// Rate of dropout behind embeddings and layers, and before the classifier.
+    /// Dropout rate after embeddings and layers, and before the classifier.
     pub dropout: f32,
-    /// Rate of dropout on attention.
+    /// Dropout rate on attention.
     pub attention_dropout: f32,
     /// ε of the normalisations.
     pub norm_eps: f32,
@@ -85,7 +86,7 @@ fn norm_eps() -> f32 {
 }
 
 impl BertConfig {
-    /// An encoder with BERT's vocabulary, positions and rates: hidden numbers, layers and heads are what sizes differ in.
+    /// An encoder with BERT's vocabulary, positions and rates. Sizes differ in layers, hidden width and heads.
     pub fn sized(layers: usize, hidden: usize, heads: usize, intermediate: usize) -> Self {
         Self {
             layers,
@@ -102,7 +103,7 @@ impl BertConfig {
         }
     }
 
-    /// The encoder of a folder: its `config.json`, and whether its `model.safetensors`, if there is one, has a pooler.
+    /// The encoder of a folder: its `config.json`. It has a pooler unless a `model.safetensors` there has none.
     ///
     /// # Errors
     /// If a file cannot be read, or describes another kind of network.
@@ -111,7 +112,7 @@ impl BertConfig {
         let text = std::fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
         let mut config = Self::parse(&text).map_err(|problem| Error::ModelConfig { path, problem })?;
         let path = folder.join("model.safetensors");
-        // Without weights the folder still tells a network's shape, for random ones.
+        // A folder without weights still defines the network's shape; its weights are then random.
         if path.exists()
             && !weights::names(&path)?.iter().any(|name| weights::plain_name(name) == "pooler.dense.weight")
         {
@@ -131,7 +132,7 @@ impl BertConfig {
             }
             _ => Ok(()),
         };
-        // Before anything else: another kind of network may lack any of the other keys.
+        // First, because another kind of network may lack any of the other keys.
         let kind: Kind = serde_json::from_str(text).map_err(|e| format!("not a model's configuration: {e}"))?;
         refuse("model_type", &kind.model_type, "bert")?;
         let json: Json = serde_json::from_str(text).map_err(|e| e.to_string())?;
@@ -153,7 +154,7 @@ impl BertConfig {
         })
     }
 
-    /// Whether a vocabulary of `n_lines` words is the one the encoder was made with.
+    /// Checks that a vocabulary of `n_lines` words is the one the encoder was trained with.
     ///
     /// # Errors
     /// If it has more or fewer words than the embedding has rows.
@@ -179,7 +180,7 @@ impl BertConfig {
 /// ```
 ///
 /// # Errors
-/// If sizes do not fit each other, or texts may be longer than there are positions.
+/// If sizes do not fit each other, or `max_len` exceeds the positions.
 pub fn bert(config: &BertConfig, max_len: usize, classes: usize, variant: Variant) -> Result<Graph> {
     if config.layers == 0 {
         return Err(Error::Shape { node: "encoder".into(), problem: "needs at least one layer".into() });
@@ -213,8 +214,8 @@ pub fn bert(config: &BertConfig, max_len: usize, classes: usize, variant: Varian
     Ok(g)
 }
 
-/// Attention, then the feed-forward part, each with its residual and normalisation. A pooler reads nothing but the first
-/// token, so in the layer before it the others are left behind once they have been attended to.
+/// Attention, then the feed-forward part, each with its residual and normalisation. A pooler reads only the first
+/// token, so the layer before it drops the other tokens after attention.
 fn layer(g: &mut Graph, name: &str, x: NodeId, config: &BertConfig, only_first: bool) -> Result<NodeId> {
     let mut y = g.self_attention(&format!("{name}.attention.self"), x, config.heads, config.attention_dropout)?;
     let mut x = x;
