@@ -17,14 +17,14 @@ pub(super) struct Current {
 }
 
 impl GpuTrainer {
-    /// Runs a program on the active lanes; captures it at its second use.
+    /// Runs a program on the active lanes; records its launches at the second use.
     pub(super) fn run(&mut self, program: usize) -> Result<()> {
         if self.cohort.replay(program as u64)? {
             return Ok(());
         }
         let ops = self.planner.programs[program].ops.clone();
         let n_memory = self.planner.programs[program].n_memory();
-        // The cohort captures the launches between these two calls.
+        // The cohort records the launches between these two calls.
         let recording = self.cohort.begin_recording(program as u64)?;
         let done = (|| {
             let mut current = Current::default();

@@ -1,18 +1,18 @@
 // Multi-head self-attention among the tokens of each text: softmax(Q·Kᵀ/√d)·V, in single precision.
 //
-// A block takes one head of one text, and of it 32 queries with 32 keys at a time: four queries a warp, a key a thread. Most
-// texts are one such tile. Attention itself is not kept, so that a block needs little memory however long texts may be: longer
-// ones go through their keys once for the sums of the softmax and once more for the result, and as on the CPU the backward
-// pass computes attention again from two numbers a query.
+// A block computes one head of one text, with tiles of 32 queries × 32 keys: four queries per warp, one key per thread.
+// Most texts are one tile. The attention matrix is not kept, so a block needs little memory for texts of any length.
+// Longer texts read their keys twice: for the sums of the softmax and for the result. As on the CPU, the backward pass
+// recomputes attention from two numbers per query.
 
-constexpr int TILE = 32, ATTENDING = 256;  // threads of a block
-constexpr int PITCH = TILE + 4;            // between the rows of a tile of attention: whole vectors of four
+constexpr int TILE = 32, ATTENDING = 256;  // threads per block
+constexpr int PITCH = TILE + 4;            // distance between rows of an attention tile: whole vectors of four
 extern __shared__ __align__(16) float attention_memory[];
 
-// One head of one text, whose rows are copied VEC floats at a time.
+// One head of one text. Rows are copied VEC floats at a time.
 template <int VEC>
 struct Head {
-    int lane, unit, n, d, at, pitch;  // tokens; numbers of the head in each, its first column, and between the rows of a copy
+    int lane, unit, n, d, at, pitch;  // n: tokens; d: numbers per token; at: first column; pitch: between rows of a copy
     long long first;                  // the text's first row
     float scale;
 
@@ -21,11 +21,11 @@ struct Head {
         const int* start = texts.start(lane) + unit / heads;
         first = start[0], n = start[1] - start[0];
         d = width / heads, at = unit % heads * d;
-        pitch = VEC * (d / VEC | 1);  // odd, so that vectors at one column of neighbouring rows are in different banks
+        pitch = VEC * (d / VEC | 1);  // odd, so that one column of neighbouring rows is in different banks
         scale = 1.f / sqrtf(float(d));
     }
 
-    // Begins to copy `rows` rows that lie `stride` apart, and zeros up to a whole tile.
+    // Begins to copy `rows` rows that are `stride` apart, with zeros up to a whole tile.
     __device__ __forceinline__ void copy(float* to, const float* from, int stride, int rows) const {
         const int packs = d / VEC, at_once = ATTENDING / packs, e = threadIdx.x % packs * VEC;
         for (int row = threadIdx.x / packs; row < TILE && threadIdx.x < at_once * packs; row += at_once) {
@@ -50,9 +50,9 @@ struct Head {
         }
     }
 
-    // to[row] ← (to +) Σ_j weights[row][j]·from[j] over j < n, for the four rows of the warp that are below m; TURNED:
-    // weights[j][row]. Neighbouring threads have neighbouring columns. Up to the next multiple of four after n, what is read
-    // must be numbers, and `from` zeros.
+    // to[row] ← (to +) Σ_j weights[row][j]·from[j] over j < n, for the warp's four rows below m; TURNED:
+    // weights[j][row]. Neighbouring threads have neighbouring columns. From n to the next multiple of four, `weights`
+    // must be finite and `from` zero.
     template <bool TURNED>
     __device__ __forceinline__ void weighted_rows(const float* weights, const float* from, int n, float* to, int stride, int m,
                                                   bool fresh) const {
@@ -79,19 +79,19 @@ struct Head {
         }
     }
 
-    // Maximum and inverse sum of a query: (tokens, heads, 2).
+    // Maximum and inverse sum per query: (tokens, heads, 2).
     __device__ __forceinline__ float* statistics(const Rows& rows, int heads, int query) const {
         return of(rows, lane) + 2 * ((first + query) * heads + unit % heads);
     }
 };
 
-// Until what any thread of the block has begun to copy is there.
+// Waits until the copies of all threads of the block are complete.
 __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
 }
 
-// What dropout multiplies attention by: the masks of the CPU, which draws them for 64 queries of a head at a time.
+// Dropout's factors on attention: the same masks as on the CPU, which draws them for 64 queries of a head at a time.
 struct Mask {
     uint2 seed;
     u32 threshold;
@@ -102,7 +102,7 @@ struct Mask {
         if (is_on) seed = drop.key(lane);
     }
 
-    // For a text of n tokens; `unit` is its number times the heads plus the head.
+    // For a text of n tokens. `unit` is the text's index times the heads, plus the head.
     __device__ __forceinline__ float operator()(int unit, int n, int query, int key) const {
         if (!is_on) return 1.f;
         const int element = query % 64 * n + key, place = element % 128;
@@ -128,14 +128,14 @@ __device__ __forceinline__ void attend(const int* lanes, const Texts& texts, int
     float* const queries = attention_memory;
     float* const keys = queries + TILE * h.pitch;
     float* const values = keys + TILE * h.pitch;
-    float* const weights = values + TILE * h.pitch;  // (TILE, TILE); a row is written and read by one warp
+    float* const weights = values + TILE * h.pitch;  // (TILE, TILE); one warp writes and reads a row
     const bool is_one_tile = h.n <= TILE;
     for (int q0 = blockIdx.y * TILE; q0 < h.n; q0 += gridDim.y * TILE) {
         const int m = min(TILE, h.n - q0);
         float s[4], top[4], sum[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) top[k] = MINUS_INFINITY, sum[k] = 0;
-        // The scaled scores of the warp's queries with the thread's key.
+        // The scaled scores of the warp's queries and the thread's key.
         const auto score = [&](int n) {
             h.inner_products(s, queries, keys);
 #pragma unroll
@@ -143,7 +143,7 @@ __device__ __forceinline__ void attend(const int* lanes, const Texts& texts, int
         };
         for (int j0 = 0; j0 < h.n; j0 += TILE) {
             const int n = min(TILE, h.n - j0);
-            __syncthreads();  // the tiles before have been read
+            __syncthreads();  // the previous tiles have been read
             if (j0 == 0) h.copy(queries, x + q0 * stride, stride, m);
             h.copy(keys, x + j0 * stride + width, stride, n);
             if (is_one_tile) h.copy(values, x + 2 * width, stride, n);
@@ -186,8 +186,8 @@ __device__ __forceinline__ void attend(const int* lanes, const Texts& texts, int
     }
 }
 
-// dx of queries, keys and values. Where a text has several tiles, each part is added up where it lies: always by the same
-// thread, in the same order.
+// dx of queries, keys and values. If a text has several tiles, each part accumulates in place: always in the same
+// thread and order.
 template <int VEC>
 __device__ __forceinline__ void attend_backward(const int* lanes, const Texts& texts, int heads, int width, const Rows& x_rows,
                                                 const Rows& y_rows, const Rows& statistics, const Drop& drop, const Rows& dy_rows,
@@ -211,7 +211,7 @@ __device__ __forceinline__ void attend_backward(const int* lanes, const Texts& t
         float top[4], inverse[4], inner[4] = {};
         for (int j0 = 0; j0 < h.n; j0 += TILE) {
             const int n = min(TILE, h.n - j0);
-            __syncthreads();  // the tiles before have been read
+            __syncthreads();  // the previous tiles have been read
             if (j0 == 0) {
                 h.copy(queries, x + q0 * stride, stride, m);
                 h.copy(slopes, dy + q0 * width, width, m);
@@ -219,7 +219,7 @@ __device__ __forceinline__ void attend_backward(const int* lanes, const Texts& t
             h.copy(keys, x + j0 * stride + width, stride, n);
             h.copy(values, x + j0 * stride + 2 * width, stride, n);
             if (j0 == 0) {
-                // Of the last query again where the warp has fewer than four.
+                // Repeats the last query if the warp has fewer than four.
                 const auto query = [&](int k) { return q0 + min(row + k, m - 1); };
                 for (int e = thread; e < h.d; e += 32) {
 #pragma unroll

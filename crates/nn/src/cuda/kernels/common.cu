@@ -1,11 +1,11 @@
-// What every kernel shares. A launch serves several lanes, each a network of its own with its own weights and batch:
-// blockIdx.z picks the lane from a list, so that lanes can pause, finish and differ without another launch.
+// Shared by all kernels. A launch serves several lanes; each lane is a network with its own weights and batch.
+// blockIdx.z selects the lane from a list, so lanes can pause, finish and differ without another launch.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// One array a lane; stride 0 is one array that all lanes share.
+// One array per lane. Stride 0: all lanes share one array.
 struct Rows {
     float* at;
     long long stride;
@@ -13,8 +13,8 @@ struct Rows {
 
 __device__ __forceinline__ float* of(const Rows& rows, int lane) { return rows.at + rows.stride * lane; }
 
-// How much of an array counts: all of its floats, or `width` for each token of a lane's batch. What lies behind the last token
-// is never read.
+// The valid part of an array: all of its floats, or `width` floats per token of a lane's batch. Nothing after the last
+// token is read.
 struct Extent {
     int len, width;
     const int* tokens;
@@ -24,7 +24,7 @@ __device__ __forceinline__ int of(const Extent& extent, int lane) {
     return extent.tokens ? extent.tokens[lane] * extent.width : extent.len;
 }
 
-// Every element i of an extent, in steps of the whole grid.
+// Every element i of an extent, in a grid-stride loop.
 #define FOR_EACH(i, extent, lane) \
     for (int i = blockIdx.x * blockDim.x + threadIdx.x, end = of(extent, lane); i < end; i += gridDim.x * blockDim.x)
 
@@ -39,13 +39,13 @@ __device__ __forceinline__ int operator/(int n, const Div& d) {
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
-// A batch-norm, a·x + b, and its backward pass, dx = a·dz + b·x + c, rounded alike wherever they are computed.
+// A batch-norm, a·x + b, and its backward pass, dx = a·dz + b·x + c. All kernels round them alike.
 __device__ __forceinline__ float norm_of(float a, float x, float b) { return __fmaf_rn(a, x, b); }
 __device__ __forceinline__ float through_norm(float a, float dz, float b, float x, float c) {
     return __fadd_rn(__fmaf_rn(a, dz, __fmul_rn(b, x)), c);
 }
 
-// NaN passes: a diverged network must be seen.
+// NaN passes, so that a diverged network is noticed.
 __device__ __forceinline__ float relu(float v) { return v < 0.f ? 0.f : v; }
 
 __device__ __forceinline__ float max_or_nan(float a, float b) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ float warp_max(float v) {
     return v;
 }
 
-// The sum over a block of at most 1024 threads, in a fixed order; every thread gets it.
+// The sum over a block of up to 1024 threads, in a fixed order. Every thread gets it.
 __device__ double block_sum(double v) {
     __shared__ double parts[32];
     v = warp_sum(v);
@@ -81,7 +81,7 @@ __device__ double block_sum(double v) {
     return total;
 }
 
-// VEC floats at a time.
+// A vector of VEC floats.
 template <int VEC>
 struct Pack {
     float v[VEC];
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store(float* at, const Pack<VEC>& p) {
     }
 }
 
-// Where max-pools found their winners, VEC channels at a time.
+// The positions of max-pool winners, for VEC channels.
 template <int VEC>
 struct Places {
     u8 v[VEC];
@@ -130,7 +130,8 @@ struct Pair {
     float a0, a1, b0, b1;
 };
 
-// What follows a forward product: y = relu?(a·x + b + residual?), where (a, b) is (1, bias) or a frozen batch-norm's scale and shift.
+// The epilogue of a forward product: y = relu?(a·x + b + residual?). (a, b) is (1, bias) or a frozen batch-norm's scale
+// and shift.
 struct After {
     Rows bias, norm, residual;
 
@@ -141,7 +142,7 @@ struct After {
         return with_relu ? relu(v) : v;
     }
 
-    // (a, b) of column `column` and the next: a thread that computes many rows of them reads them once.
+    // (a, b) of columns `column` and `column` + 1. A thread that computes many rows reads them once.
     __device__ __forceinline__ Pair pair(int lane, int column, int columns) const {
         Pair p = {1, 1, 0, 0};
         if (norm.at) {
@@ -154,7 +155,7 @@ struct After {
         return p;
     }
 
-    // Writes numbers `at` of an array and the next, or adds them. flags: 1 they are written, 2 a ReLU follows.
+    // Writes or adds elements `at` and `at` + 1 of an array. flags: 1 write, 2 apply a ReLU.
     __device__ __forceinline__ void put(float* y, int lane, long long at, const Pair& p, float v0, float v1, int flags) const {
         if (norm.at || bias.at) v0 = norm_of(p.a0, v0, p.b0), v1 = norm_of(p.a1, v1, p.b1);
         if (residual.at) {

@@ -4,20 +4,21 @@
 //   FORWARD  Y[pixel, o]   = Σ_(tap, i)  X[pixel moved by tap, i] · W[o, tap, i]
 //   INPUT    dX[pixel, i]  = Σ_(tap, o)  dY[pixel moved back, o] · W[o, tap, i]      one residue class of a stride at a time
 //   WEIGHT   dW[tap, i, o] = Σ_pixel     X[pixel moved by tap, i] · dY[pixel, o]
-// A block of WM × WN warps computes 64·WM × 8·NI·WN outputs; tiles of 16 along the sum stream through shared memory. Where
-// channels come in fours the sum runs over blocks of 16 channels and, inside, over the taps: neighbouring taps read the
-// same pixels, which are then still in the first-level cache (measured: without it the second level is the bound).
-// The sum is cut into `splits` by shape alone and put together in order, so results do not depend on the other lanes.
+// A block of WM × WN warps computes 64·WM × 8·NI·WN outputs. Tiles of 16 along the sum stream through shared memory. If
+// channels come in fours, the sum runs over blocks of 16 channels and, inside, over the taps. Neighbouring taps read
+// the same pixels, which are then still in the first-level cache (measured: otherwise the second level is the
+// bottleneck). The sum is cut into `splits` by shape alone and added in order, so results do not depend on the other
+// lanes.
 
 enum { FORWARD, INPUT, WEIGHT };
 enum { FP32, TF32, BF16 };
 
 struct Conv {
     int h, w, ci, ho, wo, co, kernel, stride, pad;
-    int xc;  // floats between pixels of X: the channels, or more where the image is padded to a multiple of four
+    int xc;  // floats between pixels of X: the channels, or more if the image is padded to a multiple of four
     int batch;
     Div by_out_pixels, by_wo, by_xc, by_kernel;
-    const int* tokens;  // rows that each lane has, where rows are tokens (`text.cu`); null: all of them
+    const int* tokens;  // rows per lane if rows are tokens (`text.cu`); null: all rows
 };
 
 constexpr int BK = 16, STAGES = 4;
@@ -56,14 +57,14 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], const u32* a, const u32*
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The two halves of a number that tf32 products keep: x ≈ high + low to 22 bits.
+// A number as two tf32 halves: x ≈ high + low to 22 bits.
 __device__ __forceinline__ void split(u32 x, u32& high, u32& low) {
     high = to_tf32(__uint_as_float(x));
     low = to_tf32(__uint_as_float(x) - __uint_as_float(high));
 }
 
-// Where column `col` of a row of 16 floats lies: its quarters are swapped by the row's number, which leaves an exclusive or of
-// the address with 32 bytes as the way from one half of the row to the other.
+// The position of column `col` in a row of 16 floats. The row's number permutes its quarters. The two halves of a row
+// then differ only by an exclusive or of the address with 32 bytes.
 __device__ __forceinline__ int swapped(int row, int col) { return (col / 4 ^ (row / 2 & 3)) * 4 + col % 4; }
 
 // A residue class of the input's rows and columns modulo the stride, and the taps that reach it.
@@ -82,8 +83,8 @@ template <int MODE, int PREC, int VEC_A, int VEC_B, int WM, int WN, int NI>
 __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows,
                                           const After& after, int flags, int splits, float* partial) {
     constexpr int BM = 64 * WM, BN = 8 * NI * WN, THREADS = 32 * WM * WN;
-    // Tiles lie in shared memory as they come: rows of the sum's direction where that is contiguous, else columns. Threads
-    // of a warp are kept in different banks by swapping the four quarters of a row (`swapped`), or by the pitch of columns.
+    // Tiles keep their order in shared memory: rows along the sum if that is contiguous, else columns. Threads of a
+    // warp access different banks: the four quarters of a row are permuted (`swapped`), columns are padded.
     constexpr bool A_BY_ROWS = MODE != WEIGHT, B_BY_ROWS = MODE == FORWARD;
     constexpr int A_PITCH = A_BY_ROWS ? BK : BM + 8, B_PITCH = B_BY_ROWS ? BK : BN + 8;
     constexpr int A_BYTES = 4 * (A_BY_ROWS ? BM : BK) * A_PITCH, B_BYTES = 4 * (B_BY_ROWS ? BN : BK) * B_PITCH;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     const int all_k = BY_BLOCKS ? (image_c + BK - 1) / BK * n_taps : (depth + BK - 1) / BK;
     const int k_begin = int((long long)all_k * blockIdx.y / splits), k_end = int((long long)all_k * (blockIdx.y + 1) / splits);
 
-    // ---- what a thread copies: its places in the tiles do not change along the sum ----
+    // ---- copies of a thread: its positions in the tiles stay the same along the sum ----
     constexpr int A_ROW = A_BY_ROWS ? BK : BM, A_LINES = A_BY_ROWS ? BM : BK;
     constexpr int B_ROW = B_BY_ROWS ? BK : BN, B_LINES = B_BY_ROWS ? BN : BK;
     constexpr int A_STEP = THREADS * VEC_A / A_ROW, A_PASSES = A_LINES / A_STEP;
@@ -127,11 +128,11 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     const u32 a_to = shared + 4 * (a_line * A_PITCH + (A_BY_ROWS ? swapped(a_line, a_col) : a_col));
     const u32 b_to = shared + A_BYTES + 4 * (b_line * B_PITCH + (B_BY_ROWS ? swapped(b_line, b_col) : b_col));
 
-    // Rows of the image's matrix, where they are pixels: FORWARD and INPUT.
+    // Rows of the image's matrix, if they are pixels: FORWARD and INPUT.
     constexpr int PIXELS = A_BY_ROWS ? A_PASSES : 1;
     int at_pixel[PIXELS], top[PIXELS], left[PIXELS];
-    u32 reached[PIXELS];  // by which taps; only where the sum goes by blocks
-    // Columns of the image's matrix, where they are (tap, channel): WEIGHT. The thread takes one pixel and every
+    u32 reached[PIXELS];  // taps that reach it; only if the sum goes by blocks
+    // Columns of the image's matrix, if they are (tap, channel): WEIGHT. A thread copies one pixel and every
     // 4·COLUMN_STEP-th column.
     constexpr int THREADS_A_LINE = THREADS / BK, COLUMN_PASSES = A_BY_ROWS ? 1 : BM / (THREADS_A_LINE * VEC_A);
     const int w_line = tid / THREADS_A_LINE, w_col = tid % THREADS_A_LINE * VEC_A;
@@ -150,7 +151,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
             } else {
                 n = m / (cls.rows * cls.cols);
                 const int r = m - n * (cls.rows * cls.cols), row = r / cls.cols;
-                // The output that tap kh0 connects with this input; the next taps lead one back each.
+                // The output that tap kh0 connects with this input. Each further tap leads one back.
                 top[i] = (row * s.stride + cls.ph + s.pad - cls.kh0) / s.stride;
                 left[i] = ((r - row * cls.cols) * s.stride + cls.pw + s.pad - cls.kw0) / s.stride;
             }
@@ -177,7 +178,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
             tap_at[j] = (tap_row[j] * s.w + tap_col[j]) * s.xc + m - tap * s.xc;
         }
     }
-    // The place of the next tile to fetch, where the sum goes by blocks.
+    // The next tile to fetch, if the sum goes by blocks.
     int block = BY_BLOCKS && n_taps > 0 ? k_begin / n_taps : 0, tap_index = BY_BLOCKS ? k_begin - block * n_taps : 0;
     int stage_to = 0;
 
@@ -269,8 +270,9 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
         }
     };
 
-    // ---- fragments. Row g of fragment mi, lower or upper half; column g of fragment ni. Tiles by columns are read four
-    // neighbours at a time, so their fragments hold rows 32·(mi/2) + 4g + 2·(mi%2) + half and columns 32·(ni/4) + 4g + ni%4. ----
+    // ---- fragments. Row g of fragment mi, lower or upper half; column g of fragment ni. Tiles by columns are read
+    // four neighbours at a time, so their fragments hold rows 32·(mi/2) + 4g + 2·(mi%2) + half and columns 32·(ni/4) +
+    // 4g + ni%4. ----
     float acc[4][NI][4] = {};
     const int warp_m = warp / WN * 64, warp_n = warp % WN * 8 * NI;
     const int g = thread / 4, t = thread % 4;
@@ -278,7 +280,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     const u32 a_from = shared + 4 * (A_BY_ROWS ? a_row * A_PITCH + swapped(a_row, thread / 16 * 4) : t * A_PITCH + warp_m + 4 * g);
     const u32 b_from = shared + A_BYTES + 4 * (B_BY_ROWS ? b_row * B_PITCH + swapped(b_row, thread / 8 % 2 * 4)
                                                          : t * B_PITCH + warp_n + 4 * g);
-    // a[mi] = rows g and g + 8 at places t, then at t + 4; b[ni] = column g at t and t + 4.
+    // a[mi] = rows g and g + 8 at positions t, then at t + 4; b[ni] = column g at t and t + 4.
     auto load_a = [&](u32 stage, int k, u32(&a)[4][4]) {
         if constexpr (A_BY_ROWS) {
 #pragma unroll
@@ -335,7 +337,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
 #pragma unroll
             for (int ni = 0; ni < NI; ni++) {
                 if constexpr (PREC == FP32) {
-                    // Tensor cores cut off what they add to a large sum; so they add up eight products only.
+                    // Tensor cores truncate what they add to a large sum, so they add only eight products.
                     float sum[4] = {};
                     mma_tf32(sum, a_low, f.b[ni]);
                     mma_tf32(sum, f.a[mi], b_low[ni]);
@@ -348,8 +350,8 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
             }
         }
     };
-    // A product of depth 16 takes two of tf32's fragments; which of the 16 places a number goes to is the same on both
-    // sides, so the sum is the same. The result is packed into the first.
+    // A product of depth 16 uses two of tf32's fragments. Both factors map numbers to the 16 positions alike, so the
+    // sum is the same. The result is packed into the first fragment.
     auto pack = [&](Fragments& f, const Fragments& g) {
 #pragma unroll
         for (int ni = 0; ni < NI; ni++) {
@@ -372,7 +374,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     }
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
     __syncthreads();
-    // Half a tile is multiplied while the next half is read, so that the products never wait for shared memory.
+    // One half of a tile is multiplied while the next half is read, so products never wait for shared memory.
     u32 stage = 0;
     Fragments first, second;
     load(first, stage, 0);
@@ -409,10 +411,10 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     const long long out_len = (long long)(MODE == WEIGHT ? n_columns : n_rows) * row_len;
     float* const to = splits > 1 ? partial + (long long)(blockIdx.z * splits + blockIdx.y) * out_len : out;
     const bool plain = !after.norm.at && !after.bias.at && !after.residual.at;
-    const bool is_part = splits > 1;  // bias, ReLU and sum then come with `sum_splits`
+    const bool is_part = splits > 1;  // `sum_splits` then applies bias, ReLU and sum
     if constexpr (MODE == WEIGHT) {
-        // Four neighbouring rows of a column are neighbours in W, except where the image is padded. The tensor may start
-        // anywhere in the flat vector: an odd bias before it takes it off the 16 bytes that a store of four wants.
+        // Four neighbouring rows of a column are neighbours in W, unless the image is padded. The tensor may start
+        // anywhere in the flat vector: an odd bias before it breaks the 16-byte alignment that a store of four needs.
         const bool by_fours = s.xc == s.ci && row_len % 4 == 0 && (reinterpret_cast<u64>(to) & 15) == 0;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -486,7 +488,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     }
 }
 
-// The program is compiled for each pass (CONV_MODE) and precision.
+// The program is compiled once per pass (CONV_MODE) and precision.
 #ifdef CONV_MODE
 #define CONV_KERNEL(vec_a, vec_b, wm, wn, ni)                                                                         \
     extern "C" __global__ void __launch_bounds__(32 * wm * wn, (ni == 4 ? 3 : 2) - (PRECISION == FP32))               \
@@ -500,7 +502,7 @@ CONV_KERNEL(4, 4, 2, 2, 4)
 CONV_KERNEL(4, 4, 2, 2, 8)
 #endif
 
-// Puts the splits of a product together, in order: out ← (out +) Σ partial, and what follows.
+// Adds the splits of a product in order, out ← (out +) Σ partial, and applies the epilogue.
 extern "C" __global__ void sum_splits(const int* lanes, Rows out_rows, After after, int len, int columns, int splits, int flags,
                                       const float* partial) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;

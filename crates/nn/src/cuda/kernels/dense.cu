@@ -1,14 +1,15 @@
-// Linear layers of tokens by products of warp groups, in tf32. A block goes from tile to tile of its lane; 32 numbers of the sum
-// of both factors come to one of four places in shared memory, two steps ahead, also into the next tile.
+// Linear layers on tokens by warp-group products (wgmma), in tf32. A block processes the tiles of its lane one after
+// another. 32 numbers of the sum, of both factors, are copied to one of four stages in shared memory, two steps ahead,
+// also for the next tile.
 //   Y[q, o]  = Σ_i  X[q, i] · W[o, i]
 //   and dX, from dY, with the weights transposed (`turn_weights`)
 
 struct Dense {
-    int ci, co, rows;   // most rows that a lane can have
-    const int* tokens;  // the rows that each has
+    int ci, co, rows;   // rows: maximum per lane
+    const int* tokens;  // rows of each lane
 };
 
-// Each warp group computes 64 channels × 128 tokens; GROUPS of them share the tokens.
+// Each warp group computes 64 channels × 128 tokens. GROUPS of them share the tokens.
 template <int GROUPS>
 __device__ __forceinline__ void dense_product(const Dense& s, const int* lanes, const Rows& x_rows, const Rows& w_rows, const Rows& y_rows,
                                               const After& after, int flags) {
@@ -33,7 +34,7 @@ __device__ __forceinline__ void dense_product(const Dense& s, const int* lanes, 
         }
 #pragma unroll
         for (int i = 0; i < BN / LINES; i++) {
-            // A thread's two rows of a product, eight apart, are to be neighbouring channels.
+            // A thread's two rows of a product, eight apart, must be neighbouring channels.
             const int row = line + LINES * i, channel = row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
             copy_async<4>(to + X_BYTES + 128 * LINES * i, w + (n0 + channel) * s.ci + 32 * step_ahead, true);
         }
@@ -51,7 +52,8 @@ __device__ __forceinline__ void dense_product(const Dense& s, const int* lanes, 
     for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
         float acc[N / 2] = {};
         for (int step = 0; step < n_steps; step++) {
-            // This step's copies are there, and the products of the step before the last are done, whose place is next.
+            // This step's copies are complete. So are the products of the step before the last; the next copy reuses
+            // its stage.
             products_pending<1>();
             copies_pending<1>();
             const u32 at = place * PLACE_BYTES;
@@ -88,9 +90,9 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     dense_product<2>(s, lanes, x, w, y, after, flags);
 }
 
-// dW[o, i] = Σ_q X[q, i] · dY[q, o]: two warp groups compute 64 × 64 channels each, of different inputs. The sum goes over tokens, 32
-// at a time, and is cut into `splits`. The tensor cores want both factors by tokens: dY is turned on its way to shared memory, X
-// on its way to registers, as in `shifted_weight`.
+// dW[o, i] = Σ_q X[q, i] · dY[q, o]. Two warp groups compute 64 × 64 channels each, of different inputs. The sum runs
+// over tokens, 32 at a time, and is cut into `splits`. The tensor cores need both factors by tokens: dY is transposed
+// on its way to shared memory, X on its way to registers, as in `shifted_weight`.
 extern "C" __global__ void __launch_bounds__(256, 2)
     dense_weight(Dense s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows, int flags, int splits, float* partial) {
     constexpr int BK = 32, PITCH = 128 + 8;  // threads of a warp read different banks

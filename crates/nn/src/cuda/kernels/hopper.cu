@@ -1,10 +1,10 @@
-// Convolutions of 3×3 and stride 1 by Hopper's matrix products of a whole warp group (wgmma), in tf32, for all lanes in one launch.
+// 3×3 convolutions of stride 1 by Hopper's warp-group matrix products (wgmma), in tf32, for all lanes in one launch.
 //
-// A lane's images are counted as one row of positions, with a column of zeros after each row of pixels and a row of zeros
-// after each image; the zeros are never in global memory. A tap is then the same shift for every position, (kh − 1)(w + 1) +
-// kw − 1, and the zeros between rows serve as margins on both sides. So a tile is brought to shared memory once and
-// multiplied nine times, each time from another row on (`conv.cu` brings it nine times). What is computed at the zeros is thrown away:
-// 1.13 of the products at 16×16, 1.27 at 8×8, 1.56 at 4×4.
+// A lane's images are one row of positions, with a column of zeros after each row of pixels and a row of zeros after
+// each image. The zeros are never in global memory. A tap is then the same shift for every position, (kh − 1)(w + 1) +
+// kw − 1, and the zeros between rows serve as margins on both sides. So a tile is copied to shared memory once and
+// multiplied nine times, each time from another row (`conv.cu` copies it nine times). Results at the zeros are
+// discarded: products grow by a factor of 1.13 at 16×16, 1.27 at 8×8, 1.56 at 4×4.
 //   PRODUCT  Y[q, o]       = Σ_(tap, i)  X[q + shift(tap), i] · W[o, tap, i]
 //            and dX, from dY, with the weights transposed and the taps in reverse (`turn_weights`)
 //   WEIGHT   dW[o, tap, i] = Σ_q         X[q + shift(tap), i] · dY[q, o]
@@ -34,11 +34,11 @@ __device__ __forceinline__ void products_pending() {
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// A matrix in shared memory, 32 numbers of the sum a row; the sixteenths of a row are swapped by its number (`swapped_to`), so
-// that eight rows, from any row on, are read in one go.
+// A matrix in shared memory, with 32 numbers of the sum per row. The row's number permutes its 16-byte parts
+// (`swapped_to`), so that eight rows, from any row, are read at once.
 __device__ __forceinline__ u64 matrix_of_rows(u32 at) { return u64(at >> 4) | u64(1) << 16 | u64(64) << 32 | u64(1) << 62; }
 __device__ __forceinline__ u32 swapped_to(int row, int part) { return 128 * row + 16 * (part ^ row & 7); }
-// Another: blocks of 8 columns × 16 bytes, neighbours 128 bytes apart along the columns, 1024 along the sum.
+// Another layout: blocks of 8 columns × 16 bytes, neighbours 128 bytes apart along the columns, 1024 along the sum.
 __device__ __forceinline__ u64 matrix_of_columns(u32 at) { return u64(at >> 4) | u64(64) << 16 | u64(8) << 32; }
 
 #define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -50,7 +50,7 @@ __device__ __forceinline__ u64 matrix_of_columns(u32 at) { return u64(at >> 4) |
     REGISTERS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,"  \
                  "%57,%58,%59,%60,%61,%62,%63"
 
-// d += a · b over eight numbers of the sum; a has 64 rows, b 128 or 64 columns.
+// d += a · b over eight numbers of the sum. a has 64 rows, b 128 or 64 columns.
 __device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" REGISTERS_64 "}, %64, %65, p, 1, 1; }"
@@ -65,7 +65,7 @@ __device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// What was copied is there for the tensor cores, of all threads; at most N copies are still under way.
+// Makes the copies of all threads visible to the tensor cores. Up to N copies may still be in flight.
 template <int N>
 __device__ __forceinline__ void copies_pending() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -74,16 +74,17 @@ __device__ __forceinline__ void copies_pending() {
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Two warp groups compute tiles, one after another: 64 channels × 128 positions each, of different channels (GROUPS = 2) or
-// different positions (1). The copies for a tile begin while the one before is computed. The sum goes over blocks of 32
-// channels and, inside, over taps: weights stream through four places, two steps ahead; the next block's image comes while the
-// present one's taps run. What bounds it is the reading of shared memory, hence the products' shape: 64 positions × 64
-// channels would read a third more. (256 positions would read less, but leave room for one block a processor: slower.)
+// Two warp groups compute tiles one after another: 64 channels × 128 positions each, of different channels (GROUPS = 2)
+// or different positions (1). Copies for a tile begin while the previous one is computed. The sum runs over blocks of
+// 32 channels and, inside, over taps. Weights stream through four stages, two steps ahead. The next block's image is
+// copied during the taps of the current one. Reads of shared memory are the bottleneck, hence the products' shape: 64
+// positions × 64 channels would read a third more. (256 positions would read less, but leave room for only one block
+// per multiprocessor: slower.)
 template <int GROUPS>
 __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, const int* lanes, const Rows& x_rows, const Rows& w_rows,
                                                 const Rows& y_rows, const After& after, int flags) {
     constexpr int N = 128, BM = 2 / GROUPS * N, BN = 64 * GROUPS;
-    constexpr int A_ROWS = BM + 40, A_BYTES = 128 * A_ROWS, B_BYTES = 128 * BN;  // swapping goes by eight rows
+    constexpr int A_ROWS = BM + 40, A_BYTES = 128 * A_ROWS, B_BYTES = 128 * BN;  // the permutation has a period of eight rows
     static_assert(A_ROWS >= BM + 2 * MARGIN_MAX && A_ROWS % 8 == 0, "");
     constexpr int A_PASSES = (BM + 2 * MARGIN_MAX + 31) / 32, B_PASSES = BN / 32;
     __shared__ int outputs[BM];
@@ -93,7 +94,7 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
     const int n_tiles_n = s.co / BN, n_tiles = (s.positions() + BM - 1) / BM * n_tiles_n, n_tiles_all = n_tiles * n_lanes;
     const int n_blocks = s.ci / 32;
 
-    // ---- copies: the image a block ahead, weights two steps ahead, both of them in the next tile at times ----
+    // ---- copies: the image one block ahead, weights two steps ahead; both may reach into the next tile ----
     const float* x;
     int pixels[A_PASSES];
     auto turn_to_image = [&](int tile) {
@@ -114,7 +115,7 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
     int tile_ahead = blockIdx.x, block_ahead = 0, tap_ahead = 0, place_ahead = 0;
     const float* w;
     auto turn_to_weights = [&](int tile) {
-        // A thread's two rows of a product, eight apart, are to be neighbouring channels.
+        // A thread's two rows of a product, eight apart, must be neighbouring channels.
         const int channel = line / 16 * 16 + line % 8 * 2 + line / 8 % 2;
         w = of(w_rows, lanes[tile / n_tiles]) + (tile % n_tiles_n * BN + channel) * 9 * s.ci + 4 * part;
     };
@@ -151,7 +152,8 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
             const bool is_last = block + 1 == n_blocks;
             if (is_last && next_tile < n_tiles_all) turn_to_image(next_tile);
             for (int tap = 0; tap < 9; tap++) {
-                // This step's copies are there, and the products of the step before the last are done, whose place is next.
+                // This step's copies are complete. So are the products of the step before the last; the next copy
+                // reuses its stage.
                 products_pending<1>();
                 copies_pending<1>();
                 const int down = tap / 3, shift = (down - 1) * pitch + tap - 3 * down - 1;
@@ -161,7 +163,7 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
                 for (int k = 0; k < 4; k++) multiply(acc, matrix_of_rows(b + 32 * k), matrix_of_rows(a + 32 * k));
                 products_commit();
                 fetch_weights();
-                // From the second tap on, the products of the block before are done.
+                // From the second tap on, the products of the previous block are complete.
                 if (!is_last || next_tile < n_tiles_all) {
 #pragma unroll
                     for (int i = 0; i < A_PASSES; i++) {
@@ -200,7 +202,7 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
 SHIFTED(1)
 SHIFTED(2)
 
-// W[o, tap, i] → W'[i, taps − 1 − tap, o], 32 × 32 at a time: what the gradient of the input is a product with.
+// W[o, tap, i] → W'[i, taps − 1 − tap, o], 32 × 32 at a time: the factor for the gradient of the input.
 extern "C" __global__ void turn_weights(const int* lanes, int ci, int co, int taps, Rows w_rows, Rows turned_rows) {
     __shared__ float tile[32][33];
     const int lane = lanes[blockIdx.z], tap = blockIdx.y;
@@ -212,8 +214,9 @@ extern "C" __global__ void turn_weights(const int* lanes, int ci, int co, int ta
     for (int r = threadIdx.y; r < 32; r += 8) turned[((i0 + r) * taps + taps - 1 - tap) * co + o0 + threadIdx.x] = tile[threadIdx.x][r];
 }
 
-// Three warp groups compute 64 × 64 channels for the three taps of a row each. The sum goes over positions, 96 at a time. The tensor
-// cores want both factors by positions: dY is turned on its way to shared memory, X on its way to registers.
+// Three warp groups compute 64 × 64 channels each, for the three taps of a kernel row. The sum runs over positions, 96
+// at a time. The tensor cores need both factors by positions: dY is transposed on its way to shared memory, X on its
+// way to registers.
 extern "C" __global__ void __launch_bounds__(384, 1)
     shifted_weight(Strip s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows, int flags, int splits, float* partial) {
     constexpr int BK = 96, X_ROWS = BK + 2 * MARGIN_MAX, X_PITCH = 72;

@@ -1,10 +1,10 @@
-// Batches gathered from data that live on the device, and the layers that are no products.
+// Gathers batches from data on the device, and computes the layers that are not products.
 
-// Which entry of a table a lane is at.
+// A lane's current entry of a table.
 struct Table {
     const u32* at;
-    long long stride;  // entries of a lane
-    int width;         // entries of a step
+    long long stride;  // entries per lane
+    int width;         // entries per step
 };
 
 __device__ __forceinline__ const u32* entry(const Table& table, const int* cursor, int offset, int lane) {
@@ -13,7 +13,7 @@ __device__ __forceinline__ const u32* entry(const Table& table, const int* curso
 
 constexpr u32 NOBODY = 0xffffffffu;  // padding of a short batch
 
-// A sample whose pixels lie `pitch` floats apart where it is put, zeros between them.
+// A sample. In its copy, pixels are `pitch` floats apart, with zeros between them.
 struct Image {
     int len, channels, pitch;
 
@@ -25,7 +25,7 @@ struct Image {
     }
 };
 
-// to[i] = from[table[i]] for the samples of the lane's current batch; also counts its valid samples.
+// to[i] = from[table[i]] for the samples of the lane's current batch. Also counts its valid samples.
 extern "C" __global__ void gather(const int* lanes, Table table, const int* cursor, int offset, const float* from, Image image, Rows to_rows,
                                   int* valid, int truncate) {
     const int lane = lanes[blockIdx.z], i = blockIdx.x;
@@ -44,7 +44,7 @@ extern "C" __global__ void gather(const int* lanes, Table table, const int* curs
     }
 }
 
-// As `gather`, from rows that each lane has for itself.
+// As `gather`, from rows of each lane's own.
 extern "C" __global__ void gather_own(const int* lanes, Table table, const int* cursor, int offset, Rows from_rows, int sample, Rows to_rows) {
     const int lane = lanes[blockIdx.z], i = blockIdx.x;
     const u32 index = entry(table, cursor, offset, lane)[i];
@@ -99,8 +99,8 @@ extern "C" __global__ void average_pool_backward(const int* lanes, int len, int 
 
 enum { RELU, GELU, TANH };
 
-// f.at<4>(i) for every four elements from i on of an extent whose arrays start at whole vectors, in steps of the whole grid;
-// behind the last four, f.at<1>(i) for single ones.
+// Calls f.at<4>(i) for every four elements of an extent whose arrays are aligned to vectors, in a grid-stride loop;
+// then f.at<1>(i) for the remaining elements.
 template <class F>
 __device__ __forceinline__ void for_each_pack(const Extent& extent, int lane, const F& f) {
     const int end = of(extent, lane);
@@ -140,7 +140,7 @@ extern "C" __global__ void activation(const int* lanes, int kind, Extent extent,
 
 struct ActivationBackward {
     int kind;
-    // What the slope is computed from: the input of a GELU, the output of the others.
+    // The slope is computed from the input of a GELU, and from the output of other activations.
     const float* known;
     const float* dy;
     float* dx;
@@ -174,7 +174,7 @@ extern "C" __global__ void activation_backward(const int* lanes, int kind, Exten
     for_each_pack(extent, lane, ActivationBackward{kind, known, of(dy_rows, lane), of(dx_rows, lane), fresh});
 }
 
-// dy = 0 where y ≤ 0: the backward pass of a ReLU that was applied in place.
+// dy = 0 where y ≤ 0: the backward pass of an in-place ReLU.
 extern "C" __global__ void mask_negative(const int* lanes, Extent extent, Rows y_rows, Rows dy_rows) {
     const int lane = lanes[blockIdx.z];
     FOR_EACH(i, extent, lane) {
@@ -213,12 +213,12 @@ __device__ __forceinline__ void philox(u32 (&c)[4], u32 k0, u32 k1) {
     }
 }
 
-// What is dropped at a node in a lane's current step.
+// The dropout of a node in a lane's current step.
 struct Drop {
     Table keys;
     const int* cursor;
     u32 purpose, node;
-    float rate;  // 0: nothing is dropped
+    float rate;  // 0: off
 
     // The key of the node's masks.
     __device__ __forceinline__ uint2 key(int lane) const {
@@ -231,7 +231,7 @@ struct Drop {
     __device__ __forceinline__ float scale() const { return 1.f / (1.f - rate); }
 };
 
-// y = residual? + dropped x. The same masks as on the CPU: one Philox call decides eight elements of a block of 128.
+// y = residual? + dropout(x). The same masks as on the CPU: one Philox call decides eight elements of a block of 128.
 extern "C" __global__ void dropout(const int* lanes, Drop drop, Extent extent, Rows x_rows, Rows residual_rows, Rows y_rows, u8* kept,
                                    long long kept_stride) {
     const int lane = lanes[blockIdx.z], len = of(extent, lane);
@@ -242,7 +242,7 @@ extern "C" __global__ void dropout(const int* lanes, Drop drop, Extent extent, R
     const float scale = drop.scale();
     for (int call = blockIdx.x * blockDim.x + threadIdx.x; call / 16 * 128 < len; call += gridDim.x * blockDim.x) {
         const int first = call / 16 * 128 + call % 16;
-        // All are read before any is written, so that they are on their way together.
+        // Reads all before it writes any, so that the loads overlap.
         float v[8], r[8];
 #pragma unroll
         for (int k = 0; k < 8; k++) {

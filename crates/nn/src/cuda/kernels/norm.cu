@@ -1,7 +1,7 @@
-// Batch and group normalisation with the residual and the ReLU that follow, and sums over the rows of a matrix.
+// Batch and group normalisation, fused with the residual and the ReLU that follow, and sums over the rows of a matrix.
 //
-// Sums run over a fixed number of row chunks in single precision, then over the chunks in double. Rows beyond a lane's
-// valid samples are padding: they count nowhere, and their gradient is zero.
+// Sums run over a fixed number of row chunks in single precision, then over the chunks in double precision. Rows after
+// a lane's valid samples are padding: they count nowhere, and their gradient is zero.
 
 enum { MOMENTS, GRADIENT, COLUMNS };
 enum { UPDATE, BATCH, FROZEN };
@@ -77,7 +77,7 @@ REDUCE_KERNEL(GRADIENT, 4)
 REDUCE_KERNEL(COLUMNS, 1)
 REDUCE_KERNEL(COLUMNS, 4)
 
-// The sums of all chunks for one channel, by eight threads.
+// The sums of all chunks for one channel, computed by eight threads.
 __device__ __forceinline__ void sum_chunks(const float* partial, int n_chunks, int channels, int c, double& s1, double& s2) {
     __shared__ double parts[2][8][32];
     s1 = 0, s2 = 0;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void sum_chunks(const float* partial, int n_chunks, i
     for (int k = 0; k < 8; k++) s1 += parts[0][k][threadIdx.x], s2 += parts[1][k][threadIdx.x];
 }
 
-// saved[4][C]: mean, 1/σ, and the coefficients of y = scale·x + shift. Moves the running statistics in mode UPDATE.
+// saved[4][C]: mean, 1/σ, and the coefficients of y = scale·x + shift. Mode UPDATE updates the running statistics.
 extern "C" __global__ void batch_norm_statistics(const int* lanes, const int* valid, int pixels, int channels, int n_chunks, int mode,
                                                  Rows x_rows, Rows weight, Rows bias, Rows running_mean, Rows running_var,
                                                  Rows saved_rows, Rows partial, float eps, float momentum) {
@@ -175,7 +175,7 @@ extern "C" __global__ void batch_norm_gradients(const int* lanes, const int* val
     out[c] = float(a), out[channels + c] = float(b), out[2 * channels + c] = float(constant);
 }
 
-// dx = a·dz′ + b·x + c (0 for padding); the residual's gradient takes dz′. flags: 1 dx is fresh, 2 the residual's is.
+// dx = a·dz′ + b·x + c (0 for padding). Adds dz′ to the residual's gradient. flags: 1 dx is fresh, 2 the residual's is.
 template <int VEC>
 __device__ __forceinline__ void normalise_backward(const int* lanes, const int* valid, int len, int sample, int channels, Rows x_rows,
                                                    Rows z_rows, Rows coefficients, Rows dz_rows, Rows dx_rows, Rows dresidual_rows,
@@ -232,7 +232,7 @@ extern "C" __global__ void column_sums(const int* lanes, int channels, int n_chu
     if (threadIdx.y == 0 && c < channels) of(out, lane)[c] = float(s1);
 }
 
-// ---- group normalisation: a block for each (group, sample) ----
+// ---- group normalisation: one block per (group, sample) ----
 
 // z = relu?(norm(x) + residual?); saved[sample][group] = (mean, 1/σ).
 extern "C" __global__ void group_norm(const int* lanes, int pixels, int channels, int groups, Rows x_rows, Rows weight, Rows bias,
@@ -313,7 +313,8 @@ extern "C" __global__ void group_norm_gradients(const int* lanes, int channels, 
     of(dbias, lane)[c] = float(s1);
 }
 
-// Weight standardisation, a block for each output channel: ŵ = (w − mean) / √(variance + ε); behind all ŵ stands each channel's 1/σ.
+// Weight standardisation, one block per output channel: ŵ = (w − mean) / √(variance + ε). Each channel's 1/σ is stored
+// after all ŵ.
 extern "C" __global__ void standardize(const int* lanes, int len, Rows w_rows, Rows saved_rows, float eps) {
     const int lane = lanes[blockIdx.z], channel = blockIdx.x;
     const float* w = of(w_rows, lane) + (long long)channel * len;
@@ -328,7 +329,7 @@ extern "C" __global__ void standardize(const int* lanes, int len, Rows w_rows, R
     if (threadIdx.x == 0) saved[(long long)gridDim.x * len + channel] = float(inverse);
 }
 
-// The gradient of ŵ, dw, becomes that of w: 1/σ (dŵ − Σdŵ/n − ŵ Σ(dŵ ŵ)/n).
+// Replaces dw, the gradient of ŵ, by that of w: 1/σ (dŵ − Σdŵ/n − ŵ Σ(dŵ ŵ)/n).
 extern "C" __global__ void standardize_backward(const int* lanes, int len, Rows saved_rows, Rows dw_rows) {
     const int lane = lanes[blockIdx.z], channel = blockIdx.x;
     const float* saved = of(saved_rows, lane) + (long long)channel * len;

@@ -1,15 +1,15 @@
-// Max-pooling, alone or together with the batch-norm and ReLU before it: what lies between is then neither written nor read.
+// Max-pooling, alone or fused with the batch-norm and ReLU before it. Fusing avoids writing and reading their outputs.
 
 struct Pool {
     int h, w, c, ho, wo, kernel, stride, pad;
-    Div by_packs, by_w, by_h, by_wo, by_ho, by_stride;  // packs: vectors of channels of a pixel
+    Div by_packs, by_w, by_h, by_wo, by_ho, by_stride;  // packs: vectors of channels per pixel
 };
 
-constexpr u8 NOWHERE = 255;  // the winner that a ReLU has cut off
+constexpr u8 NOWHERE = 255;  // the ReLU has masked the winner
 
-// The largest value of each window, the first one on ties; NaN wins. With NORM of scale·x + shift, followed by a ReLU; `x_max` then
-// keeps the x of the winners for the backward pass. Windows of KERNEL × KERNEL are read as a whole before they are compared, so that a
-// thread waits for memory once; KERNEL = 0 is any size.
+// The largest value per window; the first one wins ties, NaN wins over all. With NORM: of scale·x + shift, followed by
+// a ReLU; `x_max` then keeps the winners' x for the backward pass. A window of KERNEL × KERNEL is read completely
+// before it is compared, so a thread waits for memory once. KERNEL = 0: any size.
 template <int VEC, bool NORM, int KERNEL>
 __device__ __forceinline__ void max_pool(const int* lanes, const Pool& p, int packs, Rows x_rows, Rows saved_rows, Rows y_rows, u8* places,
                                          long long places_stride, Rows x_max_rows) {
@@ -68,7 +68,8 @@ __device__ __forceinline__ void max_pool(const int* lanes, const Pool& p, int pa
     *reinterpret_cast<Places<VEC>*>(places + places_stride * lane + (long long)i * VEC) = place;
 }
 
-// dx (+)= dy at the winners. With NORM what comes back through the ReLU, dz, goes on through the batch-norm: dx = a·dz + b·x + c.
+// dx (+)= dy at the winners. With NORM: dz, the gradient behind the ReLU, passes through the batch-norm: dx = a·dz +
+// b·x + c.
 template <int VEC, bool NORM>
 __device__ __forceinline__ void max_pool_backward(const int* lanes, const int* valid, const Pool& p, int packs, const u8* places,
                                                   long long places_stride, Rows x_rows, Rows coefficients, Rows dy_rows,
@@ -82,7 +83,7 @@ __device__ __forceinline__ void max_pool_backward(const int* lanes, const int* v
     const u8* place = places + places_stride * lane + image;
     const float* dy = of(dy_rows, lane) + image;
     Pack<VEC> total = {};
-    // The windows that cover this pixel, from the last one back.
+    // The windows that cover this pixel, from last to first.
     const int last_y = (row + p.pad) / p.by_stride, last_x = (col + p.pad) / p.by_stride;
     for (int oy = last_y, kr = row + p.pad - last_y * p.stride; kr < p.kernel && oy >= 0; oy--, kr += p.stride) {
         if (oy >= p.ho) continue;

@@ -1,8 +1,8 @@
-// The first layer: convolutions of 3×3 and stride 1 of images with at most four channels, in tf32. There is little to compute
-// and much to write, so a block keeps the weights of 64 channels in registers and goes from image to image; an image, four
-// floats a pixel, lies in shared memory with its margin.
+// The first layer: 3×3 convolutions of stride 1 on images with up to four channels, in tf32. There is little to compute
+// and much to write. So a block keeps the weights of 64 channels in registers and processes one image after another. An
+// image, with four floats per pixel and its margin, is in shared memory.
 
-constexpr int STEM_STEPS = 5;  // of eight: two taps of four channels each; the tenth tap is none
+constexpr int STEM_STEPS = 5;  // of eight: two taps of four channels each; the tenth tap is empty
 
 struct Stem {
     const Conv& s;
@@ -34,7 +34,7 @@ struct Stem {
         }
     }
 
-    // body(n, image) for the images of this block, the next one on its way.
+    // Calls body(n, image) for the images of this block while the next image is being copied.
     template <class Body>
     __device__ __forceinline__ void for_each_image(Body body) const {
         fetch(blockIdx.x, 0);
@@ -50,7 +50,8 @@ struct Stem {
         }
     }
 
-    // result(pixel, channel, v0, v1) for sixteen pixels from m0 on; the warp's threads share them and the 64 channels.
+    // Calls result(pixel, channel, v0, v1) for sixteen pixels from m0. The warp's threads share them and the 64
+    // channels.
     template <class Result>
     __device__ __forceinline__ void products(const float* image, int m0, Result result) const {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -106,11 +107,11 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     });
 }
 
-constexpr int POOL_PITCH = 64 + 8;  // floats between the pixels of a row in shared memory: a warp's eight are in different banks
+constexpr int POOL_PITCH = 64 + 8;  // floats between the pixels of a row in shared memory: a warp's eight pixels are in different banks
 
-// The same, followed by a max-pool of 3×3 and stride 2 (`pool.cu`), for passes without a backward pass: the image of the first layer is
-// then neither written nor read. 128 pixels, an even number of rows, are computed at a time; with the row before them, which stays in the
-// ring, they hold all that half as many rows of the result need.
+// The same, fused with a max-pool of 3×3 and stride 2 (`pool.cu`), for passes without a backward pass. The output of
+// the first layer is then neither written nor read. A block computes 128 pixels, an even number of rows, at a time. The
+// row before them stays in the ring. Together they suffice for half as many rows of the result.
 extern "C" __global__ void __launch_bounds__(256, 2)
     stem_pool(Conv s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows, After after, int flags) {
     extern __shared__ float4 images[];
@@ -121,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     float* const y = of(y_rows, lane) + n0;
     const bool with_relu = flags & 2;
     stem.for_each_image([&](int n, const float* image) {
-        int start = 0;  // where the row before `first` lies in the ring
+        int start = 0;  // the ring's slot of the row before `first`
         for (int first = 0; first < s.h; first += n_rows, start = start ? start - 1 : n_rows) {
             auto at = [&](int row, int col) {
                 const int place = start + row - first + 1;
@@ -132,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                 *reinterpret_cast<float2*>(at(row, pixel - row * s.w) + o) = make_float2(v0, v1);
             });
             __syncthreads();
-            // What follows the products is computed here, where a thread has four channels and their coefficients find room.
+            // The epilogue runs here: a thread has four channels, and there are registers for their coefficients.
             const int c = tid % 16 * 4;
             const Pair p = after.pair(lane, n0 + c, s.co), q = after.pair(lane, n0 + c + 2, s.co);
             auto load_scaled = [&](int row, int col) {
@@ -146,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                 Pack<4> best = {MINUS_INFINITY, MINUS_INFINITY, MINUS_INFINITY, MINUS_INFINITY};
 #pragma unroll
                 for (int k = 0; k < 9; k++) {
-                    // Beyond the margin: a pixel of the window once more.
+                    // Outside the image: repeats a pixel of the window.
                     const Pack<4> v = load_scaled(max(2 * oy + k / 3 - 1, 0), max(2 * ox + k % 3 - 1, 0));
 #pragma unroll
                     for (int j = 0; j < 4; j++) best.v[j] = max_or_nan(best.v[j], v.v[j]);
@@ -162,20 +163,21 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     });
 }
 
-// Where a max-pool of 3×3 and stride 2 found its winners (`pool.cu`), and what came back to them.
+// The winners of a max-pool of 3×3 and stride 2 (`pool.cu`), and their gradients.
 struct Won {
     const u8* places;
     long long places_stride;
     Rows dy;
 };
 
-// The gradient of the first layer's weights from that of a max-pool behind its batch-norm and ReLU: what lies between, the largest
-// arrays of a network, is neither written nor read.
+// The gradient of the first layer's weights from that of a max-pool behind its batch-norm and ReLU. What is between,
+// the largest arrays of a network, is neither written nor read.
 //   dz[pixel, o]  = Σ dy of the windows that the pixel has won
 //   dY            = a·dz + b·Y + c                                    the batch-norm's backward pass, as in `pool.cu`
 //   dW[o, tap, i] = Σ_pixel X[pixel moved by tap, i] · dY[pixel, o]
-// The sum is cut, and adds up, as in `conv.cu`, so that results are the same to the last bit. 128 pixels, an even number of rows, come to
-// shared memory while those before them are multiplied: their image, their Y, which dY replaces, and the windows that reach them.
+// The sum is split and added as in `conv.cu`, so results are the same to the last bit. While 128 pixels, an even number
+// of rows, are multiplied, the next ones are copied to shared memory: their image, their Y, which dY replaces, and the
+// windows that cover them.
 extern "C" __global__ void __launch_bounds__(256, 2)
     stem_weight(Conv s, const int* lanes, const int* valid, Rows x_rows, Rows y_rows, Rows coefficients, Won won, Rows dw_rows,
                 int splits, float* partial) {
@@ -189,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const float* const y = of(y_rows, lane) + n0;
     const float* const dy = of(won.dy, lane) + n0;
     const u8* const places = won.places + won.places_stride * lane + n0;
-    const int c = tid % 16 * 4;  // of the four channels that a thread copies and turns into dY
+    const int c = tid % 16 * 4;  // the first of four channels that a thread copies and turns into dY
 
     auto fetch = [&](int band, float* buffer) {
         const int n = band / (s.h / n_rows), first = band % (s.h / n_rows) * n_rows;
@@ -214,14 +216,14 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 
     const float* const q = of(coefficients, lane) + n0 + c;
     const Pack<4> qa = load<4>(q), qb = load<4>(q + s.co), qc = load<4>(q + 2 * s.co);
-    // Y becomes dY, and both factors what they are multiplied as.
+    // Replaces Y by dY, and converts both factors for the product.
     auto turn = [&](int band, float* buffer) {
         const int n = band / (s.h / n_rows);
         float* const image = buffer + 128 * POOL_PITCH;
         const float* const windows = image + image_len;
         const u8* const winners = reinterpret_cast<const u8*>(windows + 64 * n_windows);
         const bool padding = n >= valid[lane];
-        // Two neighbouring pixels at a time: windows m and m + 1 of each row of windows reach them.
+        // Two neighbouring pixels at a time: windows m and m + 1 of each row of windows cover them.
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const int k = 16 * j + tid / 16, row = 2 * k / s.by_wo, m = k - row * wo;
@@ -232,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 #pragma unroll
                 for (int i = 0; i < 4; i++) total.v[i] += here.v[i] == number ? d.v[i] : 0.f;
             };
-            // From the last window back, as in `pool.cu`. Windows below the image are zeros.
+            // From last window to first, as in `pool.cu`. Windows below the image are zeros.
             auto add_row = [&](int wy, int kr) {
                 const int at = 64 * (wy * wo + m) + c;
                 if (m + 1 < wo) add(right, at + 64, 3 * kr);
@@ -261,8 +263,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         }
     };
 
-    // Four warps share the channels, sixteen each; the first four compute rows 0 to 31 of (tap, i), the others the rest. The eight pixels of
-    // a product lie in one row of the image.
+    // Four warps share the channels, sixteen each. The first four compute rows 0 to 31 of (tap, i), the others the
+    // rest. The eight pixels of a product are in one row of the image.
     const int warp = tid / 32, g = tid % 32 / 4, t = tid % 4, m0 = warp / 4 * 32, o0 = warp % 4 * 16;
     float acc[2][2][4] = {};
     auto multiply = [&](const float* buffer, int begin, int end) {
@@ -280,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 #pragma unroll
             for (int i = 0; i < 4; i++) b[i / 2][i % 2] = __float_as_uint(dy_from[8 * (i / 2) + i % 2 * 4 * POOL_PITCH]);
             dy_from += 8 * POOL_PITCH;
-            const int step = k + 8 & s.w - 1 ? 4 * 8 : 4 * 10;  // over the margins at a row's end
+            const int step = k + 8 & s.w - 1 ? 4 * 8 : 4 * 10;  // skips the margins at a row's end
 #pragma unroll
             for (int mi = 0; mi < 2; mi++) {
                 if (m0 + 16 * mi >= 36) break;
@@ -294,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         }
     };
 
-    // The margins left and right are never copied.
+    // The left and right margins are never copied.
     for (int i = tid; i < 2 * 2 * (n_rows + 2); i += 256) {
         float* const image = buffers + i % 2 * buffer_len + 128 * POOL_PITCH;
         reinterpret_cast<float4*>(image)[i / 4 * width + i / 2 % 2 * (width - 1)] = make_float4(0, 0, 0, 0);

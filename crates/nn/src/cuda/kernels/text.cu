@@ -1,13 +1,13 @@
-// The layers of text encoders. The tokens of a lane's batch lie one after the other, as on the CPU: (tokens, C). Launches
-// cover as many rows as a batch could have; how many there are is known here only, and what lies behind them is never read.
+// The layers of text encoders. The tokens of a lane's batch are consecutive, as on the CPU: (tokens, C). A launch
+// covers the maximum rows of a batch. Only the kernel knows the actual number; it never reads rows after the last one.
 
 // The tokens of every lane's batch.
 struct Texts {
-    int* tokens;  // of a lane three times `rows`: words, 2·position + type, texts
-    int rows;     // most tokens of a batch
-    int batch;    // texts of a batch
-    int* starts;  // of a lane batch + 1: where each text's tokens start, and behind the last one their number
-    int* counts;  // that number
+    int* tokens;  // per lane, three arrays of `rows`: words, 2·position + type, texts
+    int rows;     // maximum tokens per batch
+    int batch;    // texts per batch
+    int* starts;  // per lane, batch + 1 entries: first token of each text, then the number of tokens
+    int* counts;  // number of tokens per lane
 
     __device__ __forceinline__ int* words(int lane) const { return tokens + 3ll * rows * lane; }
     __device__ __forceinline__ int* places(int lane) const { return words(lane) + rows; }
@@ -15,15 +15,15 @@ struct Texts {
     __device__ __forceinline__ int* start(int lane) const { return starts + (long long)(batch + 1) * lane; }
 };
 
-// Rows of a matrix, a warp each: `row` goes through those that count, `thread` is the place in the warp.
+// Rows of a matrix, one per warp. `row` runs over the valid rows; `thread` is the index in the warp.
 #define FOR_EACH_ROW(row, n) \
     for (int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32; row < (n); row += gridDim.x * (blockDim.x / 32))
 
 __device__ __forceinline__ int row_count(const Extent& rows, int lane) { return of(rows, lane) / rows.width; }
 
-// ---- which tokens there are ----
+// ---- find the tokens ----
 
-// starts[1 + text] = the number of its tokens; a block of a warp each.
+// starts[1 + text] = the number of its tokens. A block is one warp.
 extern "C" __global__ void count_tokens(const int* lanes, Texts texts, int slots, Rows x_rows) {
     const int lane = lanes[blockIdx.z], text = blockIdx.x;
     const float* x = of(x_rows, lane) + (long long)text * slots;
@@ -38,7 +38,7 @@ extern "C" __global__ void count_tokens(const int* lanes, Texts texts, int slots
     if (threadIdx.x == 0) texts.start(lane)[1 + text] = n;
 }
 
-// The sums of those numbers; one block of 256 threads a lane.
+// The prefix sums of those numbers; one block of 256 threads per lane.
 extern "C" __global__ void place_texts(const int* lanes, Texts texts) {
     __shared__ int sums[256];
     const int lane = lanes[blockIdx.z];
@@ -55,8 +55,8 @@ extern "C" __global__ void place_texts(const int* lanes, Texts texts) {
     if (threadIdx.x == 255) texts.counts[lane] = at;
 }
 
-// Words, places and texts of all tokens from the slots, which hold 1 + 2·word + type. The host has refused words that are
-// not in the tables; the bounds only keep a mistake there from reading elsewhere.
+// Words, positions and texts of all tokens from the slots, which hold 1 + 2·word + type. The host has rejected unknown
+// words. The bounds only prevent reads outside the tables if the host is wrong.
 extern "C" __global__ void place_tokens(const int* lanes, Texts texts, int slots, int words, int types, Rows x_rows) {
     const int lane = lanes[blockIdx.z], text = blockIdx.x;
     const float* x = of(x_rows, lane) + (long long)text * slots;
@@ -84,9 +84,10 @@ extern "C" __global__ void embed(const int* lanes, Texts texts, int width, Rows 
     }
 }
 
-constexpr int LISTED = 512;  // tokens that are looked through at a time
+constexpr int LISTED = 512;  // tokens searched at a time
 
-// The gradient of the words, zeros before: a block for each token, and the first one of a word sums up all of them in order.
+// The gradient of the words; must be zero before. One block per token; the block of a word's first token sums all of
+// them in order.
 extern "C" __global__ void __launch_bounds__(128) embed_backward_words(const int* lanes, Texts texts, int width, Rows dy_rows, Rows dwords) {
     __shared__ int list[LISTED], n_listed;
     const int lane = lanes[blockIdx.z], n = texts.counts[lane], thread = threadIdx.x % 32;
@@ -121,12 +122,13 @@ extern "C" __global__ void __launch_bounds__(128) embed_backward_words(const int
     }
 }
 
-// The gradient of the positions of `slots` tokens, each 32 columns at a time by 32 × 8 threads: over the texts that are long
-// enough, dealt out in turn. The same block clears the rows of positions that no token can have.
+// The gradient of the positions of `slots` tokens. A block of 32 × 8 threads sums 32 columns of a position over the
+// texts that are long enough; its rows of threads take the texts in turn. The same block clears the rows of positions
+// that no token can have.
 extern "C" __global__ void embed_backward_positions(const int* lanes, Texts texts, int slots, int positions, int width, Rows dy_rows,
                                                     Rows dpositions) {
     __shared__ float sums[8][32];
-    constexpr int AT_ONCE = 4;  // loads that are on their way together
+    constexpr int AT_ONCE = 4;  // loads in flight
     const int lane = lanes[blockIdx.z], position = blockIdx.x, c = blockIdx.y * 32 + threadIdx.x;
     const int* start = texts.start(lane);
     float* const out = of(dpositions, lane);
@@ -151,8 +153,8 @@ extern "C" __global__ void embed_backward_positions(const int* lanes, Texts text
     out[(long long)position * width + c] = total;
 }
 
-// Two sums over the rows of a matrix for each of its columns: a block has eight columns, a whole sector of memory in each row,
-// and its threads take rows in turn. So all of them have work however few of the tokens that there could be are there.
+// Two sums over the rows of a matrix per column. A block has eight columns, a whole memory sector per row. Its threads
+// take rows in turn, so all of them have work even if a batch has few tokens.
 constexpr int SUM_COLUMNS = 8, SUM_THREADS = 512;
 
 template <class Terms>
@@ -200,10 +202,10 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) embed_backward_types(c
 
 // ---- layer normalisation ----
 
-// Loads of a thread that are on their way together: a row of 384 numbers. What is read again then lies in the first-level cache.
+// Loads in flight per thread: a row of 384 numbers. The second read then hits the first-level cache.
 constexpr int LOADS = 12;
 
-// y = norm(x) row by row; saved (rows, 2) keeps mean and 1/σ.
+// y = norm(x) row by row. saved (rows, 2) keeps mean and 1/σ.
 extern "C" __global__ void layer_norm(const int* lanes, Extent rows, Rows x_rows, Rows weight_rows, Rows bias_rows, Rows y_rows, Rows saved,
                                       float eps) {
     const int lane = lanes[blockIdx.z], n = row_count(rows, lane), width = rows.width;
@@ -267,9 +269,9 @@ extern "C" __global__ void layer_norm_backward(const int* lanes, Extent rows, Ro
     }
 }
 
-// ---- one vector a text ----
+// ---- one vector per text ----
 
-// y (texts, C) = the mean of each text's tokens, or its first; 0 where it has none.
+// y (texts, C) = the mean of each text's tokens, or its first token; 0 for a text without tokens.
 extern "C" __global__ void pool_tokens(const int* lanes, Texts texts, int mean, int width, Rows x_rows, Rows y_rows) {
     const int lane = lanes[blockIdx.z], text = blockIdx.x;
     const int first = texts.start(lane)[text], n = min(texts.start(lane)[text + 1] - first, mean ? texts.rows : 1);

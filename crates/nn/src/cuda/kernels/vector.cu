@@ -1,4 +1,4 @@
-// Arithmetic on flat vectors: the optimisers' steps, inner products and the projection.
+// Arithmetic on flat vectors: optimiser steps, inner products and the projection.
 
 extern "C" __global__ void axpy(const int* lanes, int len, float a, Rows x, Rows y) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -7,7 +7,7 @@ extern "C" __global__ void axpy(const int* lanes, int len, float a, Rows x, Rows
     of(y, lane)[i] += a * of(x, lane)[i];
 }
 
-// out += a·(x − y); equal vectors add exactly nothing
+// out += a·(x − y); equal vectors add exactly nothing.
 extern "C" __global__ void axpy_difference(const int* lanes, int len, float a, Rows x, Rows y, Rows out) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= len) return;
@@ -15,8 +15,8 @@ extern "C" __global__ void axpy_difference(const int* lanes, int len, float a, R
     of(out, lane)[i] += a * (of(x, lane)[i] - of(y, lane)[i]);
 }
 
-// out = Σ_k weights[k]·row_k, in the order given: `order` lists the lanes. One rounding a term, as on the CPU: a cohort that
-// needs several waves is summed there, and must give the same bytes.
+// out = Σ_k weights[k]·row_k, in the given order: `order` lists the lanes. One rounding per term, as on the CPU:
+// networks that do not fit the lanes at once are summed there, and the bytes must be the same.
 extern "C" __global__ void weighted_sum(int len, int count, const int* order, const float* weights, Rows rows, float* out) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= len) return;
@@ -48,7 +48,7 @@ struct Bounds {
     int count;             // whether this comparison counts in the statistics
 };
 
-// The coefficient by which g is projected against r, 0 for none; stats[FACTOR] = 1 where anything was projected.
+// The coefficient of the projection of g against r; 0 for none. stats[FACTOR] = 1 if anything was projected.
 extern "C" __global__ void projection_factor(const int* lanes, int n_chunks, const double* sums, long long sums_stride, Bounds b, double* stats,
                                              float* factors, int first, int decide) {
     const int lane = lanes[blockIdx.z];
@@ -80,7 +80,7 @@ extern "C" __global__ void count_projected(const int* lanes, double* stats) {
     s[PROJECTED] += s[FACTOR];
 }
 
-// to += sign·factor·r over [begin, end), where the lane's factor is not 0
+// to += sign·factor·r over [begin, end), if the lane's factor is not 0.
 extern "C" __global__ void project(const int* lanes, int begin, int end, const float* factors, float sign, Rows r, Rows to) {
     const int i = begin + blockIdx.x * blockDim.x + threadIdx.x;
     const int lane = lanes[blockIdx.z];
@@ -89,7 +89,7 @@ extern "C" __global__ void project(const int* lanes, int begin, int end, const f
     of(to, lane)[i] += sign * factor * of(r, lane)[i];
 }
 
-// The factor that brings ‖g‖ to at most `norm_max`; 1 for none.
+// The factor that scales ‖g‖ to at most `norm_max`; 1 for none.
 extern "C" __global__ void clip_factor(const int* lanes, int n_chunks, const double* sums, long long sums_stride, double norm_max, float* factors) {
     const int lane = lanes[blockIdx.z];
     double gg = 0;
@@ -109,7 +109,7 @@ struct Rule {
     float lr, momentum, weight_decay, beta1, beta2, eps;
 };
 
-// scalars[lane] = learning rate, Adam's two corrections, 1 for the first step; counts the step.
+// scalars[lane] = learning rate, Adam's two corrections, 1 for the first step. Counts the step.
 extern "C" __global__ void begin_update(const int* lanes, Rule rule, Table lr_factors, const int* cursor, int* n_steps, float* scalars) {
     const int lane = lanes[blockIdx.z];
     const int t = ++n_steps[lane];
@@ -162,7 +162,7 @@ __device__ __forceinline__ void step(const int* lanes, int len, const Rule& rule
     store<VEC>(at, theta);
 }
 
-// The padding after a lane's vector takes part: its gradient is 0, and so it stays.
+// The padding after a lane's vector is updated too. Its gradient is 0, so it stays 0.
 extern "C" __global__ void update(const int* lanes, int len, Rule rule, const float* scalars, Rows theta, Rows g, Rows m, Rows v) {
     step<4>(lanes, len, rule, scalars, theta, g, m, v);
 }
