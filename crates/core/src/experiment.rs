@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::loading;
 use crate::method::Method;
-use crate::spelling::did_you_mean;
+use fedproj_data::spelling::did_you_mean;
 use fedproj_data::{Dataset, Partition};
 use fedproj_nn::{Graph, models};
 use fedproj_rng::{Purpose, Stream};

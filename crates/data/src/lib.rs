@@ -31,6 +31,7 @@ mod parts;
 mod readers;
 pub mod registry;
 mod source;
+pub mod spelling;
 mod split;
 mod text;
 mod tokens;

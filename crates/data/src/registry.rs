@@ -6,6 +6,7 @@ use crate::dataset::Shape;
 use crate::error::{Error, Result};
 use crate::readers;
 use crate::source::{SourceConfig, Splits};
+use crate::spelling::near;
 use crate::text::{Texts, Tokenizer};
 
 /// Every data set and format that [`load`] knows, in the order in which they are listed.
@@ -184,9 +185,9 @@ pub fn check(config: &SourceConfig, data_dir: Option<&Path>) -> Result<()> {
 /// If there is none; the error lists near matches.
 pub fn find(name: &str) -> Result<&'static Reader> {
     READERS.iter().find(|r| r.name == name).ok_or_else(|| {
-        let near: Vec<_> = READERS.iter().map(|r| r.name).filter(|known| is_near(name, known)).collect();
-        let hint = match near.as_slice() {
-            [] => format!("known are {}", READERS.iter().map(|r| r.name).collect::<Vec<_>>().join(", ")),
+        let known = || READERS.iter().map(|r| r.name);
+        let hint = match near(name, known()).as_slice() {
+            [] => format!("known are {}", known().collect::<Vec<_>>().join(", ")),
             near => format!("did you mean {}?", near.join(" or ")),
         };
         Error::UnknownDataset { name: name.to_owned(), hint }
@@ -248,22 +249,6 @@ impl Request<'_> {
     }
 }
 
-/// Whether two names differ by max two insertions, deletions or changes, ignoring case and punctuation.
-fn is_near(a: &str, b: &str) -> bool {
-    let plain = |s: &str| s.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
-    let (a, b): (Vec<char>, Vec<char>) = (plain(a), plain(b));
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.iter().enumerate() {
-            let change = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()] <= 2
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,7 +256,7 @@ mod tests {
     #[test]
     fn unknown_names_get_near_matches() {
         let message = |name| find(name).map(|r| r.name).unwrap_err().to_string();
-        assert!(message("CIFAR-10").contains("did you mean cifar10"), "{}", message("CIFAR-10"));
+        assert!(message("CIFAR-10").contains("did you mean cifar10 or cifar100?"), "{}", message("CIFAR-10"));
         assert!(message("iriss").contains("did you mean iris?"));
         assert!(message("imagenet-21k").contains("known are iris, digits"));
     }

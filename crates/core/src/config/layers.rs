@@ -2,7 +2,7 @@
 
 use super::Config;
 use crate::error::{Error, Result};
-use crate::spelling::did_you_mean;
+use fedproj_data::spelling::did_you_mean;
 use toml::{Table, Value};
 
 /// The configuration as a table. Single-precision numbers read as they were written: 0.001, not 0.0010000000474974513.

@@ -5,7 +5,7 @@ use super::items::{Item, Member, parse};
 use super::layers::table_of;
 use crate::error::{Error, Result};
 use crate::methods;
-use crate::spelling::nearest;
+use fedproj_data::spelling::nearest;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use toml::Value;

@@ -19,7 +19,7 @@ mod scaffold;
 
 use crate::error::{Error, Result};
 use crate::method::Method;
-use crate::spelling::did_you_mean;
+use fedproj_data::spelling::did_you_mean;
 use serde::{Deserialize, Serialize};
 
 /// One line per method: the name that users type, its type and its description.

@@ -5,12 +5,20 @@ pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Str
     nearest(name, known).map(|known| format!("\nhint: did you mean `{known}`?")).unwrap_or_default()
 }
 
-/// The known name that a mistyped one probably means. Hyphens count least: `resnet-8` means `resnet8`, not `resnet18`.
-pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+/// The known name that a mistyped one probably means.
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    near(name, known).first().copied()
+}
+
+/// Known names that a mistyped one may mean, nearest first. Hyphens count least: `resnet-8` means `resnet8`, not
+/// `resnet18`.
+pub(crate) fn near<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let plain = |s: &str| s.replace(['-', '_'], "").to_lowercase();
     let distance = |known: &str| (edit_distance(&plain(name), &plain(known)), edit_distance(name, known));
-    let best = known.map(|known| (distance(known), known)).min();
-    best.filter(|((letters, _), known)| *letters <= 2.min(known.len() / 2)).map(|(_, known)| known)
+    let mut near: Vec<_> = known.map(|known| (distance(known), known)).collect();
+    near.retain(|((letters, _), known)| *letters <= 2.min(known.len() / 2));
+    near.sort_unstable();
+    near.into_iter().map(|(_, known)| known).collect()
 }
 
 /// Insertions, deletions and replacements that turn `a` into `b`.
@@ -32,11 +40,10 @@ fn edit_distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fedproj_nn::models::CATALOGUE;
 
     #[test]
     fn a_mistyped_name_gets_the_nearest_one_and_a_strange_one_none() {
-        let hint = |name| did_you_mean(name, CATALOGUE.iter().map(|entry| entry.name));
+        let hint = |name| did_you_mean(name, ["resnet18", "resnet8", "cnn", "bert"].into_iter());
         assert_eq!(hint("resnet-8"), "\nhint: did you mean `resnet8`?");
         assert_eq!(hint("resnet9"), "\nhint: did you mean `resnet8`?");
         assert_eq!(hint("transformer"), "");
