@@ -1,5 +1,4 @@
-//! What the clients of a round sent, as fusion reads it: from memory in the simulator, from a spool on disk on a
-//! server.
+//! What the clients of a round sent, as fusion reads it: from memory in the simulator, from disk on a server.
 
 use crate::error::Result;
 use crate::trainer::{ClientResult, LocalStats};

@@ -196,8 +196,7 @@ impl Coordinator {
         };
         let compared: u64 = stats().map(|s| u64::from(s.n_compared)).sum();
         let projected: u64 = stats().map(|s| u64::from(s.n_projected)).sum();
-        // A real federation would send weights, buffers and a method's vectors, and the indices and logits of the
-        // memory.
+        // A real federation would send weights, buffers, a method's vectors, and the memory's indices and logits.
         let floats_down = download.weights.len()
             + download.buffers.len()
             + download.vectors.values().map(Vec::len).sum::<usize>()

@@ -88,8 +88,7 @@ impl Evaluator {
         self.workers.len()
     }
 
-    /// Outputs of several models on a data set of the experiment. Runs on the GPU if it holds the set, else on the
-    /// threads.
+    /// Outputs of several models on a data set of the experiment. Runs on the GPU if it holds the set, else on threads.
     pub(crate) fn outputs_on(
         &self,
         experiment: &Experiment,

@@ -84,7 +84,7 @@ pub struct Fusion<'a> {
 }
 
 impl<'a> Fusion<'a> {
-    /// The fusion of these contributions, without those that the robust rule excludes.
+    /// The fusion of these contributions, with the configured clipping and robust selection.
     pub(crate) fn new(
         experiment: &'a Experiment,
         evaluator: &'a Evaluator,
@@ -313,8 +313,7 @@ impl Fusion<'_> {
         Ok(all)
     }
 
-    /// Every client's outputs, a few clients at a time. Uses the outputs that a client sent, else computes those of its
-    /// model.
+    /// Every client's outputs, a few clients at a time: those that it sent, else computed from its model.
     fn each_output(&self, with_features: bool, mut take: impl FnMut(usize, Outputs)) -> Result<()> {
         if self.experiment.public.is_none() {
             return Ok(());
@@ -386,8 +385,7 @@ impl Fusion<'_> {
             .public_outputs(with_features)
     }
 
-    /// Trains the state's weights towards targets on the public set. `previous` are the weights that the clients
-    /// received.
+    /// Trains the state's weights towards targets on the public set. `previous`: the weights that clients received.
     ///
     /// # Errors
     /// If the loss is not finite.

@@ -217,7 +217,7 @@ impl Step<'_> {
         self.recorder.push(Op::Update { g: g.0 });
     }
 
-    /// As [`Step::update`], but projects the optimiser's step against r instead of the gradient.
+    /// As [`Step::update`], but then projects the optimiser's own step against r, for any optimiser.
     ///
     /// # Errors
     /// As [`Step::project`].

@@ -19,8 +19,7 @@ pub enum Rule {
         /// L2 decay.
         weight_decay: f32,
     },
-    /// Adam (Kingma and Ba 2015). Weight decay is added to the gradient, or subtracted from the weights if `decoupled`
-    /// (AdamW).
+    /// Adam (Kingma and Ba 2015). The gradient includes weight decay. AdamW (`decoupled`) applies it to the weights.
     Adam {
         /// Learning rate.
         lr: f32,

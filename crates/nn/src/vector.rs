@@ -84,8 +84,7 @@ impl Default for Bounds {
     }
 }
 
-/// How a vector g relates to a reference r. This is [`project`] in two steps, for callers that measure before they
-/// project.
+/// How a vector g relates to a reference r: [`project`] in two steps, for callers that measure first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Conflict {
     /// ⟨g, r⟩

@@ -42,7 +42,7 @@ impl GpuEvaluator {
         self.cohort.n_lanes()
     }
 
-    /// Outputs of models on one of the experiment's data sets; `None` without such a set.
+    /// Outputs of models on one of the experiment's data sets; empty without such a set.
     pub fn outputs(&mut self, models: &[Model<'_>], which: Which, with_features: bool) -> Result<Vec<Outputs>> {
         let on = Arc::clone(&self.on);
         let (Some(data), Some(samples)) = (which.of(&on.experiment), on.data(which)) else { return Ok(Vec::new()) };

@@ -33,7 +33,7 @@ pub(crate) struct GpuTrainer {
     pub(super) states: Vec<Vectors>,
     pub(super) broadcasts: Vec<Vectors>,
     pub(super) uploads: Vec<Vectors>,
-    /// What each lane of the last wave sends, by places in `uploads`.
+    /// What each lane of the last wave sends, by index in `uploads`.
     pub(super) uploaded: Vec<Vec<usize>>,
     pub(super) embeddings: Vec<Vectors>,
     pub(super) logits: Option<Data>,

@@ -1,8 +1,8 @@
 //! Fully connected layers of every token: y = x·Wᵀ + b with W stored (out, in), for hundreds or thousands of rows.
 //!
 //! With that many rows it pays to copy an operand into panels that suit the caches and the page tables. `linear` serves
-//! the few rows of a batch of vectors, where reading the weights dominates. A row's result does not depend on the other
-//! rows.
+//! the few rows of a batch of vectors, where reading the weights dominates. The result of a row depends on no other
+//! row.
 
 use super::Cpu;
 use super::Sum;

@@ -70,8 +70,7 @@ pub(crate) fn backward(
             }
         }
     });
-    // There are few types, so many tokens share each. Sums run in chunks and then in double precision, to lose no
-    // digits.
+    // Many tokens share each of the few types. Sums run in chunks, then in double precision, to lose no digits.
     let n_chunks = tokens.len().div_ceil(CHUNK);
     let partial = Shards::new(&mut scratch[..n_chunks * types.len()]);
     cpu.team.run(n_chunks, &|chunk, _| {

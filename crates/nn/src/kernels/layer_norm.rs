@@ -1,5 +1,4 @@
-//! Layer normalisation of rows of C values. Also weight standardisation, where a row is an output channel of a
-//! convolution.
+//! Layer normalisation of rows of C values, and weight standardisation: its rows are a convolution's output channels.
 
 use super::Cpu;
 use super::flat::sum_of_halves;

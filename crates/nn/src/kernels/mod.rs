@@ -19,7 +19,7 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
             unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: this function is only called where the CPU has these features.
+                // SAFETY: this function is only called if the CPU has these features.
                 unsafe { $kernel::<simd::Avx512 $($(, $gen)*)?>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
@@ -67,8 +67,7 @@ pub use team::Team;
 
 /// A CPU: an instruction set, and the threads that share each operation.
 ///
-/// To train many networks at once, use one `Cpu` of one thread per network. A larger team shares the work of a single
-/// step.
+/// To train many networks at once, use one `Cpu` of one thread per network. A larger team shares a single step.
 #[derive(Debug)]
 pub struct Cpu {
     pub(crate) isa: Isa,

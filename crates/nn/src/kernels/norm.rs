@@ -121,7 +121,7 @@ impl BatchNorm<'_> {
             }
         } else {
             let n = (x.len() / c) as f64;
-            // Sums of x − s, where s is the first row: no cancellation when the mean is much larger than the standard
+            // Sums of x − s, where s is the first row: no cancellation if the mean is large beside the standard
             // deviation.
             let first = &x[..c];
             rows.repeat(first, coefficients);

@@ -68,8 +68,8 @@ __device__ __forceinline__ void max_pool(const int* lanes, const Pool& p, int pa
     *reinterpret_cast<Places<VEC>*>(places + places_stride * lane + (long long)i * VEC) = place;
 }
 
-// dx (+)= dy at the winners. With NORM: dz, the gradient behind the ReLU, passes through the batch-norm: dx = a·dz +
-// b·x + c.
+// dx (+)= dy at the winners. With NORM: dz, the gradient before the ReLU, passes through the batch-norm:
+// dx = a·dz + b·x + c.
 template <int VEC, bool NORM>
 __device__ __forceinline__ void max_pool_backward(const int* lanes, const int* valid, const Pool& p, int packs, const u8* places,
                                                   long long places_stride, Rows x_rows, Rows coefficients, Rows dy_rows,

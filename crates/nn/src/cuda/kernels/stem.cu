@@ -50,8 +50,7 @@ struct Stem {
         }
     }
 
-    // Calls result(pixel, channel, v0, v1) for sixteen pixels from m0. The warp's threads share them and the 64
-    // channels.
+    // Calls result(pixel, channel, v0, v1) for sixteen pixels from m0 and 64 channels. The warp's threads share them.
     template <class Result>
     __device__ __forceinline__ void products(const float* image, int m0, Result result) const {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;

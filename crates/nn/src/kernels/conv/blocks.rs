@@ -10,7 +10,7 @@ use super::{Conv, Epilogue, Scratch};
 
 /// Tiles per block: their transforms and the weights' should fit the second-level cache together.
 const BLOCK_TILES: usize = 48;
-/// Partial weight gradients per backward pass, and so the maximum number of threads that share it.
+/// Partial weight gradients per backward pass. It can use one thread per gradient.
 const SLICES: usize = 4;
 
 /// How a batch is cut; depends only on shapes.

@@ -9,8 +9,7 @@ use super::{Conv, Epilogue, Scratch};
 
 /// Floats of unrolled image per block: a large part of a core's second-level cache.
 const BLOCK_FLOATS: usize = 48 * 1024;
-/// Partial weight gradients, summed in order at the end, and so the maximum number of threads that share a backward
-/// pass.
+/// Partial weight gradients, summed in order at the end. A backward pass can use one thread per gradient.
 const SLICES: usize = 4;
 
 fn rows_per_block(conv: &Conv) -> usize {
