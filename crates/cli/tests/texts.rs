@@ -68,7 +68,7 @@ fn table2_runs_four_methods_and_names_checkpoint_and_sizes() {
         json(folder.path(), &[&["reproduce", "table2", "--scale", "quick", "--out", "out"], TEXTS, &own].concat());
     let rows = study["tables"][0]["table"]["rows"].as_array().unwrap();
     let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["fedavg", "feddf", "fedet", "fedproj"]);
+    assert_eq!(names, ["FedAvg", "FedDF", "FedET", "FedProj"]);
     let title = study["title"].as_str().unwrap();
     assert!(title.contains("checkpoint tiny") && !title.contains("stands in"), "{title}");
     // Of 72 texts for training a third is bad: 24 and, of the others, half of 60.
