@@ -3,7 +3,7 @@
 use crate::compare::{Comparison, compare};
 use crate::runs::Loaded;
 use fedproj_core::Config;
-use fedproj_core::methods::CATALOGUE;
+use fedproj_core::methods::{CATALOGUE, title};
 use fedproj_data::PartitionConfig;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,15 +55,6 @@ impl Group {
             |arm: &Arm| arm.runs.iter().map(|r| (arm.name.clone(), r.run.summary.clone())).collect::<Vec<_>>();
         compare(&self.arms.iter().flat_map(results).collect::<Vec<_>>())
     }
-}
-
-/// A method's name as papers write it.
-pub fn method_title(name: &str) -> &str {
-    const TITLES: [&str; 12] = [
-        "FedAvg", "FedProx", "FedNova", "FedDyn", "MOON", "FedRCL", "FedDF", "FedET", "FedProj", "SCAFFOLD", "FedAvgM",
-        "FedAdam",
-    ];
-    TITLES.into_iter().find(|title| title.eq_ignore_ascii_case(name)).unwrap_or(name)
 }
 
 /// Sorts runs; a note for each run that repeats another.
@@ -146,7 +137,7 @@ fn method(keys: &Keys) -> &str {
 
 fn name(keys: &Keys, told_by: &BTreeSet<String>) -> String {
     let parts = parts(keys, told_by).into_iter().map(|part| format!(", {part}"));
-    method_title(method(keys)).to_owned() + &parts.collect::<String>()
+    title(method(keys)).to_owned() + &parts.collect::<String>()
 }
 
 /// For each method, the keys that distinguish its arms.

@@ -242,7 +242,8 @@ fn statement(deviations: &[Deviation]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arms::{method_title, sort, tests::run};
+    use crate::arms::{sort, tests::run};
+    use fedproj_core::methods::title;
 
     fn settings(all: &[&[&str]]) -> Vec<Group> {
         sort(all.iter().map(|settings| run(settings, 0, 0.5)).collect(), &mut Vec::new())
@@ -259,7 +260,7 @@ mod tests {
     fn every_line_of_the_tables_is_read() {
         assert_eq!(lines().count(), TABLES.lines().count() - 1);
         for line in lines() {
-            assert_eq!(method_title(&line.method.to_ascii_lowercase()), line.method);
+            assert_eq!(title(&line.method.to_ascii_lowercase()), line.method);
         }
     }
 

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 /// One line per method: the name that users type, its type and its description.
 macro_rules! registry {
-    ($($name:ident: $type:ident, $about:literal;)*) => {
+    ($($name:ident: $type:ident, $title:literal, $about:literal;)*) => {
         $(pub use $name::$type;)*
 
         /// The methods' files, for the reference of their settings.
@@ -48,6 +48,14 @@ macro_rules! registry {
         /// Name and description of every method.
         pub const CATALOGUE: &[(&str, &str)] = &[$((stringify!($name), $about),)*];
 
+        /// A method's name as papers write it; an unknown name as it is.
+        pub fn title(name: &str) -> &str {
+            match name {
+                $(stringify!($name) => $title,)*
+                name => name,
+            }
+        }
+
         impl MethodConfig {
             /// The selected method.
             ///
@@ -64,18 +72,18 @@ macro_rules! registry {
 }
 
 registry! {
-    fedavg: FedAvg, "weighted averaging of local models (McMahan et al. 2017)";
-    fedprox: FedProx, "local steps held to the global model by a proximal term (Li et al. 2020)";
-    fednova: FedNova, "averaging of updates normalised by their local steps (Wang et al. 2020)";
-    feddyn: FedDyn, "dynamic regularisation that aligns local optima (Acar et al. 2021)";
-    moon: Moon, "model-contrastive learning on representations (Li et al. 2021)";
-    fedrcl: FedRcl, "relaxed contrastive learning against collapse (Seo et al. 2024)";
-    feddf: FedDf, "ensemble distillation on public data (Lin et al. 2020)";
-    fedet: FedEt, "variance-weighted consensus with diversity (Cho et al. 2022)";
-    fedproj: FedProj, "gradients projected so that nothing global is unlearned (arXiv 2505.20485)";
-    scaffold: Scaffold, "control variates against client drift (Karimireddy et al. 2020)";
-    fedavgm: FedAvgM, "averaging with server momentum (Hsu et al. 2019)";
-    fedadam: FedAdam, "averaging with Adam on the server (Reddi et al. 2021)";
+    fedavg: FedAvg, "FedAvg", "weighted averaging of local models (McMahan et al. 2017)";
+    fedprox: FedProx, "FedProx", "local steps held to the global model by a proximal term (Li et al. 2020)";
+    fednova: FedNova, "FedNova", "averaging of updates normalised by their local steps (Wang et al. 2020)";
+    feddyn: FedDyn, "FedDyn", "dynamic regularisation that aligns local optima (Acar et al. 2021)";
+    moon: Moon, "MOON", "model-contrastive learning on representations (Li et al. 2021)";
+    fedrcl: FedRcl, "FedRCL", "relaxed contrastive learning against collapse (Seo et al. 2024)";
+    feddf: FedDf, "FedDF", "ensemble distillation on public data (Lin et al. 2020)";
+    fedet: FedEt, "FedET", "variance-weighted consensus with diversity (Cho et al. 2022)";
+    fedproj: FedProj, "FedProj", "gradients projected so that nothing global is unlearned (arXiv 2505.20485)";
+    scaffold: Scaffold, "SCAFFOLD", "control variates against client drift (Karimireddy et al. 2020)";
+    fedavgm: FedAvgM, "FedAvgM", "averaging with server momentum (Hsu et al. 2019)";
+    fedadam: FedAdam, "FedAdam", "averaging with Adam on the server (Reddi et al. 2021)";
 }
 
 fn unknown(name: &str) -> Error {
