@@ -3,8 +3,8 @@
 use crate::compare::Group;
 use crate::nets::Net;
 use anyhow::Result;
-use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, LossTerm, NOBODY, Target, Vectors};
-use fedproj_nn::{Cpu, Dropout, Graph, Init, Isa, Loss, Mode, NormMode, Options, Workspace};
+use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, NOBODY, Target, Vectors};
+use fedproj_nn::{Cpu, Dropout, Graph, Init, Isa, Loss, LossTargets, Mode, NormMode, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use std::sync::Arc;
 
@@ -103,7 +103,10 @@ impl Passed {
 impl Samples {
     pub fn new(net: &Net, n: usize) -> Self {
         let g = &net.graph;
-        let target = |(i, tap): (usize, &fedproj_nn::NodeId)| random(10 + i as u32, n * g.shape(*tap).len());
+        // Positive, since rounding near 0 would turn masks on or off; small, so that the other loss stays visible beside it.
+        let target = |(i, tap): (usize, &fedproj_nn::NodeId)| {
+            random(10 + i as u32, n * g.shape(*tap).len()).into_iter().map(|t| 0.1 * t.abs()).collect()
+        };
         let slots = g.shape(g.input()).len();
         Self {
             x: net.words.map_or_else(|| random(1, n * slots), |words| random_texts(1, n, slots, words)),
@@ -160,10 +163,11 @@ fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: NormMod
     let x = Samples::rows(&samples.x, n, &start.samples);
     let labels: Vec<u32> = start.samples.iter().map(|&i| samples.labels[i as usize]).collect();
     ws.forward(&start.params, &mut buffers, &x, Mode { norm, dropout: Dropout::Key(start.key) })?;
-    let mut loss = ws.add_loss(g.output(), &Loss::CrossEntropy { labels: &labels }, 1.0)?;
+    let mut loss = ws.add_loss(g.output(), &(Loss::CrossEntropy, LossTargets::labels(&labels)), 1.0)?;
     for (tap, target) in net.taps.iter().zip(&samples.targets).filter(|(tap, _)| !g.has_tokens(**tap)) {
         let target = Samples::rows(target, n, &start.samples);
-        loss += f64::from(TAP_WEIGHT) * ws.add_loss(*tap, &Loss::SquaredError { target: &target }, TAP_WEIGHT)?;
+        loss += f64::from(TAP_WEIGHT)
+            * ws.add_loss(*tap, &(Loss::MaskedSquares, LossTargets::features(&target)), TAP_WEIGHT)?;
     }
     let mut gradient = vec![f32::NAN; g.params().len()];
     ws.backward(&start.params, &mut gradient)?;
@@ -221,15 +225,15 @@ pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], 
     // It runs first; nothing of it may show in the next pass.
     cohort.gather(&data, Batches::Samples, 1, false)?;
     cohort.forward(theta.rows(), buffers.rows(), Mode { norm: NormMode::Frozen, dropout: Dropout::Off })?;
-    cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
+    cohort.add_loss(g.output(), &Loss::CrossEntropy, 1.0, true)?;
     cohort.backward(theta.rows(), gradient.rows())?;
     cohort.gather(&data, Batches::Samples, 0, false)?;
     cohort.forward(theta.rows(), buffers.rows(), Mode { norm, dropout: Dropout::OfStep })?;
-    cohort.add_loss(g.output(), &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
+    cohort.add_loss(g.output(), &Loss::CrossEntropy, 1.0, true)?;
     for (tap, target) in net.taps.iter().zip(&samples.targets).filter(|(tap, _)| !g.has_tokens(**tap)) {
         let target = Data::matrix(gpu, target, target.len() / n)?;
         cohort.gather_target(&target, Batches::Samples, 0, Target::Features, false)?;
-        cohort.add_loss(*tap, &LossTerm::SquaredError, Target::Features, TAP_WEIGHT, false)?;
+        cohort.add_loss(*tap, &Loss::MaskedSquares, TAP_WEIGHT, false)?;
         gpu.synchronize()?;
     }
     cohort.record_loss(LossOf::Samples)?;

@@ -4,9 +4,8 @@ use crate::Suite;
 use crate::backends::{random, random_labels};
 use crate::compare::Group;
 use anyhow::Result;
-use fedproj_core::terms;
-use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, LossTerm, NOBODY, Target};
-use fedproj_nn::{Cpu, Direction, Graph, Loss, Mode, Options, RelaxedContrast, Shape, Workspace};
+use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, NOBODY, Target};
+use fedproj_nn::{Cpu, Direction, Graph, Loss, LossTargets, Mode, Options, RelaxedContrast, Shape, Workspace};
 use std::sync::Arc;
 
 const TOLERANCE: f64 = 1e-4;
@@ -53,9 +52,9 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     Ok(())
 }
 
-fn terms_of(shape: Shape) -> Vec<(String, LossTerm)> {
+fn terms_of(shape: Shape) -> Vec<(String, Loss)> {
     let constants = |threshold| {
-        LossTerm::RelaxedContrast(RelaxedContrast {
+        Loss::RelaxedContrast(RelaxedContrast {
             temperature: 0.2,
             threshold,
             contrast_weight: 1.0,
@@ -66,19 +65,17 @@ fn terms_of(shape: Shape) -> Vec<(String, LossTerm)> {
         ("relaxed contrast".to_owned(), constants(0.7)),
         ("relaxed contrast, all pushed apart".to_owned(), constants(-1.0)),
     ];
-    all.push(("squared error".into(), LossTerm::SquaredError));
-    all.push(("absolute error".into(), LossTerm::AbsoluteError));
-    all.push(("masked squares".into(), LossTerm::MaskedSquares));
-    all.push(("contrast".into(), LossTerm::Contrast { positive: 0, negative: 1, temperature: 0.5 }));
+    all.push(("masked squares".into(), Loss::MaskedSquares));
+    all.push(("contrast".into(), Loss::Contrast { positive: 0, negative: 1, temperature: 0.5 }));
     if shape.pixels() > 1 {
         return all;
     }
-    all.push(("cross-entropy".into(), LossTerm::CrossEntropy));
+    all.push(("cross-entropy".into(), Loss::CrossEntropy));
     for (name, direction) in [("KL(t ‖ s)", Direction::TeacherToStudent), ("KL(s ‖ t)", Direction::StudentToTeacher)]
     {
         for times_t_squared in [false, true] {
             for only_marked in [false, true] {
-                let term = LossTerm::Kl { temperature: 3.0, direction, times_t_squared, only_marked };
+                let term = Loss::Kl { temperature: 3.0, direction, times_t_squared, only_marked };
                 let squared = if times_t_squared { "·T²" } else { "" };
                 let marked = if only_marked { " of marked samples" } else { "" };
                 all.push((format!("{name}{squared}{marked}"), term));
@@ -97,7 +94,7 @@ fn graph(shape: Shape) -> Result<Graph> {
 }
 
 /// Loss and gradient of each lane; lane l has samples l, l + lanes, …
-fn on_gpu(gpu: &Arc<Gpu>, case: &Case, term: &LossTerm, after_another: bool) -> Result<Vec<(f64, Vec<f32>)>> {
+fn on_gpu(gpu: &Arc<Gpu>, case: &Case, loss: &Loss, after_another: bool) -> Result<Vec<(f64, Vec<f32>)>> {
     let (g, len, lanes) = (graph(case.shape)?, case.shape.len(), VALID.len());
     let node = g.input();
     let options = Options { batch: BATCH, taps: &[node], training: true };
@@ -119,7 +116,9 @@ fn on_gpu(gpu: &Arc<Gpu>, case: &Case, term: &LossTerm, after_another: bool) -> 
     // Embeddings lie in the order of a lane's own samples.
     cohort.set_table(Batches::Positions, &padded(&|_, i| i), BATCH)?;
     cohort.gather(&data, Batches::Samples, 0, false)?;
-    cohort.gather_target(&target, Batches::Samples, 0, Target::Logits, false)?;
+    for slot in [Target::Logits, Target::Features] {
+        cohort.gather_target(&target, Batches::Samples, 0, slot, false)?;
+    }
     cohort.gather_marks(&marks, Batches::Samples)?;
     for (index, others) in case.others.iter().enumerate() {
         let mut all = cohort.vectors(BATCH * len)?;
@@ -134,71 +133,39 @@ fn on_gpu(gpu: &Arc<Gpu>, case: &Case, term: &LossTerm, after_another: bool) -> 
     let (theta, buffers) = (cohort.vectors(g.params().len())?, cohort.vectors(0)?);
     cohort.forward(theta.rows(), buffers.rows(), Mode::EVAL)?;
     if after_another {
-        cohort.add_loss(node, &LossTerm::AbsoluteError, Target::Logits, 1.0, true)?;
+        cohort.add_loss(node, &Loss::MaskedSquares, 1.0, true)?;
     }
-    cohort.add_loss(node, term, Target::Logits, WEIGHT, !after_another)?;
+    cohort.add_loss(node, loss, WEIGHT, !after_another)?;
     cohort.record_loss(LossOf::Samples)?;
     let stats = cohort.stats()?;
     let lane = |lane: usize| Ok((stats[lane].loss_total, cohort.read_gradient(node, lane, VALID[lane])?));
     (0..lanes).map(lane).collect()
 }
 
-fn on_cpu(case: &Case, lane: usize, n: usize, term: &LossTerm, after_another: bool) -> Result<(f64, Vec<f32>)> {
+fn on_cpu(case: &Case, lane: usize, n: usize, loss: &Loss, after_another: bool) -> Result<(f64, Vec<f32>)> {
     let len = case.shape.len();
     let of = |matrix: &[f32]| rows(matrix, len, lane, n);
     let (z, target) = (of(&case.z), of(&case.target));
     let numbers = |all: &[u32]| (0..n).map(|i| all[i * VALID.len() + lane]).collect::<Vec<u32>>();
     let labels = numbers(&case.labels);
+    let marks: Vec<bool> = numbers(&case.marks).into_iter().map(|mark| mark != 0).collect();
+    let embeddings = [of(&case.others[0]), of(&case.others[1])];
+    let (logits, features) = (&target, &target);
+    let targets = LossTargets { labels: &labels, logits, features, marks: &marks, embeddings: &embeddings };
     let mut grad = vec![0.0; z.len()];
     let mut value = 0.0;
     if after_another {
-        value += add(&z, len, &Loss::AbsoluteError { target: &target }, 1.0, &mut grad)?;
+        value += add(&z, case.shape, &(Loss::MaskedSquares, targets), 1.0, &mut grad)?;
     }
-    value += match *term {
-        LossTerm::CrossEntropy => add(&z, len, &Loss::CrossEntropy { labels: &labels }, WEIGHT, &mut grad)?,
-        LossTerm::SquaredError => add(&z, len, &Loss::SquaredError { target: &target }, WEIGHT, &mut grad)?,
-        LossTerm::AbsoluteError => add(&z, len, &Loss::AbsoluteError { target: &target }, WEIGHT, &mut grad)?,
-        LossTerm::MaskedSquares => f64::from(WEIGHT) * terms::masked_squares(len, &z, &target, WEIGHT, &mut grad),
-        LossTerm::Kl { temperature, direction, times_t_squared, only_marked } => {
-            let marks = numbers(&case.marks);
-            let mut total = 0.0;
-            // Row by row, since some may not count; the mean is over all.
-            for (i, z) in z.chunks_exact(len).enumerate().filter(|(i, _)| !only_marked || marks[*i] != 0) {
-                let (row, weight) = (i * len..(i + 1) * len, WEIGHT / n as f32);
-                let loss = Loss::Kl { teacher: &target[row.clone()], temperature, direction, times_t_squared };
-                total += add(z, len, &loss, weight, &mut grad[row])?;
-            }
-            total
-        }
-        LossTerm::Contrast { temperature, .. } => {
-            let (positive, negative) = (of(&case.others[0]), of(&case.others[1]));
-            let loss = terms::model_contrast(len, &z, &positive, &negative, temperature, WEIGHT, &mut grad);
-            f64::from(WEIGHT) * loss
-        }
-        LossTerm::RelaxedContrast(c) => relaxed_contrast(&c, case.shape, &z, &labels, &mut grad),
-    };
+    value += add(&z, case.shape, &(*loss, targets), WEIGHT, &mut grad)?;
     Ok((value, grad))
 }
 
-/// At an image, the loss is that of the mean over pixels.
-fn relaxed_contrast(c: &RelaxedContrast, shape: Shape, z: &[f32], labels: &[u32], grad: &mut [f32]) -> f64 {
-    let (pixels, channels) = (shape.pixels(), shape.c);
-    let mut pooled = vec![0.0; labels.len() * channels];
-    let place = |i: usize| i / shape.len() * channels + i % channels;
-    for (i, v) in z.iter().enumerate() {
-        pooled[place(i)] += v / pixels as f32;
-    }
-    let mut slope = vec![0.0; pooled.len()];
-    let loss = terms::relaxed_contrast(c, channels, &pooled, labels, WEIGHT, &mut slope);
-    grad.iter_mut().enumerate().for_each(|(i, g)| *g += slope[place(i)] / pixels as f32);
-    f64::from(WEIGHT) * loss
-}
-
 /// Adds the gradient of a loss at plain numbers and returns the weighted loss.
-fn add(z: &[f32], len: usize, loss: &Loss<'_>, weight: f32, grad: &mut [f32]) -> Result<f64> {
-    let g = graph(Shape::vector(len))?;
+fn add(z: &[f32], shape: Shape, loss: &(Loss, LossTargets<'_>), weight: f32, grad: &mut [f32]) -> Result<f64> {
+    let g = graph(shape)?;
     let node = g.input();
-    let options = Options { batch: z.len() / len, taps: &[node], training: true };
+    let options = Options { batch: z.len() / shape.len(), taps: &[node], training: true };
     let mut ws = Workspace::new(&g, &options, Cpu::new(1))?;
     ws.forward(&vec![0.0; g.params().len()], &mut [], z, Mode::EVAL)?;
     let value = ws.add_loss(node, loss, weight)?;

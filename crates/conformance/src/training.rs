@@ -2,8 +2,8 @@
 
 use crate::backends::Backend;
 use anyhow::Result;
-use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, LossTerm, Moments, Target, Vectors};
-use fedproj_nn::{Cpu, Dropout, Graph, Loss, Mode, NormMode, Optimizer, Options, Rule, Workspace};
+use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, Moments, Vectors};
+use fedproj_nn::{Cpu, Dropout, Graph, Loss, LossTargets, Mode, NormMode, Optimizer, Options, Rule, Workspace};
 use std::sync::Arc;
 
 /// Networks that take the same batch again and again, without dropout.
@@ -97,7 +97,8 @@ impl OnCpu {
     fn step(&mut self) -> Result<()> {
         let Self { ws, x, labels, params, buffers, gradient, .. } = self;
         let mode = Mode { norm: NormMode::Update, dropout: Dropout::Off };
-        self.loss_total += ws.loss_gradient(params, buffers, x, &Loss::CrossEntropy { labels }, mode, gradient)?;
+        self.loss_total +=
+            ws.loss_gradient(params, buffers, x, &(Loss::CrossEntropy, LossTargets::labels(labels)), mode, gradient)?;
         self.optimizer.step(ws.cpu(), params, gradient, 1.0);
         Ok(())
     }
@@ -179,7 +180,7 @@ impl OnGpu {
     fn launch_step(&mut self) -> Result<()> {
         self.forward(Mode { norm: NormMode::Update, dropout: Dropout::Off })?;
         let (output, theta) = (self.cohort.graph().output(), self.theta.rows());
-        self.cohort.add_loss(output, &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
+        self.cohort.add_loss(output, &Loss::CrossEntropy, 1.0, true)?;
         self.cohort.record_loss(LossOf::Samples)?;
         self.cohort.backward(theta, self.gradient.rows())?;
         Ok(self.cohort.update(&self.rule, &self.moments, theta, self.gradient.rows())?)

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release --example custom_method -p fedproj-core`
 
-use fedproj_core::{Batch, Config, Experiment, Finish, Fusion, Method, Part, Result, Simulation, Step, Term};
+use fedproj_core::{Batch, Config, Experiment, Finish, Fusion, Loss, Method, Part, Result, Simulation, Step};
 
 /// Only what differs from FedAvg is written; every other hook of [`Method`] has FedAvg's as its default.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ impl Method for FedMedian {
 
     /// What a client does with a mini-batch. Vectors are handles: nothing is copied.
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
-        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
         step.clip(g, self.clip);
         step.update(g);
         Ok(())

@@ -3,8 +3,8 @@
 use crate::config::OptimizerConfig;
 use crate::error::{Error, Result};
 use crate::memory::{TargetTables, Targets};
-use crate::step::Term;
-use fedproj_nn::{Direction, Graph, NodeId, NormMode};
+use crate::step::{At, Term};
+use fedproj_nn::{Direction, Graph, Loss, NodeId, NormMode};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 
@@ -128,14 +128,14 @@ impl Distill {
         let Self { temperature, direction, t2: times_t_squared, .. } = *self;
         match *targets {
             DistillTargets::Teacher(_) => {
-                let kl = Term::Kl { temperature, direction, times_t_squared, only_marked: false, weight: 1.0 };
-                let features = Term::MemoryFeatures { weight: self.feature_weight };
-                [kl].into_iter().chain((self.feature_weight > 0.0).then_some(features)).collect()
+                let kl = Loss::Kl { temperature, direction, times_t_squared, only_marked: false };
+                let features = Term { loss: Loss::MaskedSquares, at: At::Features, weight: self.feature_weight };
+                [kl.into()].into_iter().chain((self.feature_weight > 0.0).then_some(features)).collect()
             }
             DistillTargets::Consensus { weight, .. } => {
                 let direction = Direction::TeacherToStudent;
-                let kl = Term::Kl { temperature: 1.0, direction, times_t_squared: false, only_marked: true, weight };
-                vec![Term::CrossEntropy, kl]
+                let loss = Loss::Kl { temperature: 1.0, direction, times_t_squared: false, only_marked: true };
+                vec![Loss::CrossEntropy.into(), Term { loss, at: At::Output, weight }]
             }
         }
     }

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::gpu::{GpuEvaluator, OnGpu};
 use fedproj_data::Dataset;
-use fedproj_nn::{Cpu, Graph, Loss, Mode, NodeId, Options, Workspace};
+use fedproj_nn::{Cpu, Graph, Loss, LossTargets, Mode, NodeId, Options, Workspace};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -185,7 +185,7 @@ impl Score {
             sizes[label as usize] += 1;
             right[label as usize] += u32::from(argmax(row) == label as usize);
         }
-        let loss = Loss::CrossEntropy { labels }.value(labels.len(), logits)?;
+        let loss = Loss::CrossEntropy.value(&LossTargets::labels(labels), labels.len(), logits)?;
         let share = |(r, n): (&u32, &u32)| if *n == 0 { 0.0 } else { f64::from(*r) / f64::from(*n) };
         let per_class = right.iter().zip(&sizes).map(share).collect();
         let accuracy = f64::from(right.iter().sum::<u32>()) / labels.len().max(1) as f64;

@@ -1,8 +1,8 @@
 //! The memory of public samples against which FedProj projects.
 
 use crate::error::{Error, Result};
-use crate::step::Term;
-use fedproj_nn::NormMode;
+use crate::step::{At, Term};
+use fedproj_nn::{Loss, NormMode};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 
@@ -59,10 +59,11 @@ impl MemoryConfig {
     /// The memory loss, and how many of the terms belong to it.
     pub(crate) fn loss(&self) -> ([Term; 2], usize) {
         let target = match self.target {
-            MemoryTarget::Labels => Term::CrossEntropy,
-            MemoryTarget::Ensemble | MemoryTarget::GlobalModel => Term::MemoryKl { temperature: self.temperature },
+            MemoryTarget::Labels => Loss::CrossEntropy,
+            MemoryTarget::Ensemble | MemoryTarget::GlobalModel => Loss::kl(self.temperature),
         };
-        ([target, Term::MemoryFeatures { weight: self.feature_weight }], 1 + usize::from(self.feature_weight > 0.0))
+        let features = Term { loss: Loss::MaskedSquares, at: At::Features, weight: self.feature_weight };
+        ([target.into(), features], 1 + usize::from(self.feature_weight > 0.0))
     }
 }
 
@@ -114,7 +115,7 @@ pub(crate) struct TargetTables<'a> {
     pub features: &'a [f32],
     /// Where they are not the data's own labels.
     pub labels: Option<&'a [u32]>,
-    /// Which samples count, see [`Term::Kl`].
+    /// Which samples count, see [`Loss::Kl`].
     pub marks: &'a [bool],
 }
 

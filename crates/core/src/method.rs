@@ -4,9 +4,9 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::fusion::{Fusion, GlobalModel};
 use crate::memory::{MemoryConfig, Targets};
-use crate::step::{Batch, Finish, Step, Term};
+use crate::step::{Batch, Finish, Step};
 use fedproj_nn::models::Variant;
-use fedproj_nn::{Graph, NodeId};
+use fedproj_nn::{Graph, Loss, NodeId};
 use std::fmt::Debug;
 
 /// A federated method: what a client does with a mini-batch, and how the server fuses the clients' models. The defaults
@@ -81,7 +81,7 @@ pub trait Method: Send + Sync + Debug {
     /// # Errors
     /// If the loss is not finite or the network cannot take the batch.
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
-        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
         step.update(g);
         Ok(())
     }

@@ -5,9 +5,8 @@
 
 use crate::error::Result;
 use crate::plan::{Op, Recorder, VectorId};
-use crate::terms;
 use fedproj_nn::vector::Bounds;
-use fedproj_nn::{Direction, Graph, NodeId};
+use fedproj_nn::{Graph, Loss, NodeId};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
@@ -25,53 +24,53 @@ pub enum Batch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vector(pub(crate) VectorId);
 
-/// Values of a node for the current private batch, computed with other weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Embedding(pub(crate) usize);
-
-/// A term of the objective whose gradient is taken.
+/// A term of the objective whose gradient is taken: a loss, where it stands, and its weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Term {
-    /// Cross-entropy with the labels.
-    CrossEntropy,
-    /// KL(σ(target/T) ‖ σ(z/T)) to the memory's target logits.
-    MemoryKl {
-        /// T
-        temperature: f32,
-    },
-    /// A divergence between the batch's target logits and z, with all its choices.
-    Kl {
-        /// T
-        temperature: f32,
-        /// The order of its arguments.
-        direction: Direction,
-        /// Whether it is multiplied by T².
-        times_t_squared: bool,
-        /// Only over the samples that are marked; the mean is over all.
-        only_marked: bool,
-        /// Its weight.
-        weight: f32,
-    },
-    /// Masked squared distance of the features to the memory's target features (see [`terms::masked_squares`]).
-    MemoryFeatures {
-        /// γ₂
-        weight: f32,
-    },
-    /// MOON's model-contrastive loss (see [`terms::model_contrast`]).
-    ModelContrast {
-        /// The node whose values are compared.
-        node: NodeId,
-        /// Its values under the global model.
-        positive: Embedding,
-        /// Its values under the client's previous model.
-        negative: Embedding,
-        /// τ
-        temperature: f32,
-        /// μ
-        weight: f32,
-    },
-    /// FedRCL's relaxed contrastive loss at every level of the network (see [`terms::relaxed_contrast`]).
-    RelaxedContrast(terms::RelaxedContrast),
+pub struct Term {
+    /// The loss, on the targets of the batch.
+    pub loss: Loss,
+    /// The nodes whose values it takes; the term is the mean over them.
+    pub at: At,
+    /// Its weight.
+    pub weight: f32,
+}
+
+/// Where a loss stands in the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// The output.
+    Output,
+    /// The features, in networks that have them.
+    Features,
+    /// Every level.
+    Levels,
+    /// A node.
+    Node(NodeId),
+}
+
+impl From<Loss> for Term {
+    /// The loss at the output.
+    fn from(loss: Loss) -> Self {
+        Self { loss, at: At::Output, weight: 1.0 }
+    }
+}
+
+impl At {
+    /// The nodes, by their index.
+    pub(crate) fn node(self, graph: &Graph, index: usize) -> Option<NodeId> {
+        match self {
+            Self::Levels => graph.levels().get(index).copied(),
+            _ if index > 0 => None,
+            Self::Output => Some(graph.output()),
+            Self::Features => graph.features(),
+            Self::Node(node) => Some(node),
+        }
+    }
+
+    /// The number of nodes.
+    pub(crate) fn n_nodes(self, graph: &Graph) -> usize {
+        (0..).map_while(|index| self.node(graph, index)).count()
+    }
 }
 
 /// How a gradient is projected against a reference.
@@ -147,20 +146,21 @@ impl Step<'_> {
         Stream::new(seed, Purpose::ProjectionDropout, [round, client, step]).uniform()
     }
 
-    /// The gradient of a sum of terms on a batch.
+    /// The gradient of a sum of terms on a batch. A plain [`Loss`] is a term at the output.
     ///
     /// # Errors
     /// If the loss is not finite.
-    pub fn gradient(&mut self, batch: Batch, objective: &[Term]) -> Result<Vector> {
+    pub fn gradient(&mut self, batch: Batch, objective: &[impl Into<Term> + Copy]) -> Result<Vector> {
         Ok(Vector(self.recorder.gradient(batch, objective)))
     }
 
-    /// Values of a node for the private batch under other weights, in evaluation mode.
+    /// Values of a node for the private batch under other weights, in evaluation mode: their place among the batch's
+    /// embeddings, for [`Loss::Contrast`].
     ///
     /// # Errors
     /// If the network cannot take the batch.
-    pub fn embed(&mut self, weights: Vector, node: NodeId) -> Result<Embedding> {
-        self.recorder.embed(weights.0, node).map(Embedding)
+    pub fn embed(&mut self, weights: Vector, node: NodeId) -> Result<usize> {
+        self.recorder.embed(weights.0, node)
     }
 
     /// The client's current weights θ_k.

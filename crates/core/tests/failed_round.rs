@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
-use fedproj_core::{Batch, Config, Error, Experiment, Finish, Fusion, Method, Result, Simulation, Step, Term};
+use fedproj_core::{Batch, Config, Error, Experiment, Finish, Fusion, Loss, Method, Result, Simulation, Step};
 
 /// Every client counts its rounds' movement in a vector; a round fails in local training or in fusion.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Method for Failing {
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         self.fail(step.place().round, false)?;
-        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
         step.update(g);
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use fedproj_core::{Config, Experiment, Simulation};
 use fedproj_data::{Dataset, Partition, Samples, Shape};
-use fedproj_nn::{Cpu, Loss, Mode, Options, Workspace};
+use fedproj_nn::{Cpu, Loss, LossTargets, Mode, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
 
 const WEIGHT_DECAY: f32 = 0.05;
@@ -63,7 +63,7 @@ fn gradient(simulation: &Simulation, client: usize, theta: &[f32]) -> Vec<f64> {
     let labels: Vec<u32> = indices.iter().map(|&i| experiment.private.labels().unwrap()[i as usize]).collect();
     let mut ws = Workspace::new(&experiment.graph, &Options::training(indices.len()), Cpu::new(1)).unwrap();
     let mut grad = vec![0.0; theta.len()];
-    let loss = Loss::CrossEntropy { labels: &labels };
+    let loss = (Loss::CrossEntropy, LossTargets::labels(&labels));
     ws.loss_gradient(theta, &mut [], &x, &loss, Mode::EVAL, &mut grad).unwrap();
     grad.iter().zip(theta).map(|(g, t)| f64::from(*g) + f64::from(WEIGHT_DECAY * t)).collect()
 }

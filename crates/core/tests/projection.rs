@@ -6,7 +6,7 @@ mod small;
 
 use fedproj_core::{Config, Experiment, Simulation};
 use fedproj_nn::models::{self, Variant};
-use fedproj_nn::{Cpu, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace, vector};
+use fedproj_nn::{Cpu, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace, vector};
 use fedproj_rng::{Purpose, Stream};
 use small::{SGD, config, run_all, simulation};
 
@@ -40,9 +40,9 @@ impl Case {
 
     fn gradients(&mut self) -> (Vec<f32>, Vec<f32>) {
         let (mut g, mut r) = (vec![0.0; self.theta.len()], vec![0.0; self.theta.len()]);
-        let private = Loss::CrossEntropy { labels: &self.labels };
+        let private = (Loss::CrossEntropy, LossTargets::labels(&self.labels));
         self.ws.loss_gradient(&self.theta, &mut [], &self.x, &private, Mode::EVAL, &mut g).unwrap();
-        let memory = Loss::kl(&self.targets, 1.0);
+        let memory = (Loss::kl(1.0), LossTargets::logits(&self.targets));
         self.ws.loss_gradient(&self.theta, &mut [], &self.memory, &memory, Mode::EVAL, &mut r).unwrap();
         (g, r)
     }
@@ -52,7 +52,7 @@ impl Case {
         let mut theta = self.theta.clone();
         vector::axpy(&mut Cpu::new(1), -eta, g, &mut theta);
         self.ws.forward(&theta, &mut [], &self.memory, Mode::EVAL).unwrap();
-        Loss::kl(&self.targets, 1.0).value(BATCH, self.ws.output()).unwrap()
+        Loss::kl(1.0).value(&LossTargets::logits(&self.targets), BATCH, self.ws.output()).unwrap()
     }
 
     /// (L_mem(θ − η g) − L_mem(θ)) / η for a step of this length.

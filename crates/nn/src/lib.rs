@@ -5,7 +5,7 @@
 //! into a gradient as long as θ. Averaging or comparing networks is arithmetic on such vectors ([`vector`]).
 //!
 //! ```
-//! use fedproj_nn::{Activation, Cpu, Graph, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
+//! use fedproj_nn::{Activation, Cpu, Graph, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace};
 //!
 //! let mut graph = Graph::new(Shape::vector(2));
 //! let hidden = graph.linear("fc1", graph.input(), 16, true)?;
@@ -19,7 +19,7 @@
 //! let mut adam = Optimizer::new(Rule::adam(0.05), theta.len())?;
 //! let mut loss = f64::INFINITY;
 //! for step in 0..200 {
-//!     let cross_entropy = Loss::CrossEntropy { labels: &labels };
+//!     let cross_entropy = (Loss::CrossEntropy, LossTargets::labels(&labels));
 //!     loss = workspace.loss_gradient(&theta, &mut [], &x, &cross_entropy, Mode::train(step), &mut grad)?;
 //!     adam.step(workspace.cpu(), &mut theta, &grad, 1.0);
 //! }
@@ -54,7 +54,7 @@ pub use error::{Error, Result};
 pub use graph::{Graph, NodeId, Shape, Tables, Window};
 pub use kernels::{Activation, Buffer, Cpu, Isa, NormMode, Team};
 pub use layout::{Init, Layout, Role, Span, Storage};
-pub use loss::{Direction, Loss, RelaxedContrast};
+pub use loss::{Direction, Loss, LossTargets, RelaxedContrast};
 pub use mode::{Dropout, Mode, Options};
 pub use optim::{Optimizer, Rule, clip_norm};
 

@@ -1,7 +1,11 @@
 //! Losses at a node, each the mean over the samples of a batch, and their gradients.
 
+mod contrast;
+mod relaxed;
+mod rows;
+
 use crate::error::{Error, Result};
-use crate::kernels::elementwise::exp;
+use crate::graph::Shape;
 use serde::{Deserialize, Serialize};
 
 /// Which distribution the divergence is an expectation over.
@@ -28,150 +32,159 @@ pub struct RelaxedContrast {
     pub penalty_weight: f32,
 }
 
-/// A loss between a node's values (batch, features) and a target.
-#[derive(Clone, Copy, Debug)]
-pub enum Loss<'a> {
+/// A loss between a node's values z (batch, features) and the batch's targets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Loss {
     /// −log softmax(z)\[label\]
-    CrossEntropy {
-        /// One class a sample.
-        labels: &'a [u32],
-    },
-    /// The divergence between softmax(t/T) and softmax(z/T).
+    CrossEntropy,
+    /// The divergence between softmax(t/T) and softmax(z/T), t = [`LossTargets::logits`].
     Kl {
-        /// The teacher's logits t (batch, classes).
-        teacher: &'a [f32],
         /// T > 0.
         temperature: f32,
         /// The order of its arguments.
         direction: Direction,
         /// Whether to multiply by T², which keeps the gradient's size independent of T.
         times_t_squared: bool,
+        /// Only over the samples that are marked; the mean is over all.
+        only_marked: bool,
     },
-    /// Σ (z − t)²
-    SquaredError {
-        /// t (batch, features)
-        target: &'a [f32],
+    /// Σ (z − t)² over the dimensions where z or t is positive, t = [`LossTargets::features`].
+    MaskedSquares,
+    /// −log( e^{cos(z,z⁺)/τ} / (e^{cos(z,z⁺)/τ} + e^{cos(z,z⁻)/τ}) ): a contrast between two embeddings of the batch.
+    Contrast {
+        /// The place of z⁺, which attracts, in [`LossTargets::embeddings`].
+        positive: usize,
+        /// The place of z⁻, which repels.
+        negative: usize,
+        /// τ > 0.
+        temperature: f32,
     },
-    /// Σ |z − t|
-    AbsoluteError {
-        /// t (batch, features)
-        target: &'a [f32],
-    },
+    /// The relaxed contrastive loss (Seo et al., CVPR 2024) of z's mean over pixels.
+    RelaxedContrast(RelaxedContrast),
 }
 
-impl<'a> Loss<'a> {
-    /// KL(teacher ‖ student) at a temperature, without the factor T².
-    pub fn kl(teacher: &'a [f32], temperature: f32) -> Self {
-        Self::Kl { teacher, temperature, direction: Direction::TeacherToStudent, times_t_squared: false }
+/// What a batch's values are compared with, one row per sample. A loss reads only what it needs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LossTargets<'a> {
+    /// One class per sample.
+    pub labels: &'a [u32],
+    /// (batch, classes)
+    pub logits: &'a [f32],
+    /// (batch, features)
+    pub features: &'a [f32],
+    /// Which samples [`Loss::Kl`] counts, if only the marked ones.
+    pub marks: &'a [bool],
+    /// Other values of the node, each (batch, features).
+    pub embeddings: &'a [Vec<f32>],
+}
+
+impl<'a> LossTargets<'a> {
+    /// Labels only.
+    pub fn labels(labels: &'a [u32]) -> Self {
+        Self { labels, ..Self::default() }
     }
 
-    /// Whether the target fits `batch` samples of `features` values.
-    pub(crate) fn check(&self, batch: usize, features: usize) -> Result<()> {
-        let (what, expected, found) = match self {
-            Self::CrossEntropy { labels } => {
-                let wrong = labels.iter().enumerate().find(|(_, label)| **label as usize >= features);
+    /// Logits only.
+    pub fn logits(logits: &'a [f32]) -> Self {
+        Self { logits, ..Self::default() }
+    }
+
+    /// Features only.
+    pub fn features(features: &'a [f32]) -> Self {
+        Self { features, ..Self::default() }
+    }
+
+    fn embedding(&self, index: usize) -> &'a [f32] {
+        self.embeddings.get(index).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Loss {
+    /// KL(teacher ‖ student) at a temperature, without the factor T².
+    pub fn kl(temperature: f32) -> Self {
+        let direction = Direction::TeacherToStudent;
+        Self::Kl { temperature, direction, times_t_squared: false, only_marked: false }
+    }
+
+    /// Whether the targets fit `batch` samples of `features` values.
+    pub(crate) fn check(&self, targets: &LossTargets<'_>, batch: usize, features: usize) -> Result<()> {
+        let fit = |what, expected, found| {
+            if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+        };
+        match *self {
+            Self::CrossEntropy => {
+                let wrong = targets.labels.iter().enumerate().find(|(_, label)| **label as usize >= features);
                 if let Some((sample, &label)) = wrong {
                     return Err(Error::Label { label, sample, classes: features });
                 }
-                ("the label vector", batch, labels.len())
+                fit("the label vector", batch, targets.labels.len())
             }
-            Self::Kl { teacher, temperature, .. } => {
-                if !(temperature.is_finite() && *temperature > 0.0) {
-                    let value = f64::from(*temperature);
-                    return Err(Error::Parameter { name: "temperature", value, expected: "must be positive" });
+            Self::Kl { temperature, only_marked, .. } => {
+                check_temperature(temperature)?;
+                if only_marked {
+                    fit("the vector of marks", batch, targets.marks.len())?;
                 }
-                ("the teacher's logits", batch * features, teacher.len())
+                fit("the teacher's logits", batch * features, targets.logits.len())
             }
-            Self::SquaredError { target } | Self::AbsoluteError { target } => {
-                ("the target", batch * features, target.len())
+            Self::MaskedSquares => fit("the target", batch * features, targets.features.len()),
+            Self::Contrast { positive, negative, temperature } => {
+                check_temperature(temperature)?;
+                [positive, negative]
+                    .into_iter()
+                    .try_for_each(|index| fit("the embedding", batch * features, targets.embedding(index).len()))
             }
-        };
-        if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+            Self::RelaxedContrast(constants) => {
+                check_temperature(constants.temperature)?;
+                fit("the label vector", batch, targets.labels.len())
+            }
+        }
     }
 
     /// The loss of values (batch, features), without a gradient.
     ///
     /// # Errors
-    /// If the target does not fit.
-    pub fn value(&self, batch: usize, z: &[f32]) -> Result<f64> {
+    /// If the targets do not fit.
+    pub fn value(&self, targets: &LossTargets<'_>, batch: usize, z: &[f32]) -> Result<f64> {
         let whole = z.len() / batch.max(1) * batch;
         if z.is_empty() || whole != z.len() {
             return Err(Error::Length { what: "the vector of values", expected: whole.max(batch), found: z.len() });
         }
-        self.check(batch, z.len() / batch.max(1))?;
+        let features = z.len() / batch.max(1);
+        self.check(targets, batch, features)?;
         let mut unused = vec![0.0; z.len()];
-        Ok(self.add_gradient(batch, z, 0.0, &mut unused))
+        Ok(self.add_gradient(targets, Shape::vector(features), z, 0.0, &mut unused))
     }
 
-    /// Adds weight·∂L/∂z to `grad` and returns L.
-    pub(crate) fn add_gradient(&self, batch: usize, z: &[f32], weight: f32, grad: &mut [f32]) -> f64 {
-        let features = z.len() / batch;
-        let scale = weight / batch as f32;
-        let rows = z.chunks_exact(features).zip(grad.chunks_exact_mut(features));
-        let mut total = 0.0;
-        match self {
-            Self::CrossEntropy { labels } => {
-                for ((z, grad), &label) in rows.zip(*labels) {
-                    let log_sum = log_sum_exp(z, 1.0);
-                    total += log_sum - f64::from(z[label as usize]);
-                    for (grad, z) in grad.iter_mut().zip(z) {
-                        *grad += scale * exp(z - log_sum as f32);
-                    }
-                    grad[label as usize] -= scale;
-                }
+    /// Adds weight·∂L/∂z to `grad` and returns L, for samples of a shape.
+    pub(crate) fn add_gradient(
+        &self,
+        targets: &LossTargets<'_>,
+        shape: Shape,
+        z: &[f32],
+        weight: f32,
+        grad: &mut [f32],
+    ) -> f64 {
+        let features = shape.len();
+        match *self {
+            Self::CrossEntropy => rows::cross_entropy(features, z, targets.labels, weight, grad),
+            Self::Kl { temperature, direction, times_t_squared, only_marked } => {
+                let marks = only_marked.then_some(targets.marks);
+                let kl = rows::Kl { temperature, direction, times_t_squared };
+                kl.add_gradient(features, z, targets.logits, marks, weight, grad)
             }
-            Self::Kl { teacher, temperature, direction, times_t_squared } => {
-                let t = *temperature;
-                let factor = if *times_t_squared { t * t } else { 1.0 };
-                for ((z, grad), teacher) in rows.zip(teacher.chunks_exact(features)) {
-                    let (log_zs, log_ts) = (log_sum_exp(z, t) as f32, log_sum_exp(teacher, t) as f32);
-                    let pairs = || z.iter().zip(teacher).map(|(z, q)| (z / t - log_zs, q / t - log_ts));
-                    match direction {
-                        Direction::TeacherToStudent => {
-                            // ∂/∂z = (p_student − p_teacher) / T
-                            for ((log_p, log_q), grad) in pairs().zip(&mut *grad) {
-                                let q = exp(log_q);
-                                total += f64::from(factor * q * (log_q - log_p));
-                                *grad += scale * factor / t * (exp(log_p) - q);
-                            }
-                        }
-                        Direction::StudentToTeacher => {
-                            // ∂/∂z_i = p_i (log p_i − log q_i − KL) / T
-                            let kl: f32 = pairs().map(|(log_p, log_q)| exp(log_p) * (log_p - log_q)).sum();
-                            total += f64::from(factor * kl);
-                            for ((log_p, log_q), grad) in pairs().zip(&mut *grad) {
-                                *grad += scale * factor / t * exp(log_p) * (log_p - log_q - kl);
-                            }
-                        }
-                    }
-                }
+            Self::MaskedSquares => rows::masked_squares(features, z, targets.features, weight, grad),
+            Self::Contrast { positive, negative, temperature } => {
+                let others = [targets.embedding(positive), targets.embedding(negative)];
+                contrast::add_gradient(features, z, others, temperature, weight, grad)
             }
-            Self::SquaredError { target } => {
-                for ((z, grad), t) in z.iter().zip(grad).zip(*target) {
-                    total += f64::from((z - t) * (z - t));
-                    *grad += 2.0 * scale * (z - t);
-                }
-            }
-            Self::AbsoluteError { target } => {
-                for ((z, grad), t) in z.iter().zip(grad).zip(*target) {
-                    let d = z - t;
-                    total += f64::from(d.abs());
-                    *grad += if d > 0.0 {
-                        scale
-                    } else if d < 0.0 {
-                        -scale
-                    } else {
-                        0.0
-                    };
-                }
-            }
+            Self::RelaxedContrast(c) => relaxed::add_gradient(&c, shape, z, targets.labels, weight, grad),
         }
-        total / batch as f64
     }
 }
 
-/// log Σ exp(z/T), safe for large z.
-fn log_sum_exp(z: &[f32], temperature: f32) -> f64 {
-    let max = z.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b)) / temperature;
-    f64::from(max) + f64::from(z.iter().map(|z| exp(z / temperature - max)).sum::<f32>()).ln()
+fn check_temperature(temperature: f32) -> Result<()> {
+    if temperature.is_finite() && temperature > 0.0 {
+        return Ok(());
+    }
+    Err(Error::Parameter { name: "temperature", value: f64::from(temperature), expected: "must be positive" })
 }

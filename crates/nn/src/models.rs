@@ -25,7 +25,7 @@ pub enum Norm {
 pub struct Variant {
     /// The normalisation, if the network has one.
     pub norm: Norm,
-    /// Outputs of MOON's projection head between the features and the classifier; `None`: no head.
+    /// Outputs of a projection head (Li et al., CVPR 2021) between the features and the classifier; `None`: no head.
     pub projection_head: Option<usize>,
 }
 

@@ -5,7 +5,9 @@
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 use fedproj_nn::models::{self, BertConfig, Variant};
-use fedproj_nn::{Cpu, Graph, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace, clip_norm, vector};
+use fedproj_nn::{
+    Cpu, Graph, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace, clip_norm, vector,
+};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -54,12 +56,13 @@ fn allocations_of_steps(graph: &Graph, x: &[f32], n_threads: usize) -> [usize; 5
     let (mut grad, mut reference) = (vec![0.0; params.len()], vec![0.0; params.len()]);
     let mut step = |key: u64| {
         let before = ALLOCATIONS.load(Ordering::SeqCst);
-        for (out, loss) in
-            [(&mut reference, Loss::kl(&teacher, 3.0)), (&mut grad, Loss::CrossEntropy { labels: &labels })]
-        {
+        for (out, loss) in [
+            (&mut reference, (Loss::kl(3.0), LossTargets::logits(&teacher))),
+            (&mut grad, (Loss::CrossEntropy, LossTargets::labels(&labels))),
+        ] {
             ws.forward(&params, &mut buffers, x, Mode::train(key)).unwrap();
             ws.add_loss(graph.output(), &loss, 1.0).unwrap();
-            ws.add_loss(tap, &Loss::SquaredError { target: &target }, 0.1).unwrap();
+            ws.add_loss(tap, &(Loss::MaskedSquares, LossTargets::features(&target)), 0.1).unwrap();
             ws.backward(&params, out).unwrap();
         }
         vector::project(ws.cpu(), &mut grad, &reference, 1e-12);

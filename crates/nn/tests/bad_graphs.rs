@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 use fedproj_nn::models::{self, Norm, Variant};
-use fedproj_nn::{Cpu, Graph, Loss, Mode, NodeId, Optimizer, Options, Result, Rule, Shape, Window, Workspace};
+use fedproj_nn::{
+    Cpu, Graph, Loss, LossTargets, Mode, NodeId, Optimizer, Options, Result, Rule, Shape, Window, Workspace,
+};
 
 /// The message of an error, which must hold all of `parts`.
 fn check<T>(result: Result<T>, parts: &[&str]) {
@@ -131,18 +133,27 @@ fn batches_that_do_not_fit_are_refused() {
 fn losses_that_do_not_fit_name_their_target() {
     let (mut ws, hidden, params) = workspace();
     let output = ws.graph().output();
-    let kl = |teacher, temperature| Loss::kl(teacher, temperature);
-    check(ws.add_loss(output, &Loss::CrossEntropy { labels: &[] }, 1.0), &["batch of 0"]);
+    let kl = |teacher, temperature| (Loss::kl(temperature), LossTargets::logits(teacher));
+    check(ws.add_loss(output, &(Loss::CrossEntropy, LossTargets::labels(&[])), 1.0), &["batch of 0"]);
     check(ws.inject(output, |_, _| ()), &["batch of 0"]);
     ws.forward(&params, &mut [], &[0.5; 8], Mode::EVAL).unwrap();
     check(
-        ws.add_loss(output, &Loss::CrossEntropy { labels: &[0, 5] }, 1.0),
+        ws.add_loss(output, &(Loss::CrossEntropy, LossTargets::labels(&[0, 5])), 1.0),
         &["label 5", "sample 1", "5 classes", "0 to 4"],
     );
-    check(ws.add_loss(output, &Loss::CrossEntropy { labels: &[0] }, 1.0), &["label vector", "1", "needs 2"]);
+    check(
+        ws.add_loss(output, &(Loss::CrossEntropy, LossTargets::labels(&[0])), 1.0),
+        &["label vector", "1", "needs 2"],
+    );
     check(ws.add_loss(output, &kl(&[0.0; 9], 1.0), 1.0), &["teacher's logits", "9", "needs 10"]);
-    check(ws.add_loss(output, &Loss::SquaredError { target: &[0.0; 3] }, 1.0), &["target", "3", "needs 10"]);
-    check(ws.add_loss(hidden, &Loss::AbsoluteError { target: &[0.0; 10] }, 1.0), &["target", "10", "needs 12"]);
+    check(
+        ws.add_loss(output, &(Loss::MaskedSquares, LossTargets::features(&[0.0; 3])), 1.0),
+        &["target", "3", "needs 10"],
+    );
+    check(
+        ws.add_loss(hidden, &(Loss::MaskedSquares, LossTargets::features(&[0.0; 10])), 1.0),
+        &["target", "10", "needs 12"],
+    );
     for (temperature, said) in [(0.0, "0"), (-1.0, "-1"), (f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
         check(ws.add_loss(output, &kl(&[0.0; 10], temperature), 1.0), &["temperature", said, "positive"]);
     }
@@ -154,12 +165,12 @@ fn losses_that_do_not_fit_name_their_target() {
 
 #[test]
 fn a_loss_of_plain_values_checks_their_number() {
-    let loss = Loss::CrossEntropy { labels: &[0, 1] };
-    assert!(loss.value(2, &[0.0; 6]).is_ok());
-    check(loss.value(2, &[0.0; 7]), &["7", "6"]);
-    check(loss.value(2, &[]), &["values", "0"]);
-    check(Loss::CrossEntropy { labels: &[] }.value(0, &[]), &["values", "0"]);
-    check(loss.value(0, &[0.0; 6]), &["values"]);
+    let loss = (Loss::CrossEntropy, LossTargets::labels(&[0, 1]));
+    assert!(loss.0.value(&loss.1, 2, &[0.0; 6]).is_ok());
+    check(loss.0.value(&loss.1, 2, &[0.0; 7]), &["7", "6"]);
+    check(loss.0.value(&loss.1, 2, &[]), &["values", "0"]);
+    check(Loss::CrossEntropy.value(&LossTargets::default(), 0, &[]), &["values", "0"]);
+    check(loss.0.value(&loss.1, 0, &[0.0; 6]), &["values"]);
 }
 
 #[test]
@@ -171,12 +182,15 @@ fn nodes_that_are_no_taps_are_named() {
     check(ws.value(relu), &["`relu`", "tap"]);
     check(ws.gradient(relu), &["`relu`", "tap"]);
     check(ws.inject(relu, |_, _| ()), &["`relu`", "tap"]);
-    check(ws.add_loss(relu, &Loss::SquaredError { target: &[0.0; 12] }, 1.0), &["`relu`", "tap"]);
+    check(ws.add_loss(relu, &(Loss::MaskedSquares, LossTargets::features(&[0.0; 12])), 1.0), &["`relu`", "tap"]);
     // Without training there are values but no gradients.
     let mut inference =
         Workspace::new(ws.graph(), &Options { training: false, ..Options::training(3) }, Cpu::new(1)).unwrap();
     inference.forward(&params, &mut [], &[0.5; 8], Mode::EVAL).unwrap();
-    check(inference.add_loss(inference.graph().output(), &Loss::CrossEntropy { labels: &[0, 0] }, 1.0), &["`out`"]);
+    check(
+        inference.add_loss(inference.graph().output(), &(Loss::CrossEntropy, LossTargets::labels(&[0, 0])), 1.0),
+        &["`out`"],
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@
 mod reference;
 
 use fedproj_nn::models::{self, Norm, ResNet, Variant};
-use fedproj_nn::{Cpu, Graph, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace, clip_norm};
+use fedproj_nn::{Cpu, Graph, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace, clip_norm};
 use reference::{bits, normals, stream};
 
 const IMAGE: Shape = Shape { h: 13, w: 11, c: 3 };
@@ -57,7 +57,7 @@ fn train_in(ws: &mut Workspace, batch: usize) -> Trace {
     for step in 0..3 {
         let x = normals(&mut s, batch * sample, 0.0, 1.0);
         let labels: Vec<u32> = (0..batch).map(|_| s.below(CLASSES as u32)).collect();
-        let loss = Loss::CrossEntropy { labels: &labels };
+        let loss = (Loss::CrossEntropy, LossTargets::labels(&labels));
         let value = ws.loss_gradient(&params, &mut buffers, &x, &loss, Mode::train(step), &mut grad).unwrap();
         losses.push(value.to_bits());
         clip_norm(ws.cpu(), &mut grad, 1.0);
@@ -94,7 +94,7 @@ fn large_layers_leave_the_same_bytes_for_any_number_of_threads() {
     let run = |n_threads| {
         let mut ws = Workspace::new(&graph, &Options::training(12), Cpu::new(n_threads)).unwrap();
         let (mut buffers, mut grad) = (graph.init_buffers(), vec![0.0; params.len()]);
-        let loss = Loss::CrossEntropy { labels: &labels };
+        let loss = (Loss::CrossEntropy, LossTargets::labels(&labels));
         ws.loss_gradient(&params, &mut buffers, &x, &loss, Mode::train(0), &mut grad).unwrap();
         (bits(&grad), bits(&buffers), bits(ws.output()))
     };

@@ -5,7 +5,7 @@
 mod reference;
 
 use fedproj_nn::models::{self, BertConfig, Norm, Variant};
-use fedproj_nn::{Cpu, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
+use fedproj_nn::{Cpu, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use reference::{normals, stream};
 use std::io::Read;
@@ -59,7 +59,7 @@ fn a_perceptron_reads_digits_with_95_percent_accuracy() {
         Stream::new(1, Purpose::BatchOrder, [epoch, 0, 0]).shuffle(&mut train);
         for samples in train.chunks(BATCH) {
             let (x, labels) = gather(samples);
-            let loss = Loss::CrossEntropy { labels: &labels };
+            let loss = (Loss::CrossEntropy, LossTargets::labels(&labels));
             ws.loss_gradient(&params, &mut [], &x, &loss, Mode::train(0), &mut grad).unwrap();
             adam.step(ws.cpu(), &mut params, &grad, 1.0);
         }
@@ -82,7 +82,7 @@ fn check_overfits(norm: Norm) {
     let (mut params, mut buffers) = (graph.init_params(1, Init::Torch), graph.init_buffers());
     let mut grad = vec![0.0; params.len()];
     let mut adam = Optimizer::new(Rule::adam(0.003), params.len()).unwrap();
-    let loss = Loss::CrossEntropy { labels: &labels };
+    let loss = (Loss::CrossEntropy, LossTargets::labels(&labels));
     let mut value = f64::INFINITY;
     for step in 0..100 {
         value = ws.loss_gradient(&params, &mut buffers, &x, &loss, Mode::train(step), &mut grad).unwrap();
@@ -136,7 +136,7 @@ fn an_encoder_learns_which_of_two_words_comes_first() {
     };
     for step in 0..600 {
         let (x, labels) = batch();
-        let loss = Loss::CrossEntropy { labels: &labels };
+        let loss = (Loss::CrossEntropy, LossTargets::labels(&labels));
         ws.loss_gradient(&params, &mut [], &x, &loss, Mode::train(step), &mut grad).unwrap();
         adam.step(ws.cpu(), &mut params, &grad, 1.0);
     }

@@ -7,7 +7,8 @@ mod reference;
 
 use fedproj_nn::models::{BertConfig, Pooling, Variant, bert};
 use fedproj_nn::{
-    Activation, Cpu, Error, Graph, Init, Isa, Loss, Mode, NormMode, Optimizer, Options, Rule, Shape, Tables, Workspace,
+    Activation, Cpu, Error, Graph, Init, Isa, Loss, LossTargets, Mode, NormMode, Optimizer, Options, Rule, Shape,
+    Tables, Workspace,
 };
 use reference::{Kind, Layer, Net, Problem, bits, check_gradients, linear, relative_error, stream, texts};
 
@@ -106,7 +107,7 @@ fn train(graph: &Graph, n_threads: usize, batch: usize) -> (Vec<u32>, Vec<u64>) 
     for step in 0..3 {
         let x = texts(&mut s, batch, 70, Tables { vocabulary: 50, ..tables(36) });
         let labels: Vec<u32> = (0..batch).map(|_| s.below(3)).collect();
-        let loss = Loss::CrossEntropy { labels: &labels };
+        let loss = (Loss::CrossEntropy, LossTargets::labels(&labels));
         losses.push(ws.loss_gradient(&params, &mut [], &x, &loss, Mode::train(step), &mut grad).unwrap().to_bits());
         adam.step(ws.cpu(), &mut params, &grad, 1.0);
     }
@@ -152,7 +153,7 @@ fn an_empty_text_gives_numbers() {
         params[bias].copy_from_slice(&[0.5, -1.0, 2.0]);
         let mut ws = Workspace::new(&graph, &Options::training(2), Cpu::new(1)).unwrap();
         let mut grad = vec![f32::NAN; params.len()];
-        let loss = Loss::CrossEntropy { labels: &[1, 0] };
+        let loss = (Loss::CrossEntropy, LossTargets::labels(&[1, 0]));
         ws.loss_gradient(&params, &mut [], &[0.0; 140], &loss, Mode::train(0), &mut grad).unwrap();
         assert!(ws.output().iter().chain(&grad).all(|v| v.is_finite()));
         if pooling == Pooling::Mean {
@@ -214,6 +215,6 @@ fn layers_that_do_not_go_together_are_refused() {
     refused(g.self_attention("att", pooled, 2, 0.0), "needs tokens");
     let mut ws = Workspace::new(&g, &Options { taps: &[x], ..Options::training(1) }, Cpu::new(1)).unwrap();
     ws.forward(&vec![0.1; g.params().len()], &mut [], &[1.0; 8], Mode::EVAL).unwrap();
-    let error = ws.add_loss(x, &Loss::SquaredError { target: &[0.0; 48] }, 1.0).unwrap_err().to_string();
+    let error = ws.add_loss(x, &(Loss::MaskedSquares, LossTargets::features(&[0.0; 48])), 1.0).unwrap_err().to_string();
     assert!(error.contains("`words`") && error.contains("pools"), "{error}");
 }

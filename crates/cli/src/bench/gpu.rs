@@ -1,8 +1,8 @@
 //! The training step of a cohort on a GPU.
 
 use anyhow::{Context, Result};
-use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, LossTerm, Precision, Target};
-use fedproj_nn::{Dropout, Graph, Init, Mode, NormMode, Options, Rule};
+use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, Precision};
+use fedproj_nn::{Dropout, Graph, Init, Loss, Mode, NormMode, Options, Rule};
 use fedproj_rng::{Purpose, Stream};
 use std::time::Instant;
 
@@ -51,7 +51,7 @@ pub fn step(graph: &Graph, device: &str, precision: &str, clients: usize, x: &[f
             let recording = cohort.begin_recording(0)?;
             cohort.gather(&data, Batches::Samples, 0, false)?;
             cohort.forward(theta.rows(), running.rows(), pass)?;
-            cohort.add_loss(output, &LossTerm::CrossEntropy, Target::Logits, 1.0, true)?;
+            cohort.add_loss(output, &Loss::CrossEntropy, 1.0, true)?;
             cohort.record_loss(LossOf::Samples)?;
             cohort.backward(theta.rows(), grad.rows())?;
             cohort.update(&rule, &moments, theta.rows(), grad.rows())?;

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use fedproj_core::{ClientStates, Config, Experiment, Seconds, ServerState, Simulation, Targets};
 use fedproj_data::{Dataset, Normalisation, Partition, Samples};
 use fedproj_nn::models::{self, Variant};
-use fedproj_nn::{Cpu, Dropout, Init, Loss, Mode, Optimizer, Options, Rule, Shape, Workspace};
+use fedproj_nn::{Cpu, Dropout, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use serde::Serialize;
 use std::sync::{Arc, Barrier};
@@ -222,7 +222,7 @@ impl Step {
         for step in 0..self.steps {
             barrier.wait();
             let start = Instant::now();
-            let loss = Loss::CrossEntropy { labels: &labels };
+            let loss = (Loss::CrossEntropy, LossTargets::labels(&labels));
             let dropout = if self.no_dropout { Dropout::Off } else { Dropout::Key(u64::from(step)) };
             let mode = Mode { dropout, ..Mode::train(0) };
             ws.loss_gradient(&params, &mut buffers, &x, &loss, mode, &mut grad)?;

@@ -4,8 +4,8 @@ use super::trainer::GpuTrainer;
 use crate::error::Result;
 use crate::plan::{Op, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
-use fedproj_nn::cuda::{Batches, Cohort, LossOf, LossTerm, Rows, Target as LossTarget};
-use fedproj_nn::{Direction, Dropout, Mode, NodeId, NormMode};
+use fedproj_nn::cuda::{Batches, Cohort, LossOf, Rows, Target};
+use fedproj_nn::{Dropout, Mode, NormMode};
 
 /// Progress within a step.
 #[derive(Debug, Default)]
@@ -136,10 +136,10 @@ impl GpuTrainer {
         let cast = self.truncates_memory;
         self.cohort.gather(public, Batches::Replay, offset, cast)?;
         if let Some(logits) = &self.logits {
-            self.cohort.gather_target(logits, Batches::Replay, offset, LossTarget::Logits, cast)?;
+            self.cohort.gather_target(logits, Batches::Replay, offset, Target::Logits, cast)?;
         }
         if let Some(features) = &self.features {
-            self.cohort.gather_target(features, Batches::Replay, offset, LossTarget::Features, false)?;
+            self.cohort.gather_target(features, Batches::Replay, offset, Target::Features, false)?;
         }
         Ok(())
     }
@@ -165,34 +165,11 @@ impl GpuTrainer {
 
 /// Adds a term to the objective of the batch gathered last.
 pub(super) fn add_term(cohort: &mut Cohort, term: &Term, has_loss: &mut bool) -> Result<()> {
-    let graph = cohort.graph();
-    let (output, features, levels) = (graph.output(), graph.features(), graph.levels().to_vec());
-    let mut add = |node: NodeId, term: LossTerm, target: LossTarget, weight: f32| -> Result<()> {
+    let n = term.at.n_nodes(cohort.graph());
+    for index in 0..n {
+        let Some(node) = term.at.node(cohort.graph(), index) else { break };
         let first = !std::mem::replace(has_loss, true);
-        Ok(cohort.add_loss(node, &term, target, weight, first)?)
-    };
-    match *term {
-        Term::CrossEntropy => add(output, LossTerm::CrossEntropy, LossTarget::Logits, 1.0),
-        Term::MemoryKl { temperature } => {
-            let direction = Direction::TeacherToStudent;
-            let kl = LossTerm::Kl { temperature, direction, times_t_squared: false, only_marked: false };
-            add(output, kl, LossTarget::Logits, 1.0)
-        }
-        Term::Kl { temperature, direction, times_t_squared, only_marked, weight } => {
-            let kl = LossTerm::Kl { temperature, direction, times_t_squared, only_marked };
-            add(output, kl, LossTarget::Logits, weight)
-        }
-        Term::MemoryFeatures { weight } => match features {
-            Some(node) => add(node, LossTerm::MaskedSquares, LossTarget::Features, weight),
-            None => Ok(()),
-        },
-        Term::ModelContrast { node, positive, negative, temperature, weight } => {
-            let contrast = LossTerm::Contrast { positive: positive.0, negative: negative.0, temperature };
-            add(node, contrast, LossTarget::Logits, weight)
-        }
-        Term::RelaxedContrast(c) => {
-            let weight = 1.0 / levels.len().max(1) as f32;
-            levels.into_iter().try_for_each(|node| add(node, LossTerm::RelaxedContrast(c), LossTarget::Logits, weight))
-        }
+        cohort.add_loss(node, &term.loss, term.weight / n as f32, first)?;
     }
+    Ok(())
 }

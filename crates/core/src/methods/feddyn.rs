@@ -9,7 +9,8 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
-use crate::step::{Batch, Finish, Step, Term};
+use crate::step::{Batch, Finish, Step};
+use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
 
 /// Hyper-parameters of FedDyn.
@@ -39,7 +40,7 @@ impl Method for FedDyn {
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
-        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
         let h = step.state("h");
         step.add_scaled_diff(g, self.alpha, step.weights(), step.weights_round_start());
         step.add_scaled(g, self.alpha, h);

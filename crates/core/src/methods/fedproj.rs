@@ -17,8 +17,8 @@ use crate::fusion::{Fusion, GlobalModel};
 use crate::memory::{MemoryConfig, MemoryTarget, Round0, Targets};
 use crate::method::Method;
 use crate::projection::Projection;
-use crate::step::{Batch, Step, Term};
-use fedproj_nn::{Graph, NodeId};
+use crate::step::{Batch, Step};
+use fedproj_nn::{Graph, Loss, NodeId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl Method for FedProj {
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
-        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
         if !self.projection.applies(step, &self.authors) {
             step.update(g);
             return Ok(());

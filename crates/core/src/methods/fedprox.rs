@@ -7,7 +7,8 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::method::Method;
-use crate::step::{Batch, Step, Term};
+use crate::step::{Batch, Step};
+use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
 
 /// Hyper-parameters of FedProx.
@@ -35,7 +36,7 @@ impl Method for FedProx {
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
-        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
         if self.proximal_weight > 0.0 {
             // ∇h_k(w; wᵗ) = ∇F_k(w) + μ (w − wᵗ)
             step.add_scaled_diff(g, self.proximal_weight, step.weights(), step.weights_round_start());

@@ -1,6 +1,6 @@
 //! FedRCL. Seo et al., "Relaxed Contrastive Learning for Federated Learning", CVPR 2024, arXiv:2401.04928.
 //!
-//! Client  w ← w − η ∇(CE + Σ over levels of a relaxed contrastive loss, averaged)     see [`terms::relaxed_contrast`]
+//! Client  w ← w − η ∇(CE + Σ over levels of a relaxed contrastive loss, averaged)     see [`RelaxedContrast`]
 //! Server  as FedAvg
 //! State kept by a client: none.   Sent beyond FedAvg: nothing.
 //! Departures from the paper: levels are the stem and every stage of the network (every hidden layer of an MLP).
@@ -8,9 +8,8 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::method::Method;
-use crate::step::{Batch, Step, Term};
-use crate::terms::RelaxedContrast;
-use fedproj_nn::{Graph, NodeId};
+use crate::step::{At, Batch, Step, Term};
+use fedproj_nn::{Graph, Loss, NodeId, RelaxedContrast};
 use serde::{Deserialize, Serialize};
 
 /// Hyper-parameters of FedRCL.
@@ -52,10 +51,9 @@ impl Method for FedRcl {
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let Self { temperature, threshold, contrast_weight, penalty_weight } = *self;
-        let contrast =
-            Term::RelaxedContrast(RelaxedContrast { temperature, threshold, contrast_weight, penalty_weight });
+        let loss = Loss::RelaxedContrast(RelaxedContrast { temperature, threshold, contrast_weight, penalty_weight });
         let off = contrast_weight == 0.0 && penalty_weight == 0.0;
-        let objective = [Term::CrossEntropy, contrast];
+        let objective = [Loss::CrossEntropy.into(), Term { loss, at: At::Levels, weight: 1.0 }];
         let g = step.gradient(Batch::Private, if off { &objective[..1] } else { &objective })?;
         step.update(g);
         Ok(())

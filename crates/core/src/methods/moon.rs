@@ -10,9 +10,9 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::method::Method;
-use crate::step::{Batch, Finish, Step, Term};
+use crate::step::{At, Batch, Finish, Step, Term};
 use fedproj_nn::models::Variant;
-use fedproj_nn::{Graph, NodeId};
+use fedproj_nn::{Graph, Loss, NodeId};
 use serde::{Deserialize, Serialize};
 
 /// Hyper-parameters of MOON.
@@ -58,14 +58,14 @@ impl Method for Moon {
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
-        let mut objective = vec![Term::CrossEntropy];
+        let mut objective = vec![Term::from(Loss::CrossEntropy)];
         if let (Some(node), Some(previous)) = (head(step.graph()), step.kept_model("previous"))
             && self.contrast_weight > 0.0
         {
             let positive = step.embed(step.weights_round_start(), node)?;
             let negative = step.embed(previous, node)?;
-            let (temperature, weight) = (self.temperature, self.contrast_weight);
-            objective.push(Term::ModelContrast { node, positive, negative, temperature, weight });
+            let loss = Loss::Contrast { positive, negative, temperature: self.temperature };
+            objective.push(Term { loss, at: At::Node(node), weight: self.contrast_weight });
         }
         let g = step.gradient(Batch::Private, &objective)?;
         step.update(g);

@@ -11,7 +11,8 @@ use crate::contributions::Part;
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, SEND};
 use crate::method::Method;
-use crate::step::{Batch, Finish, Step, Term};
+use crate::step::{Batch, Finish, Step};
+use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
 
 /// Hyper-parameters of SCAFFOLD.
@@ -50,7 +51,7 @@ impl Method for Scaffold {
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
-        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
         let (c, c_k) = (step.broadcast("control_variate"), step.state("control_variate"));
         step.add_scaled_diff(g, 1.0, c, c_k);
         step.update(g);

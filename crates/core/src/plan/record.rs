@@ -36,10 +36,10 @@ impl Recorder {
         self.program.ops.push(op);
     }
 
-    pub fn gradient(&mut self, batch: Batch, objective: &[Term]) -> VectorId {
+    pub fn gradient(&mut self, batch: Batch, objective: &[impl Into<Term> + Copy]) -> VectorId {
         let out = self.program.n_gradients();
         self.push(Op::Forward { batch });
-        self.program.ops.extend(objective.iter().map(|&term| Op::Loss { term }));
+        self.program.ops.extend(objective.iter().map(|&term| Op::Loss { term: term.into() }));
         self.push(Op::Backward { batch, out });
         VectorId::Gradient(out)
     }
@@ -103,7 +103,7 @@ mod tests {
     use crate::method::Method;
     use crate::step::{Finish, Place, ProjectionRule, Scope, Step};
     use fedproj_nn::models::{self, Variant};
-    use fedproj_nn::{Shape, vector::Bounds};
+    use fedproj_nn::{Loss, Shape, vector::Bounds};
 
     const G: VectorId = VectorId::Gradient(0);
     const R: VectorId = VectorId::Gradient(1);
@@ -149,8 +149,8 @@ mod tests {
         }
     }
 
-    fn gradient(batch: Batch, objective: &[Term], out: usize) -> Vec<Op> {
-        let losses = objective.iter().map(|&term| Op::Loss { term });
+    fn gradient(batch: Batch, objective: &[Loss], out: usize) -> Vec<Op> {
+        let losses = objective.iter().map(|&loss| Op::Loss { term: loss.into() });
         [Op::Forward { batch }].into_iter().chain(losses).chain([Op::Backward { batch, out }]).collect()
     }
 
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn fedavg_takes_a_gradient_and_a_step() {
         let mut clients = Clients::new("fedavg", &[]);
-        let expected = chain(&gradient(PRIVATE, &[Term::CrossEntropy], 0), &[Op::Update { g: G }]);
+        let expected = chain(&gradient(PRIVATE, &[Loss::CrossEntropy], 0), &[Op::Update { g: G }]);
         assert_eq!(clients.step(&mut Vec::new()), expected);
         assert_eq!(clients.finish(&mut Vec::new(), 1.0), []);
     }
@@ -169,10 +169,10 @@ mod tests {
     #[test]
     fn fedproj_projects_between_the_two_where_there_is_a_memory() {
         let mut clients = Clients::new("fedproj", &[]);
-        let memory = gradient(Batch::Memory, &[Term::MemoryKl { temperature: 3.0 }], 1);
+        let memory = gradient(Batch::Memory, &[Loss::kl(3.0)], 1);
         let bounds = Bounds { eps: 1e-8, norm_guard: 0.0, ..Bounds::default() };
         let rule = ProjectionRule { bounds, scope: Scope::Global, from_round_start: false };
-        let own = gradient(PRIVATE, &[Term::CrossEntropy], 0);
+        let own = gradient(PRIVATE, &[Loss::CrossEntropy], 0);
         let both = chain(&own, &memory);
         let projecting = chain(&both, &[Op::Project { g: G, r: R, rule }, Op::Update { g: G }]);
         assert_eq!(clients.step(&mut Vec::new()), projecting);
@@ -204,7 +204,7 @@ mod tests {
         let (mut clients, mut kept) = (Clients::new("scaffold", &settings), Vec::new());
         let (c, own, sent) = (VectorId::Broadcast(0), VectorId::State(0), VectorId::Upload(0));
         let corrected = [Op::AddScaledDiff { g: G, a: 1.0, x: c, y: own }, Op::Update { g: G }];
-        let expected = chain(&gradient(PRIVATE, &[Term::CrossEntropy], 0), &corrected);
+        let expected = chain(&gradient(PRIVATE, &[Loss::CrossEntropy], 0), &corrected);
         assert_eq!(clients.step(&mut kept), expected);
         let expected = [
             Op::AddScaled { y: sent, a: -1.0, x: c },
@@ -227,7 +227,7 @@ mod tests {
             Op::Clip { g: G, norm_max: 2.0 },
             Op::Update { g: G },
         ];
-        assert_eq!(clients.step(&mut kept), chain(&gradient(PRIVATE, &[Term::CrossEntropy], 0), &then));
+        assert_eq!(clients.step(&mut kept), chain(&gradient(PRIVATE, &[Loss::CrossEntropy], 0), &then));
         let h = VectorId::State(0);
         let expected = [Op::AddScaledDiff { g: h, a: 1.0, x: VectorId::Weights, y: VectorId::RoundStart }];
         assert_eq!(clients.finish(&mut kept, 1.0), expected);
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn moon_contrasts_only_for_clients_that_took_part_before() {
         let mut clients = Clients::new("moon", &[]);
-        let plain = chain(&gradient(PRIVATE, &[Term::CrossEntropy], 0), &[Op::Update { g: G }]);
+        let plain = chain(&gradient(PRIVATE, &[Loss::CrossEntropy], 0), &[Op::Update { g: G }]);
         let mut kept = Vec::new();
         assert_eq!(clients.step(&mut kept), plain);
         assert_eq!(clients.finish(&mut kept, 1.0), [Op::KeepModel { weights: 0, buffers: 1 }]);
@@ -246,10 +246,11 @@ mod tests {
         );
         let ops = clients.step(&mut kept);
         assert_eq!(ops[..2], [Op::Embed { index: 0 }, Op::Embed { index: 1 }]);
-        let [_, _, Op::Forward { .. }, Op::Loss { term: Term::CrossEntropy }, Op::Loss { term }, ..] = ops[..] else {
+        let [_, _, Op::Forward { .. }, Op::Loss { term: own }, Op::Loss { term }, ..] = ops[..] else {
             panic!("{ops:?}")
         };
-        assert!(matches!(term, Term::ModelContrast { .. }), "{term:?}");
+        assert_eq!(own, Loss::CrossEntropy.into());
+        assert!(matches!(term.loss, Loss::Contrast { .. }), "{term:?}");
         assert_eq!(clients.step(&mut Vec::new()), plain, "a newcomer beside them");
         // A second client finds the same embeddings.
         assert_eq!(clients.step_at(&mut kept, true, 1, 4), ops);

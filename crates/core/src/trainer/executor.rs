@@ -34,7 +34,7 @@ pub(crate) struct Tally {
 }
 
 /// Memory that runs programs. A program's first step may allocate. Its later steps do not, except for FedRCL's loss
-/// ([`terms::relaxed_contrast`](crate::terms::relaxed_contrast)).
+/// ([`Loss::RelaxedContrast`](fedproj_nn::Loss::RelaxedContrast)).
 #[derive(Debug)]
 pub(crate) struct Executor {
     pub ws: Workspace,

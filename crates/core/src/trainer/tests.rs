@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::coordinator::Coordinator;
 use crate::plan::Op;
 use crate::step::{Batch, Step, Term};
+use fedproj_nn::Loss;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -108,7 +109,7 @@ fn local_steps_after_the_first_allocate_nothing() {
     check("fedavg", &["local.clip=0.5"], |op| matches!(op, Op::Update { .. }));
     check("fedprox", &[], |op| matches!(op, Op::AddScaledDiff { .. }));
     check("feddyn", &[], |op| matches!(op, Op::AddScaled { x: VectorId::State(_), .. }));
-    check("moon", &[], |op| matches!(op, Op::Loss { term: Term::ModelContrast { .. } }));
+    check("moon", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::Contrast { .. }, .. } }));
     check("fedproj", &["method.fedproj.projection.mode=soft"], |op| matches!(op, Op::AddScaled { .. }));
     for setting in ["space=gradient", "scope=layer", "reference=round_start"] {
         let setting = format!("method.fedproj.projection.{setting}");
@@ -120,7 +121,7 @@ fn local_steps_after_the_first_allocate_nothing() {
 /// The exception that [`Executor`] names. It also shows that allocations are counted.
 #[test]
 fn the_relaxed_contrast_allocates() {
-    let relaxed = |op: &Op| matches!(op, Op::Loss { term: Term::RelaxedContrast(_) });
+    let relaxed = |op: &Op| matches!(op, Op::Loss { term: Term { loss: Loss::RelaxedContrast(_), .. } });
     assert!(allocations_after_the_first_step(config("fedrcl", &[]), relaxed) > 0);
 }
 
@@ -137,7 +138,7 @@ impl Method for Alternating {
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         self.n_calls.fetch_add(1, Ordering::Relaxed);
-        let g = step.gradient(Batch::Private, &[Term::CrossEntropy])?;
+        let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
         if step.place().step % 2 == 1 {
             step.add_scaled_diff(g, 0.1, step.weights(), step.weights_round_start());
         }

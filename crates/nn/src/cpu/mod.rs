@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, NodeId, Saved};
 use crate::kernels::conv::Scratch;
 use crate::kernels::{Buffer, Cpu, Isa};
-use crate::loss::Loss;
+use crate::loss::{Loss, LossTargets};
 use crate::mode::{Mode, Options};
 use crate::plan::Plan;
 use crate::tokens::Tokens;
@@ -162,12 +162,12 @@ impl Workspace {
     /// Adds `weight` times a loss at the output or a tap. Returns the loss without the weight.
     ///
     /// # Errors
-    /// If the loss does not fit the node's shape, or as [`Workspace::inject`].
-    pub fn add_loss(&mut self, node: NodeId, loss: &Loss<'_>, weight: f32) -> Result<f64> {
+    /// If the targets do not fit the node's shape, or as [`Workspace::inject`].
+    pub fn add_loss(&mut self, node: NodeId, (loss, targets): &(Loss, LossTargets<'_>), weight: f32) -> Result<f64> {
         check_loss_at(&self.graph, node)?;
-        loss.check(self.batch, self.graph.shape(node).len())?;
-        let batch = self.batch;
-        self.inject(node, |value, grad| loss.add_gradient(batch, value, weight, grad))
+        let shape = self.graph.shape(node);
+        loss.check(targets, self.batch, shape.len())?;
+        self.inject(node, |value, grad| loss.add_gradient(targets, shape, value, weight, grad))
     }
 
     /// The gradient that the last backward pass left at a tap, (batch, …).
@@ -189,7 +189,7 @@ impl Workspace {
         params: &[f32],
         buffers: &mut [f32],
         x: &[f32],
-        loss: &Loss<'_>,
+        loss: &(Loss, LossTargets<'_>),
         mode: Mode,
         grad: &mut [f32],
     ) -> Result<f64> {

@@ -7,7 +7,7 @@ use super::memory::{Data, Rows};
 use crate::cpu::check_loss_at;
 use crate::error::Result;
 use crate::graph::{NodeId, Shape};
-use crate::loss::{Direction, RelaxedContrast};
+use crate::loss::{Direction, Loss, RelaxedContrast};
 
 /// The arguments that all losses share, as `loss.cu` takes them.
 #[repr(C)]
@@ -25,7 +25,7 @@ pub(super) struct LossArgs {
 }
 parameters!(LossArgs);
 
-/// Which gathered rows a loss compares with.
+/// Which targets are gathered, see [`crate::LossTargets`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Logits.
@@ -41,41 +41,6 @@ impl Target {
             Self::Features => Slot::Features,
         }
     }
-}
-
-/// A term of an objective. Labels and targets are those gathered last.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum LossTerm {
-    /// −log softmax(z)\[label\]
-    CrossEntropy,
-    /// The divergence between softmax(t/T) and softmax(z/T).
-    Kl {
-        /// T
-        temperature: f32,
-        /// The order of its arguments.
-        direction: Direction,
-        /// Whether it is multiplied by T².
-        times_t_squared: bool,
-        /// Only for samples that were marked by [`Cohort::gather_marks`].
-        only_marked: bool,
-    },
-    /// Σ (z − t)²
-    SquaredError,
-    /// Σ |z − t|
-    AbsoluteError,
-    /// Σ (z − t)² where either is positive.
-    MaskedSquares,
-    /// A contrast between two gathered embeddings.
-    Contrast {
-        /// The embedding that attracts.
-        positive: usize,
-        /// The embedding that repels.
-        negative: usize,
-        /// τ
-        temperature: f32,
-    },
-    /// The relaxed contrastive loss of the node's mean over pixels.
-    RelaxedContrast(RelaxedContrast),
 }
 
 /// Which batch a recorded loss is of.
@@ -113,7 +78,7 @@ impl Cohort {
         self.gather_numbers(data, which, self.labels.at())
     }
 
-    /// Gathers marks (0 or 1 for each sample, the labels of `data`) of a table's current entry, see [`LossTerm::Kl`].
+    /// Gathers marks (0 or 1 for each sample, the labels of `data`) of a table's current entry, see [`Loss::Kl`].
     ///
     /// # Errors
     /// If the table was not set.
@@ -129,29 +94,28 @@ impl Cohort {
         self.launch("gather_labels", [1, 1], [256, 1], 0, &p)
     }
 
-    /// Adds `weight` times a term at the output or a tap to the objective; `first`: it is the batch's first term.
+    /// Adds `weight` times a loss at the output or a tap, on the targets gathered last; `first`: it is the batch's first.
     ///
     /// # Errors
     /// If the node is no tap or has tokens, or the cohort was made without training.
-    pub fn add_loss(&mut self, node: NodeId, term: &LossTerm, target: Target, weight: f32, first: bool) -> Result<()> {
+    pub fn add_loss(&mut self, node: NodeId, loss: &Loss, weight: f32, first: bool) -> Result<()> {
         check_loss_at(&self.graph, node)?;
         let (grad, fresh) = self.inject(node)?;
-        self.launch_loss(node, term, target, weight, first, grad, fresh)
+        self.launch_loss(node, loss, weight, first, grad, fresh)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "a loss, where it stands and where its gradient goes")]
     fn launch_loss(
         &mut self,
         node: NodeId,
-        term: &LossTerm,
-        target: Target,
+        loss: &Loss,
         weight: f32,
         first: bool,
         grad: Rows,
         fresh: bool,
     ) -> Result<()> {
         let shape = self.graph.shape(node);
-        let target = self.slots.get(&target.slot()).map_or(Rows::NONE, super::memory::Vectors::rows);
+        let target = if *loss == Loss::MaskedSquares { Slot::Features } else { Slot::Logits };
+        let target = self.slots.get(&target).map_or(Rows::NONE, super::memory::Vectors::rows);
         let args = LossArgs {
             lanes: self.lanes.at(),
             valid: self.valid.at(),
@@ -166,27 +130,25 @@ impl Cohort {
         };
         let (batch, batch_max) = (self.batch as i32, self.batch_max as i32);
         let (grid, block) = ([self.batch.div_ceil(4), 1], [128, 1]);
-        match *term {
-            LossTerm::CrossEntropy => {
+        match *loss {
+            Loss::CrossEntropy => {
                 self.launch("cross_entropy", grid, block, 0, &[&args, &batch, &self.labels.at(), &batch_max])
             }
-            LossTerm::Kl { temperature, direction, times_t_squared, only_marked } => {
+            Loss::Kl { temperature, direction, times_t_squared, only_marked } => {
                 let student_first = i32::from(direction == Direction::StudentToTeacher);
                 let factor = if times_t_squared { temperature * temperature } else { 1.0 };
                 let marks = if only_marked { self.has_target.at() } else { 0 };
                 let p: [&dyn Parameter; 7] = [&args, &batch, &temperature, &student_first, &factor, &marks, &batch_max];
                 self.launch("kl_divergence", grid, block, 0, &p)
             }
-            LossTerm::SquaredError => self.launch("distance", grid, block, 0, &[&args, &batch, &0i32]),
-            LossTerm::AbsoluteError => self.launch("distance", grid, block, 0, &[&args, &batch, &1i32]),
-            LossTerm::MaskedSquares => self.launch("distance", grid, block, 0, &[&args, &batch, &2i32]),
-            LossTerm::Contrast { positive, negative, temperature } => {
+            Loss::MaskedSquares => self.launch("masked_squares", grid, block, 0, &[&args, &batch]),
+            Loss::Contrast { positive, negative, temperature } => {
                 let of =
                     |index| self.slots.get(&Slot::Embedding(index)).map_or(Rows::NONE, super::memory::Vectors::rows);
                 let (positive, negative) = (of(positive), of(negative));
                 self.launch("contrast", grid, block, 0, &[&args, &batch, &positive, &negative, &temperature])
             }
-            LossTerm::RelaxedContrast(c) => self.launch_relaxed_contrast(&args, shape, &c),
+            Loss::RelaxedContrast(c) => self.launch_relaxed_contrast(&args, shape, &c),
         }
     }
 

@@ -27,6 +27,6 @@ mod vectors;
 pub use batches::{Batches, NOBODY};
 pub use cohort::{Cohort, Recording, Stats};
 pub use gpu::{Gpu, Precision, Probe};
-pub use losses::{LossOf, LossTerm, Target};
+pub use losses::{LossOf, Target};
 pub use memory::{Data, Rows, Vectors};
 pub use optimizer::Moments;

@@ -7,8 +7,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use fedproj_nn::{
-    Activation, Cpu, Direction, Dropout, Graph, Isa, Loss, Mode, NodeId, NormMode, Options, Role, Shape, Tables,
-    Window, Workspace,
+    Activation, Cpu, Direction, Dropout, Graph, Isa, Loss, LossTargets, Mode, NodeId, NormMode, Options, Role, Shape,
+    Tables, Window, Workspace,
 };
 use fedproj_rng::{Purpose, Stream};
 use std::collections::BTreeMap;
@@ -164,9 +164,13 @@ pub fn id(graph: &Graph, node: usize) -> NodeId {
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     CrossEntropy,
-    Kl { temperature: f32, direction: Direction, times_t_squared: bool },
+    Kl {
+        temperature: f32,
+        direction: Direction,
+        times_t_squared: bool,
+    },
+    /// Masked squares to positive targets, so that the mask leaves nothing out and the loss is smooth.
     Squared,
-    Absolute,
 }
 
 /// A weighted loss at a node.
@@ -180,15 +184,21 @@ pub struct Term {
 }
 
 impl Term {
-    pub fn loss(&self) -> Loss<'_> {
-        match self.kind {
-            Kind::CrossEntropy => Loss::CrossEntropy { labels: &self.labels },
-            Kind::Squared => Loss::SquaredError { target: &self.target },
-            Kind::Absolute => Loss::AbsoluteError { target: &self.target },
+    pub fn loss(&self) -> (Loss, LossTargets<'_>) {
+        let targets = LossTargets {
+            labels: &self.labels,
+            logits: &self.target,
+            features: &self.target,
+            ..LossTargets::default()
+        };
+        let loss = match self.kind {
+            Kind::CrossEntropy => Loss::CrossEntropy,
+            Kind::Squared => Loss::MaskedSquares,
             Kind::Kl { temperature, direction, times_t_squared } => {
-                Loss::Kl { teacher: &self.target, temperature, direction, times_t_squared }
+                Loss::Kl { temperature, direction, times_t_squared, only_marked: false }
             }
-        }
+        };
+        (loss, targets)
     }
 
     /// The same loss in double precision.
@@ -201,7 +211,6 @@ impl Term {
                 rows.map(|(z, &label)| -log_softmax(z, 1.0)[label as usize]).sum()
             }
             Kind::Squared => z.iter().zip(&target).map(|(z, t)| (z - t).powi(2)).sum(),
-            Kind::Absolute => z.iter().zip(&target).map(|(z, t)| (z - t).abs()).sum(),
             Kind::Kl { temperature, direction, times_t_squared } => {
                 let t = f64::from(temperature);
                 let rows = z.chunks_exact(features).zip(target.chunks_exact(features));
@@ -313,7 +322,13 @@ impl Problem {
             .map(|&(node, kind, weight)| {
                 let features = graph.shape(id(&graph, node)).len();
                 let labels = (0..batch).map(|_| s.below(features as u32)).collect();
-                Term { node, kind, weight, labels, target: normals(&mut s, batch * features, 0.0, 1.0) }
+                let mut target = normals(&mut s, batch * features, 0.0, 1.0);
+                if matches!(kind, Kind::Squared) {
+                    for t in &mut target {
+                        *t = t.abs();
+                    }
+                }
+                Term { node, kind, weight, labels, target }
             })
             .collect();
         Self { net, graph, batch, mode: mode(norm), terms, params, buffers, x, masks: BTreeMap::new() }

@@ -4,7 +4,7 @@ use super::plane::Plane;
 use anyhow::Result;
 use fedproj_core::{Config, Evaluator, Experiment, Model, RoundRecord, Simulation};
 use fedproj_data::{Dataset, Partition, Samples, Shape};
-use fedproj_nn::{Cpu, Loss, Mode, Optimizer, Options, Rule, Workspace};
+use fedproj_nn::{Cpu, Loss, LossTargets, Mode, Optimizer, Options, Rule, Workspace};
 use fedproj_report::{Extent, Mesh};
 use fedproj_rng::{Purpose, Stream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -217,7 +217,7 @@ fn pretrain(experiment: &mut Experiment, data: &Dataset) -> Result<()> {
     let mut ws = Workspace::new(&experiment.graph, &Options::training(n), Cpu::new(1))?;
     let mut optimizer = Optimizer::new(Rule::sgd(0.05), experiment.weights.len())?;
     let mut grad = vec![0.0; experiment.weights.len()];
-    let loss = Loss::CrossEntropy { labels };
+    let loss = (Loss::CrossEntropy, LossTargets::labels(labels));
     for _ in 0..400 {
         ws.loss_gradient(&experiment.weights, &mut experiment.buffers, &x, &loss, Mode::EVAL, &mut grad)?;
         optimizer.step(ws.cpu(), &mut experiment.weights, &grad, 1.0);

@@ -86,9 +86,8 @@ extern "C" __global__ void kl_divergence(LossArgs a, int batch, float t, int stu
     put_loss(a, r, double(a.weight) * factor * loss);
 }
 
-enum { SQUARED, ABSOLUTE, MASKED_SQUARED };
-
-extern "C" __global__ void distance(LossArgs a, int batch, int kind) {
+// Σ (z − target)² over the dimensions where either is positive.
+extern "C" __global__ void masked_squares(LossArgs a, int batch) {
     const LossRow r(a, batch);
     if (r.row >= batch) return;
     if (r.padding) return pad_row(a, r);
@@ -98,10 +97,7 @@ extern "C" __global__ void distance(LossArgs a, int batch, int kind) {
     for (int i = threadIdx.x % 32; i < a.features; i += 32) {
         const float d = r.z[i] - target[i];
         float slope = 0;
-        if (kind == ABSOLUTE) {
-            loss += fabs(double(d));
-            slope = d > 0.f ? 1.f : d < 0.f ? -1.f : 0.f;
-        } else if (kind == SQUARED || r.z[i] > 0.f || target[i] > 0.f) {
+        if (r.z[i] > 0.f || target[i] > 0.f) {
             loss += double(d) * d;
             slope = 2.f * d;
         }

@@ -1,93 +1,45 @@
-//! Losses that belong to one method each: their values and gradients at a node, on plain slices.
-//!
-//! Rows are samples; every loss is a mean over them. Gradients are added with a weight to what is there.
+//! The relaxed contrastive loss: every sample is compared with every other.
 
-pub use fedproj_nn::RelaxedContrast;
+use super::RelaxedContrast;
+use crate::graph::Shape;
 
-/// Squared distance over the dimensions where either is positive, f = features, t = target (rows of `dim`):
-/// mean over samples of Σ_d (f − t)² · 1\[f > 0 or t > 0\]. The "feature distillation" of the authors' code (A.2),
-/// which sums over the batch instead.
-pub fn masked_squares(dim: usize, f: &[f32], t: &[f32], weight: f32, grad: &mut [f32]) -> f64 {
-    let n = (f.len() / dim) as f32;
-    let mut total = 0.0;
-    for ((f, t), grad) in f.iter().zip(t).zip(grad) {
-        if *f > 0.0 || *t > 0.0 {
-            total += f64::from((f - t) * (f - t));
-            *grad += weight * 2.0 * (f - t) / n;
-        }
-    }
-    total / f64::from(n)
-}
-
-/// MOON (Li et al., CVPR 2021, Eq. 3): −log( e^{cos(z,z⁺)/τ} / (e^{cos(z,z⁺)/τ} + e^{cos(z,z⁻)/τ}) ).
-pub fn model_contrast(
-    dim: usize,
+/// The loss of the mean over pixels.
+pub(super) fn add_gradient(
+    c: &RelaxedContrast,
+    shape: Shape,
     z: &[f32],
-    positive: &[f32],
-    negative: &[f32],
-    temperature: f32,
+    labels: &[u32],
     weight: f32,
     grad: &mut [f32],
 ) -> f64 {
-    let n = z.len() / dim;
-    let t = f64::from(temperature);
-    let mut total = 0.0;
-    let others = positive.chunks_exact(dim).zip(negative.chunks_exact(dim));
-    for ((z, (p, q)), grad) in z.chunks_exact(dim).zip(others).zip(grad.chunks_exact_mut(dim)) {
-        let (cos_p, cos_q) = (Cosine::of(z, p), Cosine::of(z, q));
-        // −log σ((cos⁺ − cos⁻)/τ)
-        let gap = (cos_p.value - cos_q.value) / t;
-        total += softplus(-gap);
-        let slope = -f64::from(weight) / (n as f64 * t) / (1.0 + gap.exp());
-        cos_p.add_gradient(z, p, slope, grad);
-        cos_q.add_gradient(z, q, -slope, grad);
+    let (pixels, channels) = (shape.pixels(), shape.c);
+    if pixels == 1 {
+        return at_vectors(c, channels, z, labels, weight, grad);
     }
-    total / n as f64
-}
-
-/// The cosine of two vectors and what its gradient needs. Zero vectors have cosine 0.
-struct Cosine {
-    value: f64,
-    norm_a: f64,
-    norm_b: f64,
-}
-
-impl Cosine {
-    fn of(a: &[f32], b: &[f32]) -> Self {
-        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-        let (norm_a, norm_b) = (dot(a, a).sqrt().max(1e-8), dot(b, b).sqrt().max(1e-8));
-        Self { value: dot(a, b) / (norm_a * norm_b), norm_a, norm_b }
-    }
-
-    /// grad += slope · ∂cos/∂a
-    fn add_gradient(&self, a: &[f32], b: &[f32], slope: f64, grad: &mut [f32]) {
-        let (to_b, to_a) = (slope / (self.norm_a * self.norm_b), slope * self.value / (self.norm_a * self.norm_a));
-        for ((grad, a), b) in grad.iter_mut().zip(a).zip(b) {
-            *grad += (to_b * f64::from(*b) - to_a * f64::from(*a)) as f32;
+    let mut pooled = vec![0.0; labels.len() * channels];
+    for (mean, image) in pooled.chunks_exact_mut(channels).zip(z.chunks_exact(pixels * channels)) {
+        for row in image.chunks_exact(channels) {
+            mean.iter_mut().zip(row).for_each(|(m, v)| *m += v / pixels as f32);
         }
     }
+    let mut slopes = vec![0.0; pooled.len()];
+    let loss = at_vectors(c, channels, &pooled, labels, weight, &mut slopes);
+    for (slope, image) in slopes.chunks_exact(channels).zip(grad.chunks_exact_mut(pixels * channels)) {
+        for row in image.chunks_exact_mut(channels) {
+            row.iter_mut().zip(slope).for_each(|(g, m)| *g += m / pixels as f32);
+        }
+    }
+    loss
 }
 
-/// log(1 + eˣ) without overflow.
-fn softplus(x: f64) -> f64 {
-    x.max(0.0) + (-x.abs()).exp().ln_1p()
-}
-
-/// FedRCL (Seo et al., CVPR 2024) at one level: rows `f` (n, dim) are normalised, and each sample i has
+/// Seo et al., CVPR 2024, at one level: rows `f` (n, dim) are normalised, and each sample i has
 /// - a contrastive term, whose positive is the *least* similar sample of its class (itself included) and whose negatives are
 ///   the two most similar samples of other classes;
 /// - a penalty, whose "positive" is itself and whose negative is the least similar other sample of its class, if that is
 ///   still more similar than λ: it pushes apart what has collapsed.
 ///
 /// A sample without negatives, or without such a partner, contributes 0. Gradients reach both members of a pair.
-pub fn relaxed_contrast(
-    c: &RelaxedContrast,
-    dim: usize,
-    f: &[f32],
-    labels: &[u32],
-    scale: f32,
-    grad: &mut [f32],
-) -> f64 {
+fn at_vectors(c: &RelaxedContrast, dim: usize, f: &[f32], labels: &[u32], scale: f32, grad: &mut [f32]) -> f64 {
     let n = labels.len();
     let norms: Vec<f64> = f.chunks_exact(dim).map(|r| sum_squares(r).sqrt().max(1e-12)).collect();
     let unit: Vec<f64> =

@@ -1,0 +1,87 @@
+//! Losses of each sample by itself: cross-entropy, divergence, distance.
+
+use super::Direction;
+use crate::kernels::elementwise::exp;
+
+pub(super) fn cross_entropy(features: usize, z: &[f32], labels: &[u32], weight: f32, grad: &mut [f32]) -> f64 {
+    let batch = z.len() / features;
+    let scale = weight / batch as f32;
+    let mut total = 0.0;
+    for ((z, grad), &label) in z.chunks_exact(features).zip(grad.chunks_exact_mut(features)).zip(labels) {
+        let log_sum = log_sum_exp(z, 1.0);
+        total += log_sum - f64::from(z[label as usize]);
+        for (grad, z) in grad.iter_mut().zip(z) {
+            *grad += scale * exp(z - log_sum as f32);
+        }
+        grad[label as usize] -= scale;
+    }
+    total / batch as f64
+}
+
+/// The settings of [`super::Loss::Kl`].
+pub(super) struct Kl {
+    pub temperature: f32,
+    pub direction: Direction,
+    pub times_t_squared: bool,
+}
+
+impl Kl {
+    pub fn add_gradient(
+        &self,
+        features: usize,
+        z: &[f32],
+        teacher: &[f32],
+        marks: Option<&[bool]>,
+        weight: f32,
+        grad: &mut [f32],
+    ) -> f64 {
+        let batch = z.len() / features;
+        let scale = weight / batch as f32;
+        let t = self.temperature;
+        let factor = if self.times_t_squared { t * t } else { 1.0 };
+        let rows = z.chunks_exact(features).zip(grad.chunks_exact_mut(features)).zip(teacher.chunks_exact(features));
+        let mut total = 0.0;
+        for (_, ((z, grad), teacher)) in rows.enumerate().filter(|(i, _)| marks.is_none_or(|marks| marks[*i])) {
+            let (log_zs, log_ts) = (log_sum_exp(z, t) as f32, log_sum_exp(teacher, t) as f32);
+            let pairs = || z.iter().zip(teacher).map(|(z, q)| (z / t - log_zs, q / t - log_ts));
+            match self.direction {
+                Direction::TeacherToStudent => {
+                    // ∂/∂z = (p_student − p_teacher) / T
+                    for ((log_p, log_q), grad) in pairs().zip(&mut *grad) {
+                        let q = exp(log_q);
+                        total += f64::from(factor * q * (log_q - log_p));
+                        *grad += scale * factor / t * (exp(log_p) - q);
+                    }
+                }
+                Direction::StudentToTeacher => {
+                    // ∂/∂z_i = p_i (log p_i − log q_i − KL) / T
+                    let kl: f32 = pairs().map(|(log_p, log_q)| exp(log_p) * (log_p - log_q)).sum();
+                    total += f64::from(factor * kl);
+                    for ((log_p, log_q), grad) in pairs().zip(&mut *grad) {
+                        *grad += scale * factor / t * exp(log_p) * (log_p - log_q - kl);
+                    }
+                }
+            }
+        }
+        total / batch as f64
+    }
+}
+
+/// The dimensions that are off on both sides do not count.
+pub(super) fn masked_squares(features: usize, z: &[f32], target: &[f32], weight: f32, grad: &mut [f32]) -> f64 {
+    let n = (z.len() / features) as f32;
+    let mut total = 0.0;
+    for ((z, t), grad) in z.iter().zip(target).zip(grad) {
+        if *z > 0.0 || *t > 0.0 {
+            total += f64::from((z - t) * (z - t));
+            *grad += weight * 2.0 * (z - t) / n;
+        }
+    }
+    total / f64::from(n)
+}
+
+/// log Σ exp(z/T), safe for large z.
+fn log_sum_exp(z: &[f32], temperature: f32) -> f64 {
+    let max = z.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b)) / temperature;
+    f64::from(max) + f64::from(z.iter().map(|z| exp(z / temperature - max)).sum::<f32>()).ln()
+}
