@@ -1,5 +1,6 @@
-//! The study of the paper's introduction: three clients, one kind of flower each. [`study`] runs it, [`results`] counts, [`draw`] and
-//! [`page`] show; drawing itself is in `fedproj_report`.
+//! The study of the paper's introduction: three clients with one kind of flower each.
+//!
+//! `study` runs it, `results` counts, `draw` and `page` show it. The drawing itself is in `fedproj_report`.
 
 mod draw;
 mod page;
