@@ -97,7 +97,8 @@ fn methods<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Member> {
     let chosen = Member { name: "name".into(), doc, kind: "String".into(), fields: Vec::new() };
     let method = |line: &str| {
         let (name, rest) = line.trim().split_once(": ")?;
-        let (kind, about) = rest.split_once(", ")?;
+        let (kind, rest) = rest.split_once(", ")?;
+        let (_title, about) = rest.split_once(", ")?;
         let about = about.trim_matches(['"', ';']);
         let doc = about[..1].to_uppercase() + &about[1..] + ".";
         Some(Member { name: name.into(), doc, kind: kind.into(), fields: Vec::new() })

@@ -197,6 +197,8 @@ mod tests {
         for (name, value) in table_of(&Config::default()).unwrap() {
             check(&value, &name, &keys);
         }
+        let fedavg = keys.iter().find(|key| key.path == "method.fedavg").unwrap();
+        assert_eq!(fedavg.about, "Weighted averaging of local models (McMahan et al. 2017).");
         let kind = keys.iter().find(|key| key.path == "data.partition.kind").unwrap();
         assert!(kind.values.iter().any(|(value, _)| value == "\"one_class\""), "{kind:?}");
     }
