@@ -102,8 +102,7 @@ fn on_gpu(gpu: &Arc<Gpu>, case: &Case, loss: &Loss, after_another: bool) -> Resu
     let mut data = Data::matrix(gpu, &case.z, len)?;
     data.set_labels(gpu, &case.labels)?;
     let target = Data::matrix(gpu, &case.target, len)?;
-    let mut marks = Data::matrix(gpu, &[0.0], 1)?;
-    marks.set_labels(gpu, &case.marks)?;
+    let marks = Data::numbers(gpu, &case.marks)?;
     let padded = |sample: &dyn Fn(usize, usize) -> usize| {
         let of = |lane: usize| {
             let mut batch: Vec<u32> = (0..VALID[lane]).map(|i| sample(lane, i) as u32).collect();
@@ -119,7 +118,7 @@ fn on_gpu(gpu: &Arc<Gpu>, case: &Case, loss: &Loss, after_another: bool) -> Resu
     for slot in [Target::Logits, Target::Features] {
         cohort.gather_target(&target, Batches::Samples, 0, slot, false)?;
     }
-    cohort.gather_marks(&marks, Batches::Samples)?;
+    cohort.gather_target(&marks, Batches::Samples, 0, Target::Marks, false)?;
     for (index, others) in case.others.iter().enumerate() {
         let mut all = cohort.vectors(BATCH * len)?;
         for (lane, n_valid) in VALID.into_iter().enumerate() {

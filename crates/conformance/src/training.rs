@@ -168,10 +168,7 @@ impl OnGpu {
     }
 
     fn step(&mut self) -> Result<()> {
-        if self.cohort.replay(0)? {
-            return Ok(());
-        }
-        let recording = self.cohort.begin_recording(0)?;
+        let Some(recording) = self.cohort.replay(0)? else { return Ok(()) };
         let done = self.launch_step();
         self.cohort.end_recording(recording)?;
         done

@@ -3,7 +3,8 @@
 use crate::config::OptimizerConfig;
 use crate::error::{Error, Result};
 use crate::memory::{TargetTables, Targets};
-use crate::step::{At, Term};
+use crate::plan::{LocalPlan, LocalStep, Op, Program, VectorId};
+use crate::step::{At, Batch, Term};
 use fedproj_nn::{Direction, Graph, Loss, NodeId, NormMode};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
@@ -140,23 +141,53 @@ impl Distill {
         }
     }
 
-    /// ∇ α‖θ − anchor‖² = 2α (θ − anchor): the factor.
-    pub(crate) fn anchor_slope(&self) -> f32 {
-        2.0 * self.alpha
+    /// One step of a student. Its round starts at the anchor.
+    fn program(&self, targets: &DistillTargets<'_>) -> Program {
+        let (batch, g) = (Batch::Private, VectorId::Gradient(0));
+        let mut ops = vec![Op::Forward { batch }];
+        ops.extend(self.objective(targets).into_iter().map(|term| Op::Loss { term }));
+        ops.push(Op::Backward { batch, out: 0 });
+        if self.alpha > 0.0 {
+            // ∇ α‖θ − anchor‖² = 2α (θ − anchor)
+            ops.push(Op::AddScaledDiff { g, a: 2.0 * self.alpha, x: VectorId::Weights, y: VectorId::RoundStart });
+        }
+        ops.push(Op::Update { g });
+        Program { ops }
+    }
+
+    /// The steps of an epoch; their order is still to be drawn.
+    fn plan(&self, n_public: usize) -> LocalPlan {
+        let batch = self.batch.min(n_public);
+        let step = |first: usize| LocalStep {
+            program: 0,
+            epoch: 0,
+            lr_factor: 1.0,
+            dropout_key: 0,
+            batch: first..(first + batch).min(n_public),
+        };
+        let steps = (0..n_public).step_by(batch).map(step).collect();
+        LocalPlan { samples: (0..n_public as u32).collect(), steps, ..LocalPlan::default() }
     }
 
     /// Trains a student for all epochs; returns the mean loss of the last one.
-    pub(crate) fn run(&self, seed: u64, round: u32, n_public: usize, student: &mut dyn Student) -> Result<f64> {
+    pub(crate) fn run(
+        &self,
+        seed: u64,
+        task: &DistillTask<'_>,
+        n_public: usize,
+        student: &mut dyn Student,
+    ) -> Result<f64> {
+        let (round, program, mut plan) = (task.round, self.program(task.targets), self.plan(n_public));
         let mut loss_mean = 0.0;
         for epoch in 0..self.epochs {
-            let ids = [round, epoch, 0];
-            loss_mean = student.epoch(Stream::new(seed, Purpose::DistillOrder, ids).permutation(n_public))?;
+            plan.order = Stream::new(seed, Purpose::DistillOrder, [round, epoch, 0]).permutation(n_public);
+            loss_mean = student.epoch(&plan, &program)?;
             if !loss_mean.is_finite() {
                 return Err(Error::FusionNotFinite { round, what: "the distillation loss" });
             }
         }
         if self.bn == StudentNorm::Recalibrate {
-            student.recalibrate()?;
+            student.recalibrate(&plan)?;
         }
         Ok(loss_mean)
     }
@@ -199,11 +230,11 @@ pub(crate) struct DistillTask<'a> {
 
 /// A student on some device.
 pub(crate) trait Student {
-    /// Trains on the public samples in this order, batch by batch; returns the mean loss of the steps.
-    fn epoch(&mut self, order: Vec<u32>) -> Result<f64>;
+    /// Runs the plan's steps, which share the program; returns their mean loss.
+    fn epoch(&mut self, plan: &LocalPlan, program: &Program) -> Result<f64>;
 
-    /// Sets the running statistics of batch-norm anew, by a pass over the public set.
-    fn recalibrate(&mut self) -> Result<()>;
+    /// Sets the running statistics of batch-norm anew, by a pass over the plan's samples in their own order.
+    fn recalibrate(&mut self, plan: &LocalPlan) -> Result<()>;
 
     /// Weights and buffers.
     fn model(&self) -> Result<(Vec<f32>, Vec<f32>)>;

@@ -25,6 +25,7 @@ pub struct Model<'a> {
 /// A data set of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
+    Private,
     Test,
     Public,
 }
@@ -33,6 +34,7 @@ impl Which {
     /// The set in host memory, if the experiment has one.
     pub fn of(self, experiment: &Experiment) -> Option<&Dataset> {
         match self {
+            Self::Private => Some(&experiment.private),
             Self::Test => Some(&experiment.test),
             Self::Public => experiment.public.as_ref(),
         }

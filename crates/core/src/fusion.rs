@@ -405,10 +405,10 @@ impl Fusion<'_> {
         let (weights, buffers) = (&self.state.weights[..], &self.state.buffers[..]);
         let task = DistillTask { how, round, weights, buffers, anchor, targets };
         let mut student: Box<dyn Student + '_> = match self.evaluator.on_gpu() {
-            Some(on) => Box::new(GpuStudent::new(on, &task)?),
+            Some(on) => Box::new(GpuStudent::new(on, &task, public.n_samples())?),
             None => Box::new(CpuStudent::new(experiment, public, &task, self.n_threads)?),
         };
-        let loss = how.run(experiment.config.seed, round, public.n_samples(), student.as_mut())?;
+        let loss = how.run(experiment.config.seed, &task, public.n_samples(), student.as_mut())?;
         let (weights, buffers) = student.model()?;
         drop(student);
         (self.state.weights, self.state.buffers) = (weights, buffers);

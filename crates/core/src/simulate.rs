@@ -122,7 +122,8 @@ impl Simulation {
     /// If they are on a GPU that does not respond.
     pub fn last_results(&mut self) -> Result<&[ClientResult]> {
         if let (Workers::Gpu(trainer), Some(lanes)) = (&self.workers, self.last_lanes.take()) {
-            self.last_results = trainer.downloaded(&self.last_results, &lanes)?;
+            let mut results = self.last_results.iter_mut().zip(lanes);
+            results.try_for_each(|(result, lane)| trainer.download(lane as usize, result))?;
         }
         Ok(&self.last_results)
     }

@@ -47,8 +47,7 @@ pub fn step(graph: &Graph, device: &str, precision: &str, clients: usize, x: &[f
     let mut times = Vec::with_capacity(steps);
     for _ in 0..steps {
         let start = Instant::now();
-        if !cohort.replay(0)? {
-            let recording = cohort.begin_recording(0)?;
+        if let Some(recording) = cohort.replay(0)? {
             cohort.gather(&data, Batches::Samples, 0, false)?;
             cohort.forward(theta.rows(), running.rows(), pass)?;
             cohort.add_loss(output, &Loss::CrossEntropy, 1.0, true)?;

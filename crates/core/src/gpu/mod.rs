@@ -1,17 +1,19 @@
 //! The simulator's work on a GPU: clients as lanes of a cohort, evaluation and distillation.
 //!
-//! All clients are planned before anything runs ([`crate::plan`]). Clients with the same program share launches
-//! ([`trainer`], [`execute`]). Nothing is copied to the host during local training.
+//! All clients are planned before anything runs ([`crate::plan`]); [`trainer`] turns them into lanes and waves. One executor
+//! ([`executor`]) runs recorded programs, of clients and of a student. Lanes with the same program share launches. Nothing
+//! is copied to the host during local training.
 
-mod distill;
 mod evaluate;
-mod execute;
+mod executor;
+mod feed;
 mod results;
+mod student;
 mod trainer;
 
-pub(crate) use distill::GpuStudent;
 pub(crate) use evaluate::GpuEvaluator;
 pub(crate) use results::GpuResults;
+pub(crate) use student::GpuStudent;
 pub(crate) use trainer::GpuTrainer;
 
 use crate::error::Result;
@@ -26,9 +28,9 @@ use std::sync::Arc;
 pub(crate) struct OnGpu {
     pub gpu: Arc<Gpu>,
     pub experiment: Arc<Experiment>,
-    pub private: Data,
-    pub test: Data,
-    pub public: Option<Data>,
+    private: Data,
+    test: Data,
+    public: Option<Data>,
 }
 
 impl OnGpu {
@@ -58,6 +60,7 @@ impl OnGpu {
     /// The device's copy of one of the experiment's data sets.
     pub fn data(&self, which: Which) -> Option<&Data> {
         match which {
+            Which::Private => Some(&self.private),
             Which::Test => Some(&self.test),
             Which::Public => self.public.as_ref(),
         }

@@ -29,12 +29,12 @@ impl<'a> GpuResults<'a> {
     /// The vectors of all lanes that hold a part of one result; none if it was not sent.
     fn vectors(&self, at: usize, part: Part<'_>) -> Option<&'a Vectors> {
         match part {
-            Part::Weights => Some(&self.trainer.theta),
-            Part::Buffers => Some(&self.trainer.buffers),
+            Part::Weights => Some(&self.trainer.executor.theta),
+            Part::Buffers => Some(&self.trainer.executor.buffers),
             Part::Upload(name) => {
                 let names = &self.trainer.planner.names().uploads;
                 let upload = self.uploaded(at).iter().find(|&&upload| names[upload] == name)?;
-                Some(&self.trainer.uploads[*upload])
+                Some(&self.trainer.executor.uploads[*upload])
             }
             Part::Logits | Part::Features => None,
         }
@@ -56,9 +56,9 @@ impl Contributions for GpuResults<'_> {
     }
 
     fn n_values(&self, at: usize) -> usize {
-        let trainer = self.trainer;
-        let uploaded = self.uploaded(at).iter().map(|&upload| trainer.uploads[upload].len());
-        trainer.theta.len() + trainer.buffers.len() + uploaded.sum::<usize>()
+        let executor = &self.trainer.executor;
+        let uploaded = self.uploaded(at).iter().map(|&upload| executor.uploads[upload].len());
+        executor.theta.len() + executor.buffers.len() + uploaded.sum::<usize>()
     }
 
     fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
@@ -71,12 +71,12 @@ impl Contributions for GpuResults<'_> {
             Part::Weights => &self.read[at][0],
             Part::Buffers => &self.read[at][1],
             _ => {
-                out.copy_from_slice(&self.trainer.cohort.read(vectors, lane)?[from..from + out.len()]);
+                out.copy_from_slice(&self.trainer.executor.cohort.read(vectors, lane)?[from..from + out.len()]);
                 return Ok(());
             }
         };
         if whole.get().is_none() {
-            let _ = whole.set(self.trainer.cohort.read(vectors, lane)?);
+            let _ = whole.set(self.trainer.executor.cohort.read(vectors, lane)?);
         }
         if let Some(values) = whole.get() {
             out.copy_from_slice(&values[from..from + out.len()]);
@@ -91,6 +91,6 @@ impl Contributions for GpuResults<'_> {
             return None;
         }
         let order: Vec<u32> = chosen.iter().map(|&at| self.lanes[at]).collect();
-        Some(self.trainer.cohort.weighted_sum(vectors, &order, weights).map_err(Error::from))
+        Some(self.trainer.executor.cohort.weighted_sum(vectors, &order, weights).map_err(Error::from))
     }
 }

@@ -1,44 +1,30 @@
-//! Local training of a cohort on a GPU. Every client is a lane; lanes with the same steps share launches.
+//! Local training of a cohort on a GPU. Clients are planned on the host, then run as lanes, one wave after another.
 
 use super::OnGpu;
-use super::execute::Current;
+use super::executor::{Executor, Feeds};
+use super::feed::Feed;
 use crate::error::{Error, Result};
+use crate::evaluate::Which;
 use crate::memory::MemoryConfig;
 use crate::method::Method;
-use crate::plan::{LocalPlan, Planner, Program, VectorId};
+use crate::plan::{LocalPlan, Planner, VectorId};
 use crate::simulate::Progress;
 use crate::trainer::{ClientResult, ClientState, Download, LocalStats};
-use fedproj_nn::cuda::{Batches, Cohort, Data, Moments, NOBODY, Stats, Vectors};
-use fedproj_nn::{Mode, Options, Rule};
+use fedproj_nn::cuda::{Batches, Cohort, NOBODY, Stats, Target};
+use fedproj_nn::{Dropout, Mode, NormMode, Options};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A cohort of clients on a GPU, and all vectors of their methods.
+/// Plans the clients of a round and trains them on a GPU.
 #[derive(Debug)]
 pub(crate) struct GpuTrainer {
-    pub(super) on: Arc<OnGpu>,
-    pub(super) memory_config: Option<MemoryConfig>,
-    pub(super) truncates_memory: bool,
-    pub(super) rule: Rule,
-    pub(super) cohort: Cohort,
-    pub(super) moments: Moments,
-    pub(super) theta: Vectors,
-    pub(super) buffers: Vectors,
-    pub(super) start: Vectors,
-    pub(super) start_buffers: Vectors,
-    /// θ before an update that is projected afterwards, and the update itself.
-    pub(super) before: Option<(Vectors, Vectors)>,
-    pub(super) gradients: Vec<Vectors>,
-    pub(super) states: Vec<Vectors>,
-    pub(super) broadcasts: Vec<Vectors>,
-    pub(super) uploads: Vec<Vectors>,
-    /// What each lane of the last wave sends, by index in `uploads`.
-    pub(super) uploaded: Vec<Vec<usize>>,
-    pub(super) embeddings: Vec<Vectors>,
-    pub(super) logits: Option<Data>,
-    pub(super) features: Option<Data>,
+    on: Arc<OnGpu>,
     pub(super) planner: Planner,
+    pub(super) executor: Executor,
+    /// What each lane of the last wave sends, by index in the executor's uploads.
+    pub(super) uploaded: Vec<Vec<usize>>,
 }
 
 impl GpuTrainer {
@@ -46,51 +32,25 @@ impl GpuTrainer {
     pub fn new(on: &Arc<OnGpu>, method: &dyn Method, lanes_max: usize) -> Result<Self> {
         let experiment = &on.experiment;
         let (graph, config) = (&experiment.graph, &experiment.config);
-        let taps = method.taps(graph);
-        let options = Options { batch: Planner::new(experiment, method).batch_max(), taps: &taps, training: true };
+        let (taps, planner) = (method.taps(graph), Planner::new(experiment, method));
+        let options = Options { batch: planner.batch_max(), taps: &taps, training: true };
         // θ, two moments, two or three gradients, and a method's state.
         let per_lane = Cohort::lane_bytes(graph, &options) + 8 * 4 * graph.params().len();
         let fitting = (on.gpu.free_bytes()? / 10 * 8 / per_lane).max(1);
         let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting.min(lanes_max));
-        loop {
-            match Self::with_cohort(on, method, lanes, &options) {
+        let (rule, clip) = (config.local.optimizer.rule(), config.local.clip);
+        let executor = loop {
+            match Executor::new(on, lanes, &options, rule, clip, feeds(method)) {
                 Err(Error::Network(fedproj_nn::Error::GpuMemory { .. })) if lanes > 1 => lanes /= 2,
-                made => return made,
+                made => break made?,
             }
-        }
-    }
-
-    fn with_cohort(on: &Arc<OnGpu>, method: &dyn Method, lanes: usize, options: &Options<'_>) -> Result<Self> {
-        let experiment = &on.experiment;
-        let cohort = Cohort::new(&on.gpu, &experiment.graph, lanes, options)?;
-        let rule = experiment.config.local.optimizer.rule();
-        Ok(Self {
-            moments: cohort.moments(&rule)?,
-            theta: cohort.vectors(experiment.weights.len())?,
-            buffers: cohort.vectors(experiment.buffers.len())?,
-            start: cohort.shared_vector(&experiment.weights)?,
-            start_buffers: cohort.shared_vector(&experiment.buffers)?,
-            before: None,
-            gradients: Vec::new(),
-            states: Vec::new(),
-            broadcasts: Vec::new(),
-            uploads: Vec::new(),
-            uploaded: Vec::new(),
-            embeddings: Vec::new(),
-            logits: None,
-            features: None,
-            planner: Planner::new(experiment, method),
-            cohort,
-            rule,
-            memory_config: method.memory().cloned(),
-            truncates_memory: method.truncates_memory(),
-            on: Arc::clone(on),
-        })
+        };
+        Ok(Self { on: Arc::clone(on), planner, executor, uploaded: Vec::new() })
     }
 
     /// The number of clients that train at a time.
     pub fn n_lanes(&self) -> usize {
-        self.cohort.n_lanes()
+        self.executor.cohort.n_lanes()
     }
 
     /// Trains clients, given largest first. Results are in the order of client ids. If all clients fit in one wave,
@@ -109,9 +69,7 @@ impl GpuTrainer {
             let wave = self.train_wave(method, download, jobs)?;
             for (lane, mut result) in wave.into_iter().enumerate() {
                 if !one_wave {
-                    result.weights = self.cohort.read(&self.theta, lane)?;
-                    result.buffers = self.cohort.read(&self.buffers, lane)?;
-                    result.uploads = self.uploads_of(lane)?;
+                    self.download(lane, &mut result)?;
                 }
                 all.push((lane as u32, result));
                 progress(Progress::ClientDone);
@@ -124,63 +82,25 @@ impl GpuTrainer {
 
     /// What the server sent; all lanes share it.
     fn receive(&mut self, download: &Download) -> Result<()> {
-        self.cohort.write(&mut self.start, 0, &download.weights)?;
-        self.cohort.write(&mut self.start_buffers, 0, &download.buffers)?;
-        self.planner.receive(download);
-        self.make_vectors()?;
-        for (name, to) in self.planner.names().broadcasts.iter().zip(&mut self.broadcasts) {
+        let Self { on, planner, executor, .. } = self;
+        planner.receive(download);
+        executor.make_vectors(planner.names(), &planner.programs)?;
+        let Executor { cohort, start, start_buffers, broadcasts, feeds, .. } = executor;
+        cohort.write(start, 0, &download.weights)?;
+        cohort.write(start_buffers, 0, &download.buffers)?;
+        for (name, to) in planner.names().broadcasts.iter().zip(broadcasts) {
             if let Some(values) = download.vectors.get(name) {
-                self.cohort.write(to, 0, values)?;
+                cohort.write(to, 0, values)?;
             }
         }
-        if let Some((_, targets)) = &download.memory {
-            let n_public = self.on.experiment.public.as_ref().map_or(1, fedproj_data::Dataset::n_samples);
-            let gpu = &self.on.gpu;
-            let put = |slot: &mut Option<Data>, values: &[f32]| -> Result<bool> {
-                if values.is_empty() {
-                    return Ok(std::mem::take(slot).is_some());
-                }
-                if let Some(data) = slot {
-                    data.replace(gpu, values)?;
-                    return Ok(false);
-                }
-                *slot = Some(Data::matrix(gpu, values, values.len() / n_public)?);
-                Ok(true)
-            };
-            let moved = put(&mut self.logits, &targets.logits)? | put(&mut self.features, &targets.features)?;
-            if moved {
-                self.cohort.forget_recorded();
+        if let (Some((_, targets)), Some(feed)) = (&download.memory, &mut feeds.memory) {
+            let logits = feed.set_rows(on, Target::Logits, &targets.logits)?;
+            let features = feed.set_rows(on, Target::Features, &targets.features)?;
+            if logits || features {
+                cohort.forget_recorded();
             }
         }
         Ok(())
-    }
-
-    /// Allocates every vector that has been named so far.
-    fn make_vectors(&mut self) -> Result<()> {
-        let (n, n_buffers) = (self.start_len(), self.on.experiment.buffers.len());
-        let (names, programs) = (self.planner.names(), &self.planner.programs);
-        while self.states.len() < names.states.len() {
-            let len = if names.is_buffers(self.states.len()) { n_buffers } else { n };
-            self.states.push(self.cohort.vectors(len)?);
-        }
-        while self.uploads.len() < names.uploads.len() {
-            self.uploads.push(self.cohort.vectors(n)?);
-        }
-        while self.broadcasts.len() < names.broadcasts.len() {
-            self.broadcasts.push(self.cohort.shared_vector(&vec![0.0; n])?);
-        }
-        let n_gradients = programs.iter().map(Program::n_gradients).max().unwrap_or(0);
-        while self.gradients.len() < n_gradients {
-            self.gradients.push(self.cohort.vectors(n)?);
-        }
-        if self.before.is_none() && programs.iter().any(Program::projects_updates) {
-            self.before = Some((self.cohort.vectors(n)?, self.cohort.vectors(n)?));
-        }
-        Ok(())
-    }
-
-    pub(super) fn start_len(&self) -> usize {
-        self.on.experiment.weights.len()
     }
 
     /// Trains one client per lane.
@@ -195,15 +115,15 @@ impl GpuTrainer {
             .iter()
             .map(|(client, state)| self.planner.plan(method, download, *client, state))
             .collect::<Result<Vec<_>>>()?;
-        self.make_vectors()?;
+        self.executor.make_vectors(self.planner.names(), &self.planner.programs)?;
         let all: Vec<u32> = (0..plans.len() as u32).collect();
-        self.cohort.set_lanes(&all)?;
-        self.cohort.reset_lanes()?;
+        self.executor.cohort.set_lanes(&all)?;
+        self.executor.cohort.reset_lanes()?;
         self.begin(&plans, jobs)?;
         self.embed(&plans)?;
-        self.set_tables(&plans)?;
-        self.run_steps(&plans)?;
-        let stats = self.cohort.stats()?;
+        self.executor.set_tables(&plans, self.on.experiment.config.local.batch)?;
+        self.executor.run(&plans, &self.planner.programs)?;
+        let stats = self.executor.cohort.stats()?;
         for (plan, stats) in plans.iter().zip(&stats) {
             if let Some((step, loss)) = stats.not_finite {
                 let epoch = plan.steps.get(step as usize).map_or(0, |step| step.epoch);
@@ -212,8 +132,8 @@ impl GpuTrainer {
         }
         let after = self.memory_loss_after(&stats)?;
         for (lane, plan) in plans.iter().enumerate() {
-            self.cohort.set_lanes(&[lane as u32])?;
-            plan.finish.ops.iter().try_for_each(|op| self.execute(op, &mut Current::default()))?;
+            self.executor.cohort.set_lanes(&[lane as u32])?;
+            plan.finish.ops.iter().try_for_each(|op| self.executor.execute(op))?;
         }
         self.on.gpu.synchronize()?;
         let seconds = start.elapsed().as_secs_f64() / plans.len().max(1) as f64;
@@ -222,25 +142,6 @@ impl GpuTrainer {
             lanes.map(|(lane, ((plan, stats), after))| self.result(lane, plan, stats, after, seconds)).collect();
         self.uploaded = plans.into_iter().map(|plan| plan.uploaded).collect();
         results
-    }
-
-    /// Runs the plans step by step; lanes with the same program share its launches.
-    fn run_steps(&mut self, plans: &[LocalPlan]) -> Result<()> {
-        let n_steps = plans.iter().map(|plan| plan.steps.len()).max().unwrap_or(0);
-        for at in 0..n_steps {
-            // In the order of the programs.
-            let mut groups: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
-            for (lane, plan) in plans.iter().enumerate() {
-                if let Some(step) = plan.steps.get(at) {
-                    groups.entry(step.program).or_default().push(lane as u32);
-                }
-            }
-            for (program, lanes) in groups {
-                self.cohort.set_lanes(&lanes)?;
-                self.run(program)?;
-            }
-        }
-        Ok(())
     }
 
     /// A lane's measurements and state. Its other vectors stay on the GPU.
@@ -275,47 +176,19 @@ impl GpuTrainer {
 
     /// Weights, buffers, moments and each client's state, at the start of a wave.
     fn begin(&mut self, plans: &[LocalPlan], jobs: &[(u32, &ClientState)]) -> Result<()> {
-        let (n, n_buffers) = (self.start_len(), self.on.experiment.buffers.len());
-        self.cohort.assign(self.start.rows(), self.theta.rows(), n)?;
-        self.cohort.assign(self.start_buffers.rows(), self.buffers.rows(), n_buffers)?;
-        self.cohort.reset_moments(&self.moments)?;
-        for upload in &self.uploads {
-            self.cohort.clear(upload.rows(), n)?;
-        }
+        let Executor { cohort, moments, start, start_buffers, theta, buffers, uploads, states, .. } =
+            &mut self.executor;
+        cohort.assign(start.rows(), theta.rows(), theta.len())?;
+        cohort.assign(start_buffers.rows(), buffers.rows(), buffers.len())?;
+        cohort.reset_moments(moments)?;
+        uploads.iter().try_for_each(|upload| cohort.clear(upload.rows(), upload.len()))?;
         for (lane, (plan, (_, state))) in plans.iter().zip(jobs).enumerate() {
             for &at in &plan.kept {
-                match state.get(&self.planner.names().states[at]) {
-                    Some(values) => self.cohort.write(&mut self.states[at], lane, values)?,
-                    None => self.cohort.zero(&mut self.states[at], lane)?,
-                }
+                let zeros = || Cow::Owned(vec![0.0; states[at].len()]);
+                let kept = state.get(&self.planner.names().states[at]);
+                let values = kept.map_or_else(zeros, |values| Cow::Borrowed(&values[..]));
+                cohort.write(&mut states[at], lane, &values)?;
             }
-        }
-        Ok(())
-    }
-
-    /// The samples, rates and keys of each step. A short batch is padded to the width of the table.
-    fn set_tables(&mut self, plans: &[LocalPlan]) -> Result<()> {
-        let batch = self.on.experiment.config.local.batch;
-        let padded = |plan: &LocalPlan, of: &dyn Fn(u32) -> u32| {
-            let mut table = Vec::with_capacity(plan.steps.len() * batch);
-            for step in &plan.steps {
-                table.extend(plan.order[step.batch.clone()].iter().map(|&p| of(p)));
-                table.resize(table.len().next_multiple_of(batch), NOBODY);
-            }
-            table
-        };
-        let all = |of: &dyn Fn(&LocalPlan) -> Vec<u32>| plans.iter().map(of).collect::<Vec<_>>();
-        let samples = all(&|plan| padded(plan, &|p| plan.samples[p as usize]));
-        let positions = all(&|plan| padded(plan, &|p| p));
-        let factors = all(&|plan| plan.steps.iter().map(|step| step.lr_factor.to_bits()).collect());
-        let words = |key: u64| [key as u32, (key >> 32) as u32];
-        let keys = all(&|plan| plan.steps.iter().flat_map(|step| words(step.dropout_key)).collect());
-        self.cohort.set_table(Batches::Samples, &samples, batch)?;
-        self.cohort.set_table(Batches::Positions, &positions, batch)?;
-        self.cohort.set_table(Batches::LrFactors, &factors, 1)?;
-        self.cohort.set_table(Batches::DropoutKeys, &keys, 2)?;
-        if let Some(width) = plans.iter().map(|plan| plan.memory_batch).max().filter(|&width| width > 0) {
-            self.cohort.set_table(Batches::Replay, &all(&|plan| plan.memory.clone()), width)?;
         }
         Ok(())
     }
@@ -335,46 +208,44 @@ impl GpuTrainer {
             })
             .collect();
         let n_batches = sequential.iter().map(|s| s.len() / batch).max().unwrap_or(0);
-        self.cohort.set_table(Batches::Samples, &sequential, batch)?;
-        for (index, (weights, node)) in self.planner.names().embeddings.clone().into_iter().enumerate() {
+        let (names, data) = (self.planner.names(), self.on.data(Which::Private));
+        let Executor { cohort, states, start, start_buffers, embeddings, .. } = &mut self.executor;
+        let Some(data) = data else { return Ok(()) };
+        cohort.set_table(Batches::Samples, &sequential, batch)?;
+        for (index, &(weights, node)) in names.embeddings.iter().enumerate() {
             let lanes = plans.iter().enumerate().filter(|(_, plan)| plan.embeddings.contains(&index));
             let lanes: Vec<u32> = lanes.map(|(lane, _)| lane as u32).collect();
             if lanes.is_empty() {
                 continue;
             }
-            let len = n_batches * batch * self.on.experiment.graph.shape(node).len();
-            self.make_embedding(index, len)?;
-            self.cohort.set_lanes(&lanes)?;
-            self.cohort.rewind()?;
+            let row = self.on.experiment.graph.shape(node).len();
+            while embeddings.len() <= index {
+                embeddings.push((cohort.vectors(0)?, 0));
+            }
+            if embeddings[index].0.len() < n_batches * batch * row {
+                embeddings[index] = (cohort.vectors(n_batches * batch * row)?, row);
+                cohort.forget_recorded();
+            }
+            cohort.set_lanes(&lanes)?;
+            cohort.rewind()?;
             let (params, buffers) = match weights {
                 VectorId::State(i) => {
-                    let kept = self.planner.names().buffers_of(i);
-                    (self.states[i].rows(), kept.map_or(self.start_buffers.rows(), |b| self.states[b].rows()))
+                    let kept = names.buffers_of(i);
+                    (states[i].rows(), kept.map_or(start_buffers.rows(), |b| states[b].rows()))
                 }
-                _ => (self.start.rows(), self.start_buffers.rows()),
+                _ => (start.rows(), start_buffers.rows()),
             };
             for step in 0..n_batches {
                 // A lane with fewer batches gets padding. Its values there are never read.
-                self.cohort.gather(&self.on.private, Batches::Samples, 0, false)?;
-                self.cohort.forward(params, buffers, Mode::EVAL)?;
-                self.cohort.keep_value(node, step * batch, &mut self.embeddings[index])?;
-                self.cohort.advance(1, 0)?;
+                cohort.gather(data, Batches::Samples, 0, false)?;
+                cohort.forward(params, buffers, Mode::EVAL)?;
+                cohort.keep_value(node, step * batch, &mut embeddings[index].0)?;
+                cohort.advance(1, 0)?;
             }
         }
         let all: Vec<u32> = (0..plans.len() as u32).collect();
-        self.cohort.set_lanes(&all)?;
-        Ok(self.cohort.rewind()?)
-    }
-
-    fn make_embedding(&mut self, index: usize, len: usize) -> Result<()> {
-        while self.embeddings.len() <= index {
-            self.embeddings.push(self.cohort.vectors(0)?);
-        }
-        if self.embeddings[index].len() < len {
-            self.embeddings[index] = self.cohort.vectors(len)?;
-            self.cohort.forget_recorded();
-        }
-        Ok(())
+        cohort.set_lanes(&all)?;
+        Ok(cohort.rewind()?)
     }
 
     /// Each lane's memory loss on its first memory batch, after local training; `None` for lanes without memory.
@@ -384,38 +255,42 @@ impl GpuTrainer {
         if lanes.is_empty() {
             return Ok(vec![None; stats.len()]);
         }
-        self.cohort.set_lanes(&lanes)?;
-        self.cohort.rewind()?;
-        self.gather_memory(0)?;
-        self.memory_loss_of(self.theta.rows(), self.buffers.rows())?;
-        let all = self.cohort.stats()?;
+        self.executor.cohort.set_lanes(&lanes)?;
+        self.executor.cohort.rewind()?;
+        self.executor.first_memory_loss()?;
+        let all = self.executor.cohort.stats()?;
         Ok((0..stats.len()).map(|l| lanes.contains(&(l as u32)).then(|| all[l].reference_loss)).collect())
     }
 
     fn state_of(&self, lane: usize, kept: &[usize]) -> Result<ClientState> {
-        let read =
-            |&at: &usize| Ok((self.planner.names().states[at].clone(), self.cohort.read(&self.states[at], lane)?));
-        kept.iter().map(read).collect()
+        let (names, Executor { cohort, states, .. }) = (self.planner.names(), &self.executor);
+        kept.iter().map(|&at| Ok((names.states[at].clone(), cohort.read(&states[at], lane)?))).collect()
     }
 
-    fn uploads_of(&self, lane: usize) -> Result<BTreeMap<String, Vec<f32>>> {
-        let names = &self.planner.names().uploads;
-        let read = |&at: &usize| Ok((names[at].clone(), self.cohort.read(&self.uploads[at], lane)?));
-        self.uploaded[lane].iter().map(read).collect()
+    /// Copies a result's vectors from its lane.
+    pub fn download(&self, lane: usize, result: &mut ClientResult) -> Result<()> {
+        let (names, Executor { cohort, theta, buffers, uploads, .. }) = (self.planner.names(), &self.executor);
+        let upload = |&at: &usize| Ok((names.uploads[at].clone(), cohort.read(&uploads[at], lane)?));
+        result.weights = cohort.read(theta, lane)?;
+        result.buffers = cohort.read(buffers, lane)?;
+        result.uploads = self.uploaded[lane].iter().map(upload).collect::<Result<_>>()?;
+        Ok(())
     }
+}
 
-    /// The results of a wave with all their vectors.
-    pub fn downloaded(&self, results: &[ClientResult], lanes: &[u32]) -> Result<Vec<ClientResult>> {
-        let whole = |(result, &lane): (&ClientResult, &u32)| {
-            Ok(ClientResult {
-                weights: self.cohort.read(&self.theta, lane as usize)?,
-                buffers: self.cohort.read(&self.buffers, lane as usize)?,
-                uploads: self.uploads_of(lane as usize)?,
-                state: ClientState::new(),
-                stats: result.stats.clone(),
-                ..*result
-            })
-        };
-        results.iter().zip(lanes).map(whole).collect()
+/// A client's own samples, and the memory where its method has one.
+fn feeds(method: &dyn Method) -> Feeds {
+    let feed =
+        |data, norm, dropout, truncates| Feed { data, mode: Mode { norm, dropout }, truncates, targets: Vec::new() };
+    let truncates = method.truncates_memory();
+    let memory = |config: &MemoryConfig| feed(Which::Public, config.bn, Dropout::Off, truncates);
+    let objective = |config: &MemoryConfig| {
+        let (terms, n) = config.loss();
+        terms[..n].to_vec()
+    };
+    Feeds {
+        own: feed(Which::Private, NormMode::Update, Dropout::OfStep, false),
+        memory: method.memory().map(memory),
+        memory_objective: method.memory().map_or_else(Vec::new, objective),
     }
 }

@@ -117,30 +117,37 @@ impl Cohort {
     /// # Errors
     /// If the samples do not fit the network.
     pub fn gather(&mut self, data: &Data, which: Batches, offset: usize, truncate: bool) -> Result<()> {
-        let table = self.table(which)?;
-        let batch = table.width as usize;
+        let batch = self.table(which)?.width as usize;
         let (image, to) = self.input(data, batch)?;
-        let (cursor, offset) = (self.cursor(which), offset as i32);
-        let block = [256, 1];
-        let p: [&dyn Parameter; 9] = [
-            &self.lanes.at(),
-            &table,
-            &cursor,
-            &offset,
-            &data.samples.at(),
-            &image,
-            &to,
-            &self.valid.at(),
-            &i32::from(truncate),
-        ];
-        self.launch("gather", [batch, 1], block, 0, &p)?;
-        if let Some(labels) = &data.labels {
-            let p: [&dyn Parameter; 7] =
-                [&self.lanes.at(), &table, &cursor, &offset, &labels.at(), &self.labels.at(), &(self.batch_max as i32)];
-            self.launch("gather_labels", [1, 1], block, 0, &p)?;
-        }
+        self.launch_gather(data, which, offset, (image, to, self.valid.at()), truncate, 256)?;
+        self.gather_numbers(data, which, offset, self.labels.at())?;
         self.batch = batch;
         self.find_tokens()
+    }
+
+    /// Gathers rows of `data` as an image that has room at `to`. Counts the samples at `valid`, if it is an address.
+    fn launch_gather(
+        &self,
+        data: &Data,
+        which: Batches,
+        offset: usize,
+        (image, to, valid): (Image, Rows, u64),
+        truncate: bool,
+        threads: u32,
+    ) -> Result<()> {
+        let (table, cursor, from) = (self.table(which)?, self.cursor(which), data.samples.at());
+        let (lanes, offset, truncate) = (self.lanes.at(), offset as i32, i32::from(truncate));
+        let p: [&dyn Parameter; 9] = [&lanes, &table, &cursor, &offset, &from, &image, &to, &valid, &truncate];
+        self.launch("gather", [table.width as usize, 1], [threads, 1], 0, &p)
+    }
+
+    /// Gathers the labels of `data`, if it has any.
+    pub(super) fn gather_numbers(&self, data: &Data, which: Batches, offset: usize, to: u64) -> Result<()> {
+        let Some(from) = &data.labels else { return Ok(()) };
+        let (table, cursor, from) = (self.table(which)?, self.cursor(which), from.at());
+        let (lanes, offset, batch_max) = (self.lanes.at(), offset as i32, self.batch_max as i32);
+        let p: [&dyn Parameter; 7] = [&lanes, &table, &cursor, &offset, &from, &to, &batch_max];
+        self.launch("gather_labels", [1, 1], [256, 1], 0, &p)
     }
 
     /// Gathers samples `first..first + count` for every lane, padded to `batch`.
@@ -175,21 +182,9 @@ impl Cohort {
         slot: Slot,
         truncate: bool,
     ) -> Result<()> {
-        let (table, len) = (self.table(which)?, matrix.sample_len as i32);
+        let len = matrix.sample_len as i32;
         let to = self.slot(slot, self.batch_max * matrix.sample_len)?;
-        let image = Image { len, channels: len, pitch: len };
-        let p: [&dyn Parameter; 9] = [
-            &self.lanes.at(),
-            &table,
-            &self.cursor(which),
-            &(offset as i32),
-            &matrix.samples.at(),
-            &image,
-            &to,
-            &0u64,
-            &i32::from(truncate),
-        ];
-        self.launch("gather", [table.width as usize, 1], [64, 1], 0, &p)
+        self.launch_gather(matrix, which, offset, (Image { len, channels: len, pitch: len }, to, 0), truncate, 64)
     }
 
     /// Gathers rows that each lane has for itself, such as embeddings of its samples.

@@ -233,32 +233,14 @@ impl Cohort {
     /// # Errors
     /// If the lane is wrong, or the driver fails.
     pub fn read(&self, vectors: &Vectors, lane: usize) -> Result<Vec<f32>> {
+        self.read_first(vectors, lane, vectors.len)
+    }
+
+    fn read_first(&self, vectors: &Vectors, lane: usize, len: usize) -> Result<Vec<f32>> {
         self.check_lane(lane)?;
-        let mut out = vec![0.0; vectors.len];
+        let mut out = vec![0.0; len];
         self.gpu.read(&vectors.memory, lane * vectors.stride, &mut out)?;
         Ok(out)
-    }
-
-    /// Copies a shared vector to the lanes, or a lane's vector to the same lane of another.
-    ///
-    /// # Errors
-    /// If the lengths differ.
-    pub fn copy(&self, from: &Vectors, to: &mut Vectors, lanes: &[u32]) -> Result<()> {
-        check_len("the vector", to.len, from.len)?;
-        for &lane in lanes {
-            let lane = lane as usize;
-            self.gpu.copy(&from.memory, lane * from.stride, from.len, &mut to.memory, lane * to.stride)?;
-        }
-        Ok(())
-    }
-
-    /// Sets a lane's vector to zeros.
-    ///
-    /// # Errors
-    /// If the lane is wrong.
-    pub fn zero(&self, vectors: &mut Vectors, lane: usize) -> Result<()> {
-        let zeros = vec![0.0; vectors.len];
-        self.write(vectors, lane, &zeros)
     }
 
     fn check_lane(&self, lane: usize) -> Result<()> {
@@ -293,11 +275,8 @@ impl Cohort {
         let mut stats = vec![0.0; self.n_lanes * STATS];
         (0..self.n_lanes).for_each(|lane| stats[lane * STATS + BAD_STEP] = -1.0);
         self.gpu.write(&mut self.stats, 0, &stats)?;
-        let zeros = vec![0; self.n_lanes];
-        self.gpu.write(&mut self.n_updates, 0, &zeros)?;
-        let [samples, replay] = &mut self.cursors;
-        self.gpu.write(samples, 0, &zeros)?;
-        self.gpu.write(replay, 0, &zeros)
+        self.gpu.write(&mut self.n_updates, 0, &vec![0; self.n_lanes])?;
+        self.rewind()
     }
 
     /// What each lane has measured.
@@ -320,32 +299,26 @@ impl Cohort {
         Ok(all.chunks_exact(STATS).map(stats).collect())
     }
 
-    /// Replays what was recorded under `key` for this number of lanes. Returns whether there was such a recording.
+    /// Replays the launches recorded under `key` for this number of lanes. Where there are none, the caller makes the
+    /// launches and passes the returned recording to [`Cohort::end_recording`]. The first time they just run, because they
+    /// may still allocate, which a recording must not. The second time they are recorded. They must be the same for the
+    /// same key, whichever lanes are active.
     ///
     /// # Errors
     /// If the driver fails.
-    pub fn replay(&mut self, key: u64) -> Result<bool> {
-        match self.recorded.get_mut(&(key, self.active.len())) {
-            Some(Some(recording)) => recording.replay().map(|()| true),
-            _ => Ok(false),
-        }
-    }
-
-    /// Call this before work that [`Cohort::replay`] did not find. The first time the work just runs, because it may still
-    /// allocate, which a recording must not. The second time it is recorded. The launches until
-    /// [`Cohort::end_recording`] must be the same for the same key, whichever lanes are active.
-    ///
-    /// # Errors
-    /// If the driver fails.
-    pub fn begin_recording(&mut self, key: u64) -> Result<Recording> {
+    pub fn replay(&mut self, key: u64) -> Result<Option<Recording>> {
         let key = (key, self.active.len());
-        let is_second = self.recorded.contains_key(&key);
-        if is_second {
+        let captures = match self.recorded.get_mut(&key) {
+            Some(Some(recorded)) => return recorded.replay().map(|()| None),
+            Some(None) => true,
+            None => false,
+        };
+        if captures {
             self.gpu.begin_capture()?;
         } else {
             self.recorded.insert(key, None);
         }
-        Ok(Recording { key, captures: is_second })
+        Ok(Some(Recording { key, captures }))
     }
 
     /// Ends the recording and runs it.
@@ -430,12 +403,8 @@ impl Cohort {
     /// If the node is neither.
     pub fn read_value(&self, node: NodeId, lane: usize, samples: usize) -> Result<Vec<f32>> {
         self.check_tap(node)?;
-        self.check_lane(lane)?;
-        let mut out = vec![0.0; self.len_read(node, lane, samples)?];
-        if let Some(slot) = self.plan.value_slot[node.0] {
-            self.gpu.read(&self.values[slot].memory, lane * self.values[slot].stride, &mut out)?;
-        }
-        Ok(out)
+        let len = self.len_read(node, lane, samples)?;
+        self.plan.value_slot[node.0].map_or(Ok(vec![0.0; len]), |slot| self.read_first(&self.values[slot], lane, len))
     }
 
     /// Floats of a lane's node for `samples`, or for all of its tokens.
@@ -449,10 +418,7 @@ impl Cohort {
     }
 
     pub(super) fn read_grad_slot(&self, slot: usize, lane: usize, len: usize) -> Result<Vec<f32>> {
-        self.check_lane(lane)?;
-        let mut out = vec![0.0; len];
-        self.gpu.read(&self.grads[slot].memory, lane * self.grads[slot].stride, &mut out)?;
-        Ok(out)
+        self.read_first(&self.grads[slot], lane, len)
     }
 
     /// Copies a node's values of `batch` samples to rows `first…` of each active lane's matrix.

@@ -32,15 +32,10 @@ pub enum Target {
     Logits,
     /// Features.
     Features,
-}
-
-impl Target {
-    fn slot(self) -> Slot {
-        match self {
-            Self::Logits => Slot::Logits,
-            Self::Features => Slot::Features,
-        }
-    }
+    /// Labels that replace the samples' own; the [`Data::numbers`] of a table.
+    Labels,
+    /// Marks, 0 or 1 per sample; the [`Data::numbers`] of a table. See [`Loss::Kl`].
+    Marks,
 }
 
 /// Which batch a recorded loss is of.
@@ -55,43 +50,24 @@ pub enum LossOf {
 }
 
 impl Cohort {
-    /// Gathers the rows of a matrix that belong to a table's current entry as targets.
+    /// Gathers what belongs to a table's current entry (`offset` entries on) as targets.
     ///
     /// # Errors
     /// If the table was not set.
     pub fn gather_target(
         &mut self,
-        matrix: &Data,
+        data: &Data,
         which: Batches,
         offset: usize,
         target: Target,
         truncate: bool,
     ) -> Result<()> {
-        self.gather_rows(matrix, which, offset, target.slot(), truncate)
-    }
-
-    /// Gathers the labels of a table's current entry from `data` instead of the samples' own.
-    ///
-    /// # Errors
-    /// If the table was not set.
-    pub fn gather_labels(&self, data: &Data, which: Batches) -> Result<()> {
-        self.gather_numbers(data, which, self.labels.at())
-    }
-
-    /// Gathers marks (0 or 1 for each sample, the labels of `data`) of a table's current entry, see [`Loss::Kl`].
-    ///
-    /// # Errors
-    /// If the table was not set.
-    pub fn gather_marks(&self, data: &Data, which: Batches) -> Result<()> {
-        self.gather_numbers(data, which, self.has_target.at())
-    }
-
-    fn gather_numbers(&self, data: &Data, which: Batches, to: u64) -> Result<()> {
-        let table = self.table(which)?;
-        let Some(from) = &data.labels else { return Ok(()) };
-        let (cursor, batch_max) = (self.cursor(which), self.batch_max as i32);
-        let p: [&dyn Parameter; 7] = [&self.lanes.at(), &table, &cursor, &0i32, &from.at(), &to, &batch_max];
-        self.launch("gather_labels", [1, 1], [256, 1], 0, &p)
+        match target {
+            Target::Logits => self.gather_rows(data, which, offset, Slot::Logits, truncate),
+            Target::Features => self.gather_rows(data, which, offset, Slot::Features, truncate),
+            Target::Labels => self.gather_numbers(data, which, offset, self.labels.at()),
+            Target::Marks => self.gather_numbers(data, which, offset, self.has_target.at()),
+        }
     }
 
     /// Adds `weight` times a loss at the output or a tap, on the targets gathered last; `first`: it is the batch's first.

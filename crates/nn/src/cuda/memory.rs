@@ -85,6 +85,14 @@ impl Data {
         Ok(Self { samples: gpu.upload(values)?, sample_len: row_len, labels: None })
     }
 
+    /// One number per sample, such as labels or marks.
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn numbers(gpu: &Gpu, values: &[u32]) -> Result<Self> {
+        Ok(Self { samples: gpu.zeros(0)?, sample_len: 0, labels: Some(gpu.upload(values)?) })
+    }
+
     /// Overwrites the values; the length must match.
     ///
     /// # Errors

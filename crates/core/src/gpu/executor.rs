@@ -1,0 +1,289 @@
+//! Execution of plans on a GPU, for clients and for a student. Each operation becomes launches for the active lanes.
+
+use super::OnGpu;
+use super::feed::Feed;
+use crate::error::Result;
+use crate::plan::{LocalPlan, Names, Op, Program, VectorId};
+use crate::step::{Batch, ProjectionRule, Scope, Term};
+use fedproj_nn::cuda::{Batches, Cohort, LossOf, Moments, NOBODY, Rows, Vectors};
+use fedproj_nn::{Dropout, Mode, NormMode, Options, Rule};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What the batches of plans are made of.
+#[derive(Debug)]
+pub(super) struct Feeds {
+    /// Of [`Batch::Private`].
+    pub own: Feed,
+    /// Of [`Batch::Memory`].
+    pub memory: Option<Feed>,
+    /// The objective on the memory, for what is measured beside the steps.
+    pub memory_objective: Vec<Term>,
+}
+
+/// Lanes that run programs, and the vectors behind the programs' names.
+#[derive(Debug)]
+pub(super) struct Executor {
+    on: Arc<OnGpu>,
+    pub cohort: Cohort,
+    pub feeds: Feeds,
+    rule: Rule,
+    pub moments: Moments,
+    /// Largest norm of a gradient that reaches the optimiser; 0 is no limit.
+    clip: f32,
+    pub theta: Vectors,
+    pub buffers: Vectors,
+    pub start: Vectors,
+    pub start_buffers: Vectors,
+    /// θ before an update that is projected afterwards, and the update itself.
+    before: Option<(Vectors, Vectors)>,
+    gradients: Vec<Vectors>,
+    pub states: Vec<Vectors>,
+    pub broadcasts: Vec<Vectors>,
+    pub uploads: Vec<Vectors>,
+    /// Values of a node for all samples of a lane, by place in [`Names::embeddings`], and floats per sample.
+    pub embeddings: Vec<(Vectors, usize)>,
+    /// Memory batches used so far in the current step.
+    n_memory: usize,
+    /// Whether a loss was added for the current batch.
+    has_loss: bool,
+}
+
+impl Executor {
+    pub fn new(
+        on: &Arc<OnGpu>,
+        lanes: usize,
+        options: &Options<'_>,
+        rule: Rule,
+        clip: f32,
+        feeds: Feeds,
+    ) -> Result<Self> {
+        let experiment = &on.experiment;
+        let cohort = Cohort::new(&on.gpu, &experiment.graph, lanes, options)?;
+        Ok(Self {
+            moments: cohort.moments(&rule)?,
+            theta: cohort.vectors(experiment.weights.len())?,
+            buffers: cohort.vectors(experiment.buffers.len())?,
+            start: cohort.shared_vector(&experiment.weights)?,
+            start_buffers: cohort.shared_vector(&experiment.buffers)?,
+            before: None,
+            gradients: Vec::new(),
+            states: Vec::new(),
+            broadcasts: Vec::new(),
+            uploads: Vec::new(),
+            embeddings: Vec::new(),
+            n_memory: 0,
+            has_loss: false,
+            on: Arc::clone(on),
+            cohort,
+            feeds,
+            rule,
+            clip,
+        })
+    }
+
+    /// Allocates every vector that the names and programs mention.
+    pub fn make_vectors(&mut self, names: &Names, programs: &[Program]) -> Result<()> {
+        let (n, n_buffers) = (self.theta.len(), self.buffers.len());
+        while self.states.len() < names.states.len() {
+            let len = if names.is_buffers(self.states.len()) { n_buffers } else { n };
+            self.states.push(self.cohort.vectors(len)?);
+        }
+        while self.uploads.len() < names.uploads.len() {
+            self.uploads.push(self.cohort.vectors(n)?);
+        }
+        while self.broadcasts.len() < names.broadcasts.len() {
+            self.broadcasts.push(self.cohort.shared_vector(&vec![0.0; n])?);
+        }
+        let n_gradients = programs.iter().map(Program::n_gradients).max().unwrap_or(0);
+        while self.gradients.len() < n_gradients {
+            self.gradients.push(self.cohort.vectors(n)?);
+        }
+        if self.before.is_none() && programs.iter().any(Program::projects_updates) {
+            self.before = Some((self.cohort.vectors(n)?, self.cohort.vectors(n)?));
+        }
+        Ok(())
+    }
+
+    /// The samples, rates and keys of each step. A short batch is padded to the width of the table.
+    pub fn set_tables(&mut self, plans: &[LocalPlan], batch: usize) -> Result<()> {
+        let padded = |plan: &LocalPlan, of: &dyn Fn(u32) -> u32| {
+            let mut table = Vec::with_capacity(plan.steps.len() * batch);
+            for step in &plan.steps {
+                table.extend(plan.order[step.batch.clone()].iter().map(|&p| of(p)));
+                table.resize(table.len().next_multiple_of(batch), NOBODY);
+            }
+            table
+        };
+        let all = |of: &dyn Fn(&LocalPlan) -> Vec<u32>| plans.iter().map(of).collect::<Vec<_>>();
+        let samples = all(&|plan| padded(plan, &|p| plan.samples[p as usize]));
+        let factors = all(&|plan| plan.steps.iter().map(|step| step.lr_factor.to_bits()).collect());
+        self.cohort.set_table(Batches::Samples, &samples, batch)?;
+        self.cohort.set_table(Batches::LrFactors, &factors, 1)?;
+        if plans.iter().any(|plan| !plan.embeddings.is_empty()) {
+            self.cohort.set_table(Batches::Positions, &all(&|plan| padded(plan, &|p| p)), batch)?;
+        }
+        if self.feeds.own.mode.dropout == Dropout::OfStep {
+            let words = |key: u64| [key as u32, (key >> 32) as u32];
+            let keys = all(&|plan| plan.steps.iter().flat_map(|step| words(step.dropout_key)).collect());
+            self.cohort.set_table(Batches::DropoutKeys, &keys, 2)?;
+        }
+        if let Some(width) = plans.iter().map(|plan| plan.memory_batch).max().filter(|&width| width > 0) {
+            self.cohort.set_table(Batches::Replay, &all(&|plan| plan.memory.clone()), width)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the steps of plans, one plan per lane; lanes with the same program share its launches.
+    pub fn run(&mut self, plans: &[LocalPlan], programs: &[Program]) -> Result<()> {
+        let n_steps = plans.iter().map(|plan| plan.steps.len()).max().unwrap_or(0);
+        for at in 0..n_steps {
+            // In the order of the programs.
+            let mut groups: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+            for (lane, plan) in plans.iter().enumerate() {
+                if let Some(step) = plan.steps.get(at) {
+                    groups.entry(step.program).or_default().push(lane as u32);
+                }
+            }
+            for (program, lanes) in groups {
+                self.cohort.set_lanes(&lanes)?;
+                self.run_program(program as u64, &programs[program])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a program on the active lanes, or replays its launches.
+    fn run_program(&mut self, key: u64, program: &Program) -> Result<()> {
+        let Some(recording) = self.cohort.replay(key)? else { return Ok(()) };
+        self.n_memory = 0;
+        let done = program.ops.iter().try_for_each(|op| self.execute(op));
+        let done = done.and_then(|()| Ok(self.cohort.advance(1, program.n_memory())?));
+        self.cohort.end_recording(recording)?;
+        done
+    }
+
+    fn rows(&self, id: VectorId) -> Rows {
+        match id {
+            VectorId::Weights => self.theta.rows(),
+            VectorId::RoundStart => self.start.rows(),
+            VectorId::Gradient(i) => self.gradients[i].rows(),
+            VectorId::State(i) => self.states[i].rows(),
+            VectorId::Broadcast(i) => self.broadcasts[i].rows(),
+            VectorId::Upload(i) => self.uploads[i].rows(),
+        }
+    }
+
+    /// Runs one operation for the active lanes.
+    pub fn execute(&mut self, op: &Op) -> Result<()> {
+        match *op {
+            Op::Forward { batch } => self.forward(batch)?,
+            Op::Loss { term } => self.add_term(&term)?,
+            Op::Backward { batch, out } => {
+                let at = if batch == Batch::Private { LossOf::Samples } else { LossOf::Replay };
+                self.cohort.record_loss(at)?;
+                self.cohort.backward(self.theta.rows(), self.gradients[out].rows())?;
+            }
+            Op::Embed { index } => {
+                let (values, row) = &self.embeddings[index];
+                self.cohort.gather_embedding(values, *row, index)?;
+            }
+            Op::AddScaled { y, a, x } => self.cohort.axpy(a, self.rows(x), self.rows(y))?,
+            Op::AddScaledDiff { g, a, x, y } => {
+                self.cohort.axpy_difference(a, self.rows(x), self.rows(y), self.rows(g))?;
+            }
+            Op::Clip { g, norm_max } => self.cohort.clip(self.rows(g), norm_max)?,
+            Op::Project { g, r, rule } => {
+                if rule.from_round_start {
+                    self.memory_loss(VectorId::RoundStart)?;
+                }
+                let (g, r) = (self.rows(g), self.rows(r));
+                self.project(g, r, &rule, g, 1.0)?;
+            }
+            Op::Update { g } => self.update(g)?,
+            Op::UpdateProjected { g, r, rule } => self.update_projected(g, r, &rule)?,
+            Op::KeepModel { weights, buffers } => {
+                self.cohort.assign(self.theta.rows(), self.states[weights].rows(), self.theta.len())?;
+                self.cohort.assign(self.buffers.rows(), self.states[buffers].rows(), self.buffers.len())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: Batch) -> Result<()> {
+        let (feed, table, offset) = match batch {
+            Batch::Private => (Some(&self.feeds.own), Batches::Samples, 0),
+            Batch::Memory => (self.feeds.memory.as_ref(), Batches::Replay, self.n_memory),
+        };
+        let Some(feed) = feed else { return Ok(()) };
+        feed.gather(&self.on, &mut self.cohort, table, offset)?;
+        self.n_memory += usize::from(batch == Batch::Memory);
+        self.has_loss = false;
+        Ok(self.cohort.forward(self.theta.rows(), self.buffers.rows(), feed.mode)?)
+    }
+
+    /// Adds a term to the objective of the batch gathered last.
+    fn add_term(&mut self, term: &Term) -> Result<()> {
+        let n = term.at.n_nodes(self.cohort.graph());
+        for index in 0..n {
+            let Some(node) = term.at.node(self.cohort.graph(), index) else { break };
+            let first = !std::mem::replace(&mut self.has_loss, true);
+            self.cohort.add_loss(node, &term.loss, term.weight / n as f32, first)?;
+        }
+        Ok(())
+    }
+
+    /// Measures g against r. Adds `sign` times the projection's change of g to `to`.
+    fn project(&self, g: Rows, r: Rows, rule: &ProjectionRule, to: Rows, sign: f32) -> Result<()> {
+        let by_tensor = rule.scope == Scope::Layer;
+        Ok(self.cohort.project(g, r, &rule.bounds, by_tensor, rule.from_round_start, to, sign)?)
+    }
+
+    fn update_projected(&mut self, g: VectorId, r: VectorId, rule: &ProjectionRule) -> Result<()> {
+        let Some((before, moved)) = &self.before else { return Ok(()) };
+        let (before, moved, theta) = (before.rows(), moved.rows(), self.theta.rows());
+        let n = self.theta.len();
+        self.cohort.assign(theta, before, n)?;
+        self.update(g)?;
+        if rule.from_round_start {
+            self.memory_loss(VectorId::RoundStart)?;
+        }
+        // u = θ_before − θ_after replaces the gradient, so the change of u is subtracted from θ.
+        self.cohort.clear(moved, n)?;
+        self.cohort.axpy_difference(1.0, before, theta, moved)?;
+        self.project(moved, self.rows(r), rule, theta, -1.0)
+    }
+
+    fn update(&self, g: VectorId) -> Result<()> {
+        let g = self.rows(g);
+        if self.clip > 0.0 {
+            self.cohort.clip(g, self.clip)?;
+        }
+        Ok(self.cohort.update(&self.rule, &self.moments, self.theta.rows(), g)?)
+    }
+
+    /// The memory loss of θ on the lanes' first memory batches.
+    pub fn first_memory_loss(&mut self) -> Result<()> {
+        let Some(feed) = &self.feeds.memory else { return Ok(()) };
+        feed.gather(&self.on, &mut self.cohort, Batches::Replay, 0)?;
+        self.memory_loss(VectorId::Weights)
+    }
+
+    /// The memory loss of θ or its start on the batch gathered last. As on the CPU: batch-norm as in the gradient, but the
+    /// running averages stay unchanged.
+    fn memory_loss(&mut self, weights: VectorId) -> Result<()> {
+        let Some(feed) = &self.feeds.memory else { return Ok(()) };
+        let norm = match feed.mode.norm {
+            NormMode::Update => NormMode::Batch,
+            other => other,
+        };
+        let buffers = if weights == VectorId::RoundStart { &self.start_buffers } else { &self.buffers };
+        self.cohort.forward(self.rows(weights), buffers.rows(), Mode { norm, dropout: Dropout::Off })?;
+        self.has_loss = false;
+        for at in 0..self.feeds.memory_objective.len() {
+            let term = self.feeds.memory_objective[at];
+            self.add_term(&term)?;
+        }
+        Ok(self.cohort.record_loss(LossOf::Reference)?)
+    }
+}
