@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::plan::{LocalPlan, Names, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
 use fedproj_nn::cuda::{Batches, Cohort, LossOf, Moments, NOBODY, Rows, Vectors};
-use fedproj_nn::{Dropout, Mode, NormMode, Options, Rule};
+use fedproj_nn::{Dropout, Mode, NormMode, Rule};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -50,16 +50,8 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    pub fn new(
-        on: &Arc<OnGpu>,
-        lanes: usize,
-        options: &Options<'_>,
-        rule: Rule,
-        clip: f32,
-        feeds: Feeds,
-    ) -> Result<Self> {
+    pub fn new(on: &Arc<OnGpu>, cohort: Cohort, rule: Rule, clip: f32, feeds: Feeds) -> Result<Self> {
         let experiment = &on.experiment;
-        let cohort = Cohort::new(&on.gpu, &experiment.graph, lanes, options)?;
         Ok(Self {
             moments: cohort.moments(&rule)?,
             theta: cohort.vectors(experiment.weights.len())?,

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::evaluate::Which;
 use crate::memory::TargetTables;
 use crate::plan::{LocalPlan, Names, Program};
-use fedproj_nn::cuda::{Data, Target};
+use fedproj_nn::cuda::{Cohort, Data, Target};
 use fedproj_nn::{Dropout, Mode, NormMode, Options};
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -38,7 +38,8 @@ impl GpuStudent {
         }
         let feeds = Feeds { own, memory: None, memory_objective: Vec::new() };
         let options = Options { batch, taps: &taps, training: true };
-        let mut executor = Executor::new(on, 1, &options, how.optimizer.rule(), 0.0, feeds)?;
+        let cohort = Cohort::new(&on.gpu, graph, 1, &options)?.alone()?;
+        let mut executor = Executor::new(on, cohort, how.optimizer.rule(), 0.0, feeds)?;
         let Executor { cohort, theta, buffers, start, .. } = &mut executor;
         cohort.write(theta, 0, task.weights)?;
         cohort.write(buffers, 0, task.buffers)?;

@@ -40,7 +40,8 @@ impl GpuTrainer {
         let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting.min(lanes_max));
         let (rule, clip) = (config.local.optimizer.rule(), config.local.clip);
         let executor = loop {
-            match Executor::new(on, lanes, &options, rule, clip, feeds(method)) {
+            let cohort = Cohort::new(&on.gpu, graph, lanes, &options).map_err(Error::from);
+            match cohort.and_then(|cohort| Executor::new(on, cohort, rule, clip, feeds(method))) {
                 Err(Error::Network(fedproj_nn::Error::GpuMemory { .. })) if lanes > 1 => lanes /= 2,
                 made => break made?,
             }

@@ -59,6 +59,8 @@ pub struct Cohort {
     pub(super) partial: Vectors,
     pub(super) coefficients: Vectors,
     pub(super) parts: Memory<f32>,
+    /// How far sums of weights' gradients are split, see [`Cohort::alone`].
+    pub(super) further: usize,
     /// Weights with input and output exchanged, of one layer after another.
     pub(super) turned: Option<Vectors>,
     /// The tokens of the lanes' batches, where the network reads texts.
@@ -143,6 +145,7 @@ impl Cohort {
             partial: vectors(2 * channels_max * n.max(CHUNKS_MAX))?,
             coefficients: vectors(3 * channels_max)?,
             parts: gpu.zeros(k * conv::PARTS_LEN)?,
+            further: 1,
             turned: if options.training && gpu.has_hopper() { Some(vectors(hopper::turned_len(graph))?) } else { None },
             texts: Texts::new(gpu, graph, k, n)?,
             lanes: gpu.zeros(k)?,
@@ -174,6 +177,17 @@ impl Cohort {
         cohort.set_lanes(&all)?;
         cohort.reset_lanes()?;
         Ok(cohort)
+    }
+
+    /// Splits the sums of weights' gradients so far that one lane fills a large GPU. The sums then have another order, so
+    /// this is for networks that never train beside others, such as a student.
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn alone(mut self) -> Result<Self> {
+        self.further = conv::ALONE;
+        self.parts = self.gpu.zeros(self.n_lanes * self.further * conv::PARTS_LEN)?;
+        Ok(self)
     }
 
     /// Approximate bytes per lane, to decide how many lanes fit.

@@ -93,8 +93,11 @@ const SPLIT_LEN: (usize, usize) = (256, 2400);
 /// Max bytes of shared memory per block: the gradient of weights with wide tiles.
 pub(super) const SHARED_MAX: u32 = (4 * STAGES * 2 * DEPTH * (128 + 8)) as u32;
 
-/// Floats of memory that the parts of any pass need.
+/// Floats of memory that the parts of any pass need, of one lane among others.
 pub(super) const PARTS_LEN: usize = 72 * 128 * 128;
+
+/// How much further the sum of a weights' gradient is split where one lane has the GPU to itself: 130 blocks instead of 26.
+pub(super) const ALONE: usize = 5;
 
 /// Max bytes of two images with their margins.
 pub(super) const STEM_SHARED_MAX: u32 = 2 * 16 * 34 * 34;
@@ -138,9 +141,19 @@ const fn stem_weight_bytes(width: usize) -> usize {
 impl Launch {
     /// `aligned`: whether the weights start at a multiple of four floats. `is_exact`: each product is three, whose registers
     /// leave no room for wide tiles. The number of lanes chooses between kernels that compute the same bytes; how a sum is
-    /// split depends on the shape alone.
+    /// split depends on the shape alone, and on `further`: how far those of a weights' gradient are.
     #[allow(clippy::too_many_arguments, reason = "what a launch depends on")]
-    pub fn new(pass: Pass, c: &Conv, pitch: usize, batch: usize, aligned: bool, lanes: usize, is_exact: bool) -> Self {
+    pub fn new(
+        pass: Pass,
+        c: &Conv,
+        pitch: usize,
+        batch: usize,
+        aligned: bool,
+        lanes: usize,
+        is_exact: bool,
+        further: usize,
+    ) -> Self {
+        let further = if pass == Pass::Weight { further } else { 1 };
         let taps = c.kernel * c.kernel;
         let fours = |counts: &[usize]| aligned && taps <= 32 && counts.iter().all(|n| n.is_multiple_of(4));
         let (rows, columns, depth) = match pass {
@@ -156,8 +169,8 @@ impl Launch {
             Pass::Weight => fours(&[pitch, c.co]),
         };
         let out_len = if pass == Pass::Weight { taps * c.ci * columns } else { rows * columns };
-        let wanted = TILES_WANTED.div_ceil(tiles_of(64)).max(depth / SPLIT_LEN.1);
-        let most = (depth / SPLIT_LEN.0).min(PARTS_LEN / out_len.max(1)).max(1);
+        let wanted = (further * TILES_WANTED).div_ceil(tiles_of(64)).max(depth / SPLIT_LEN.1);
+        let most = (depth / SPLIT_LEN.0).min(further * PARTS_LEN / out_len.max(1)).max(1);
         let splits = if classes > 1 { 1 } else { wanted.clamp(1, most) };
         let wide_wanted = if pass == Pass::Weight { WIDE_WANTED.0 } else { WIDE_WANTED.1 };
         let is_wide = !is_exact && by_fours && columns >= 128 && tiles_of(128) * splits * lanes >= wide_wanted;
@@ -231,18 +244,21 @@ mod tests {
                 let ho = (h + 2 * padding - kernel) / stride + 1;
                 let c = Conv { h, w: h, ci, ho, wo: ho, co, kernel, stride, padding };
                 for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
-                    for lanes in [1, 10] {
-                        let launch = Launch::new(pass, &c, ci, batch, true, lanes, false);
+                    for (lanes, further) in [(1, 1), (10, 1), (1, ALONE)] {
+                        let launch = Launch::new(pass, &c, ci, batch, true, lanes, false, further);
                         let out = match pass {
                             Pass::Forward => batch * ho * ho * co,
                             Pass::Input => batch * h * h * ci,
                             Pass::Weight => kernel * kernel * ci * co,
                         };
-                        assert!(launch.splits == 1 || launch.splits * out <= PARTS_LEN, "{pass:?} {c:?} {launch:?}");
+                        assert!(
+                            launch.splits == 1 || launch.splits * out <= further * PARTS_LEN,
+                            "{pass:?} {c:?} {launch:?}"
+                        );
                         assert!(launch.shared <= SHARED_MAX, "{launch:?}");
                         assert_eq!(
                             launch.splits,
-                            Launch::new(pass, &c, ci, batch, true, 1, true).splits,
+                            Launch::new(pass, &c, ci, batch, true, 1, true, further).splits,
                             "lanes must not cut sums"
                         );
                     }

@@ -101,12 +101,13 @@ impl Strip {
         (best.kernel, tiles(best))
     }
 
-    /// Tiles of the gradient of the weights, and the parts of its split sum.
-    pub fn weight(&self) -> (usize, usize) {
+    /// Tiles of the gradient of the weights, and the parts of its sum, which is split `further` times as far as for a lane
+    /// among others.
+    pub fn weight(&self, further: usize) -> (usize, usize) {
         let (ci, co) = self.channels();
         let tiles = ci / 64 * (co / 64);
-        let most = (self.positions().div_ceil(CHUNK) / CHUNKS_MIN).min(PARTS_LEN / (9 * ci * co));
-        (tiles, (BLOCKS_WANTED / tiles).max(2).min(most).max(1))
+        let most = (self.positions().div_ceil(CHUNK) / CHUNKS_MIN).min(further * PARTS_LEN / (9 * ci * co));
+        (tiles, (further * BLOCKS_WANTED / tiles).max(2).min(most).max(1))
     }
 }
 
@@ -175,6 +176,7 @@ pub(super) fn turned_len(graph: &Graph) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::conv::ALONE;
     use super::*;
 
     fn conv(side: usize, ci: usize, co: usize) -> Conv {
@@ -204,9 +206,22 @@ mod tests {
                     let area = p.positions * p.channels;
                     assert!(tiles * area >= outputs && (tiles - co / p.channels) * area < outputs, "{p:?} {tiles}");
                 }
-                let (_, splits) = strip.weight();
-                assert!(splits == 1 || splits * 9 * ci * co <= PARTS_LEN);
+                for further in [1, ALONE] {
+                    let (_, splits) = strip.weight(further);
+                    assert!(splits == 1 || splits * 9 * ci * co <= further * PARTS_LEN);
+                }
             }
+        }
+    }
+
+    #[test]
+    fn one_lane_alone_gives_every_processor_a_part_of_the_weights_gradient() {
+        for (side, channels) in [(16, 64), (8, 128), (4, 256)] {
+            let blocks = |further: usize| {
+                let weight = Strip::new(&conv(side, channels, channels), 256, true).map(|strip| strip.weight(further));
+                weight.map_or(0, |(tiles, splits)| tiles * splits)
+            };
+            assert!((24..=32).contains(&blocks(1)) && (120..=132).contains(&blocks(ALONE)), "{side} {channels}");
         }
     }
 

@@ -114,7 +114,7 @@ impl Cohort {
             let problem = "no kernel computes it together with its max-pool".into();
             return Err(Error::Gpu { what: self.graph.nodes[node].name.clone(), problem });
         }
-        let launch = Launch::new(o.pass, &c, pitch, batch, aligned, self.n_active(), is_exact);
+        let launch = Launch::new(o.pass, &c, pitch, batch, aligned, self.n_active(), is_exact, self.further);
         let kernel = format!("{}.{}", o.program(), launch.kernel);
         let (parts, flags) = (launch.splits as i32, o.flags());
         let p: [&dyn Parameter; 9] = [&geometry, &lanes, &o.x, &o.w, &o.y, &o.after, &flags, &parts, &self.parts.at()];
@@ -140,7 +140,8 @@ impl Cohort {
     pub(super) fn stem_weight(&self, node: usize, y: Rows, won: Won, w: Rows) -> Result<()> {
         let Some((c, pitch, aligned)) = self.convolution(node) else { return Ok(()) };
         // The sum is split as in the kernel without the max-pool.
-        let Launch { splits, .. } = Launch::new(Pass::Weight, &c, pitch, self.batch, aligned, self.n_active(), false);
+        let Launch { splits, .. } =
+            Launch::new(Pass::Weight, &c, pitch, self.batch, aligned, self.n_active(), false, self.further);
         let (geometry, x) = (Geometry::new(&c, pitch, self.batch, 0), self.value(0));
         let p: [&dyn Parameter; 10] = [
             &geometry,
@@ -220,7 +221,7 @@ impl Cohort {
             Pass::Forward => product(strip, o.x, o.w, o.y),
             Pass::Input => product(strip.turned(), o.y, self.turned_weights(ci, co, 9, o.w)?, o.x),
             Pass::Weight => {
-                let (tiles, splits) = strip.weight();
+                let (tiles, splits) = strip.weight(self.further);
                 let p: [&dyn Parameter; 8] =
                     [&strip, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &self.parts.at()];
                 let shared = shared_bytes("shifted_weight").unwrap_or(0);
