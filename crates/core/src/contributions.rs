@@ -1,6 +1,7 @@
 //! What the clients of a round sent, as fusion reads it: from memory in the simulator, from disk on a server.
 
 use crate::error::Result;
+use crate::evaluate::{Evaluator, Outputs};
 use crate::trainer::{ClientResult, LocalStats};
 use std::fmt::Debug;
 
@@ -56,6 +57,19 @@ pub trait Contributions: Debug + Sync {
     /// than by reading each vector.
     fn weighted_sum(&self, chosen: &[usize], weights: &[f32], part: Part<'_>) -> Option<Result<Vec<f32>>> {
         let _ = (chosen, weights, part);
+        None
+    }
+
+    /// Σ_k w_k of the outputs of the models `chosen` on the public set. An implementation may override this when the models
+    /// are where `evaluator` computes.
+    fn ensemble(
+        &self,
+        evaluator: &Evaluator,
+        chosen: &[usize],
+        weights: &[f32],
+        with_features: bool,
+    ) -> Option<Result<Outputs>> {
+        let _ = (evaluator, chosen, weights, with_features);
         None
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::gpu::{GpuEvaluator, OnGpu};
+use crate::gpu::{GpuEvaluator, Lane, OnGpu};
 use fedproj_data::Dataset;
 use fedproj_nn::{Cpu, Graph, Loss, LossTargets, Mode, NodeId, Options, Workspace};
 use serde::{Deserialize, Serialize};
@@ -103,6 +103,18 @@ impl Evaluator {
             return gpu.outputs(models, which, with_features);
         }
         which.of(experiment).map_or(Ok(Vec::new()), |data| self.outputs(models, data, with_features))
+    }
+
+    /// Σ_k w_k of the outputs of models in lanes of the GPU, if it evaluates that many side by side.
+    pub(crate) fn sum_on_gpu(
+        &self,
+        lanes: &[Lane<'_>],
+        weights: &[f32],
+        with_features: bool,
+    ) -> Option<Result<Outputs>> {
+        let (_, gpu) = self.gpu.as_ref()?;
+        let mut gpu = gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        (lanes.len() <= gpu.n_lanes()).then(|| gpu.sum(lanes, weights, with_features))
     }
 
     /// A model's score on the experiment's test set.

@@ -366,6 +366,11 @@ impl Fusion<'_> {
             };
             return Ok(Targets { logits: over(|o| &o.logits), features: over(|o| &o.features) });
         }
+        if self.clipped.is_none()
+            && let Some(sum) = self.results.ensemble(self.evaluator, &self.chosen, &w, with_features)
+        {
+            return sum.map(|Outputs { logits, features }| Targets { logits, features });
+        }
         let (cpu, mut targets) = (&mut Cpu::new(1), Targets::default());
         self.each_output(with_features, |k, out| {
             targets.logits.resize(out.logits.len(), 0.0);

@@ -11,6 +11,14 @@ use std::sync::Arc;
 const BATCH: usize = 256;
 const LANES_MAX: usize = 16;
 
+/// A model in a lane of a cohort on the same GPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lane<'a> {
+    pub weights: &'a Vectors,
+    pub buffers: &'a Vectors,
+    pub at: usize,
+}
+
 /// Memory to evaluate some models at a time.
 #[derive(Debug)]
 pub(crate) struct GpuEvaluator {
@@ -44,36 +52,54 @@ impl GpuEvaluator {
 
     /// Outputs of models on one of the experiment's data sets; empty without such a set.
     pub fn outputs(&mut self, models: &[Model<'_>], which: Which, with_features: bool) -> Result<Vec<Outputs>> {
-        let on = Arc::clone(&self.on);
-        let (Some(data), Some(samples)) = (which.of(&on.experiment), on.data(which)) else { return Ok(Vec::new()) };
-        let graph = &on.experiment.graph;
-        let (n, output) = (data.n_samples(), graph.output());
-        let features = graph.features().filter(|_| with_features);
         let mut all = Vec::with_capacity(models.len());
         for models in models.chunks(self.n_lanes()) {
             for (lane, model) in models.iter().enumerate() {
                 self.cohort.write(&mut self.weights, lane, model.weights)?;
                 self.cohort.write(&mut self.buffers, lane, model.buffers)?;
             }
-            let lanes: Vec<u32> = (0..models.len() as u32).collect();
-            self.cohort.set_lanes(&lanes)?;
-            let mut logits = self.cohort.vectors(n * graph.shape(output).len())?;
-            let mut found = self.cohort.vectors(features.map_or(0, |node| n * graph.shape(node).len()))?;
-            for first in (0..n).step_by(BATCH) {
-                self.cohort.gather_range(samples, first, BATCH.min(n - first), BATCH)?;
-                self.cohort.forward(self.weights.rows(), self.buffers.rows(), Mode::EVAL)?;
-                self.cohort.keep_value(output, first, &mut logits)?;
-                if let Some(node) = features {
-                    self.cohort.keep_value(node, first, &mut found)?;
-                }
-            }
+            let Some((logits, features)) = self.pass(models.len(), which, with_features)? else { return Ok(all) };
             for lane in 0..models.len() {
                 all.push(Outputs {
                     logits: self.cohort.read(&logits, lane)?,
-                    features: self.cohort.read(&found, lane)?,
+                    features: self.cohort.read(&features, lane)?,
                 });
             }
         }
         Ok(all)
+    }
+
+    /// Σ_k w_k of the outputs of models, max one per lane, on the public set. Neither models nor outputs leave the GPU; the
+    /// sum does.
+    pub fn sum(&mut self, models: &[Lane<'_>], weights: &[f32], with_features: bool) -> Result<Outputs> {
+        for (lane, model) in models.iter().enumerate() {
+            self.cohort.copy(model.weights, model.at, &mut self.weights, lane)?;
+            self.cohort.copy(model.buffers, model.at, &mut self.buffers, lane)?;
+        }
+        let Some(found) = self.pass(models.len(), Which::Public, with_features)? else { return Ok(Outputs::default()) };
+        let order: Vec<u32> = (0..models.len() as u32).collect();
+        let sum = |vectors: &Vectors| self.cohort.weighted_sum(vectors, &order, weights);
+        Ok(Outputs { logits: sum(&found.0)?, features: sum(&found.1)? })
+    }
+
+    /// Logits and features of the first `n_models` lanes for every sample of a set; none without such a set.
+    fn pass(&mut self, n_models: usize, which: Which, with_features: bool) -> Result<Option<(Vectors, Vectors)>> {
+        let (graph, cohort) = (&self.on.experiment.graph, &mut self.cohort);
+        let (Some(data), Some(samples)) = (which.of(&self.on.experiment), self.on.data(which)) else { return Ok(None) };
+        let (n, output) = (data.n_samples(), graph.output());
+        let features = graph.features().filter(|_| with_features);
+        let lanes: Vec<u32> = (0..n_models as u32).collect();
+        cohort.set_lanes(&lanes)?;
+        let mut logits = cohort.vectors(n * graph.shape(output).len())?;
+        let mut found = cohort.vectors(features.map_or(0, |node| n * graph.shape(node).len()))?;
+        for first in (0..n).step_by(BATCH) {
+            cohort.gather_range(samples, first, BATCH.min(n - first), BATCH)?;
+            cohort.forward(self.weights.rows(), self.buffers.rows(), Mode::EVAL)?;
+            cohort.keep_value(output, first, &mut logits)?;
+            if let Some(node) = features {
+                cohort.keep_value(node, first, &mut found)?;
+            }
+        }
+        Ok(Some((logits, found)))
     }
 }

@@ -11,7 +11,7 @@ mod results;
 mod student;
 mod trainer;
 
-pub(crate) use evaluate::GpuEvaluator;
+pub(crate) use evaluate::{GpuEvaluator, Lane};
 pub(crate) use results::GpuResults;
 pub(crate) use student::GpuStudent;
 pub(crate) use trainer::GpuTrainer;

@@ -1,8 +1,11 @@
 //! The results of the clients of a wave, while they are still on the GPU.
 
+use super::evaluate::Lane;
+use super::executor::Executor;
 use super::trainer::GpuTrainer;
 use crate::contributions::{Contributions, Head, Part};
 use crate::error::{Error, Result};
+use crate::evaluate::{Evaluator, Outputs};
 use crate::trainer::ClientResult;
 use fedproj_nn::cuda::Vectors;
 use std::sync::OnceLock;
@@ -92,5 +95,17 @@ impl Contributions for GpuResults<'_> {
         }
         let order: Vec<u32> = chosen.iter().map(|&at| self.lanes[at]).collect();
         Some(self.trainer.executor.cohort.weighted_sum(vectors, &order, weights).map_err(Error::from))
+    }
+
+    fn ensemble(
+        &self,
+        evaluator: &Evaluator,
+        chosen: &[usize],
+        weights: &[f32],
+        with_features: bool,
+    ) -> Option<Result<Outputs>> {
+        let Executor { theta, buffers, .. } = &self.trainer.executor;
+        let lane = |&at: &usize| Lane { weights: theta, buffers, at: self.lanes[at] as usize };
+        evaluator.sum_on_gpu(&chosen.iter().map(lane).collect::<Vec<_>>(), weights, with_features)
     }
 }

@@ -257,6 +257,17 @@ impl Cohort {
         Ok(out)
     }
 
+    /// Copies a lane's vector of any cohort on this GPU to a lane of this one.
+    ///
+    /// # Errors
+    /// If the lengths differ or the lane is wrong.
+    pub fn copy(&self, from: &Vectors, from_lane: usize, to: &mut Vectors, lane: usize) -> Result<()> {
+        check_len("the vector", to.len, from.len)?;
+        self.check_lane(lane)?;
+        let at = (from_lane * from.stride, lane * to.stride);
+        self.gpu.copy(&from.memory, at.0, from.len, &mut to.memory, at.1)
+    }
+
     fn check_lane(&self, lane: usize) -> Result<()> {
         if lane < self.n_lanes { Ok(()) } else { Err(failed_lane(lane, self.n_lanes)) }
     }

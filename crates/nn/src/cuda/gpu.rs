@@ -326,6 +326,23 @@ impl Gpu {
         self.synchronize()
     }
 
+    /// Copies between two places of the GPU's memory.
+    pub(super) fn copy<T: Element>(
+        &self,
+        from: &Memory<T>,
+        at: usize,
+        len: usize,
+        to: &mut Memory<T>,
+        to_at: usize,
+    ) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let source = from.slice.slice(at..at + len);
+        let mut target = to.slice.slice_mut(to_at..to_at + len);
+        self.stream.memcpy_dtod(&source, &mut target).map_err(failed("copying on the GPU"))
+    }
+
     /// Starts a kernel on `grid` blocks. Name, number and types of the parameters are checked against the kernel's source.
     /// The caller answers for addresses and extents, and the kernel for its indices: a wrong one ends in an error of the
     /// driver or in wrong numbers.
