@@ -33,7 +33,7 @@ mod trainer;
 pub use authors::Authors;
 pub use config::{
     Config, DataConfig, Draw, FederationConfig, Key, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
-    ScheduleConfig, parse_value,
+    ScheduleConfig, WHOLE_TABLES, parse_value,
 };
 pub use contributions::{Contributions, Head, Part};
 pub use coordinator::{Coordinator, Opening, model_hash};

@@ -179,12 +179,12 @@ pub fn check(config: &SourceConfig, data_dir: Option<&Path>) -> Result<()> {
     }
 }
 
-/// The row of `name`.
+/// The row of `name`, in any case.
 ///
 /// # Errors
 /// If there is none; the error lists near matches.
 pub fn find(name: &str) -> Result<&'static Reader> {
-    READERS.iter().find(|r| r.name == name).ok_or_else(|| {
+    READERS.iter().find(|r| r.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
         let known = || READERS.iter().map(|r| r.name);
         let hint = match near(name, known()).as_slice() {
             [] => format!("known are {}", known().collect::<Vec<_>>().join(", ")),
@@ -243,9 +243,10 @@ impl Request<'_> {
         Ok(self.resolve(path))
     }
 
-    /// A path of the configuration, which is relative to the data directory.
+    /// A path of the configuration: below the data directory, else below the working directory.
     pub(crate) fn resolve(&self, path: &Path) -> PathBuf {
-        self.data_dir.map_or_else(|| path.to_owned(), |dir| dir.join(path))
+        let in_data_dir = self.data_dir.map(|dir| dir.join(path));
+        in_data_dir.filter(|there| there.exists() || !path.exists()).unwrap_or_else(|| path.to_owned())
     }
 }
 

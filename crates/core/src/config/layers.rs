@@ -1,6 +1,7 @@
 //! Layers of tables: how defaults, preset, file and `key=value` pairs become one configuration.
 
 use super::Config;
+use super::reference::{Key, known_keys, known_names};
 use crate::error::{Error, Result};
 use fedproj_data::spelling::did_you_mean;
 use toml::{Table, Value};
@@ -25,15 +26,15 @@ pub(crate) fn table_of(config: &Config) -> Result<Table> {
 }
 
 /// Tables that describe one thing and are replaced as a whole; their keys depend on what they describe.
-const WHOLE: [&str; 3] = ["data.private", "data.public", "data.partition"];
+pub const WHOLE_TABLES: [&str; 3] = ["data.private", "data.public", "data.partition"];
 
 /// Overlays `from` on `to`, table by table.
 pub(crate) fn merge(to: &mut Table, from: &Table) {
     fn at(to: &mut Table, from: &Table, path: &str) {
         for (key, value) in from {
-            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            let path = join(path, key);
             match (to.get_mut(key), value) {
-                (Some(Value::Table(inner)), Value::Table(value)) if !WHOLE.contains(&path.as_str()) => {
+                (Some(Value::Table(inner)), Value::Table(value)) if !WHOLE_TABLES.contains(&path.as_str()) => {
                     at(inner, value, &path);
                 }
                 // A partial table such as `data.partition.beta=0.5` keeps the rest, unless the kind changes.
@@ -66,12 +67,7 @@ pub(super) fn set_path(table: &mut Table, pair: &str) -> Result<()> {
     let last = keys.pop().unwrap_or_default();
     let mut at = table;
     for key in keys {
-        let entry = at.entry(key).or_insert_with(|| Value::Table(Table::new()));
-        // A data set that was given by its name becomes a table when one of its options is set.
-        if let Value::String(name) = entry {
-            *entry = Value::Table(Table::from_iter([("name".to_owned(), Value::String(name.clone()))]));
-        }
-        at = match entry {
+        at = match at.entry(key).or_insert_with(|| Value::Table(Table::new())) {
             Value::Table(inner) => inner,
             other => return Err(Error::config(format!("`{pair}`: `{key}` is {other}, not a table"))),
         };
@@ -80,22 +76,175 @@ pub(super) fn set_path(table: &mut Table, pair: &str) -> Result<()> {
     Ok(())
 }
 
+/// Makes a table of a word that stands for one, and writes names as the program does: `method = "FedAvg"` means
+/// `method.name = "fedavg"`.
+pub(super) fn read_words(given: &mut Table, defaults: &Table) {
+    fn at(given: &mut Table, defaults: &Table, path: &str) {
+        for (key, value) in given.iter_mut() {
+            let path = join(path, key);
+            let default = defaults.get(key).and_then(Value::as_table);
+            if let (Some(word), Some(default)) = (value.as_str(), default)
+                && let Some(field) = ["name", "kind", "rule"].into_iter().find(|field| default.contains_key(*field))
+            {
+                let is_default = default[field].as_str().is_some_and(|name| name.eq_ignore_ascii_case(word));
+                let table = Table::from_iter([(field.to_owned(), value.clone())]);
+                *value = Value::Table(if is_default { default.clone() } else { table });
+            }
+            match value {
+                Value::Table(inner) => at(inner, default.unwrap_or(&Table::new()), &path),
+                Value::String(word) => {
+                    if let Some(name) = known_names(&path).find(|name| name.eq_ignore_ascii_case(word)) {
+                        name.clone_into(word);
+                    }
+                }
+                _ => (),
+            }
+        }
+    }
+    at(given, defaults, "");
+}
+
 /// Rejects keys that the defaults do not have.
 pub(super) fn check_keys(given: &Table, known: &Table, path: &str) -> Result<()> {
     for (key, value) in given {
-        let full = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        let full = join(path, key);
         let Some(default) = known.get(key) else {
-            let hint = did_you_mean(key, known.keys().map(String::as_str));
+            let hint = Key::nearest(known_keys(), &full);
+            let hint = hint.map(|key| format!("\nhint: did you mean `{key}`?")).unwrap_or_default();
             let place = if path.is_empty() { "at the top level".to_owned() } else { format!("in [{path}]") };
             let names = known.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
             return Err(Error::config(format!("unknown key `{key}` {place}; known keys: {names}{hint}")));
         };
         match (value, default) {
-            (Value::Table(value), Value::Table(default)) if !WHOLE.contains(&full.as_str()) => {
+            (Value::Table(value), Value::Table(default)) if !WHOLE_TABLES.contains(&full.as_str()) => {
                 check_keys(value, default, &full)?;
             }
             _ => (),
         }
     }
     Ok(())
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+/// Reads a value at `path` of the configuration. An error names the key and what it takes, in a user's words, not in those
+/// of Rust's types.
+pub(super) fn read<T: serde::de::DeserializeOwned>(value: &Value, path: &str) -> Result<T> {
+    value.clone().try_into().map_err(|error: toml::de::Error| {
+        let text = error.to_string();
+        let (problem, inside) = text.trim_end().rsplit_once("\nin `").unwrap_or((text.trim_end(), ""));
+        let inside = inside.trim_end_matches('`');
+        let found = inside.split('.').filter(|key| !key.is_empty()).try_fold(value, |at, key| at.get(key));
+        wrong_value(if path.is_empty() { inside } else { path }, problem, found)
+    })
+}
+
+fn wrong_value(path: &str, problem: &str, found: Option<&Value>) -> Error {
+    let find = |path: &str| known_keys().iter().find(|key| key.path == path);
+    let Some(mut key) = find(path) else { return Error::config(format!("{path}: {problem}")) };
+    let mut found = found;
+    // The word that decides what a table holds is wrong.
+    if let (true, Some(kind)) = (problem.starts_with("unknown variant"), find(&format!("{path}.kind"))) {
+        (key, found) = (kind, found.and_then(|table| table.get("kind")));
+    } else if !["unknown variant", "invalid"].iter().any(|start| problem.starts_with(start)) {
+        return Error::config(format!("{path}: {problem}"));
+    }
+    let names = || key.values.iter().map(|(value, _)| value.trim_matches('"'));
+    let expected = if key.is_table {
+        let prefix = format!("{path}.");
+        let inside = known_keys().iter().map(|key| key.path.as_str()).find(|key| key.starts_with(&prefix));
+        format!("a table with keys such as `{}`", inside.unwrap_or(path))
+    } else if names().next().is_some() {
+        format!("one of {}", names().collect::<Vec<_>>().join(", "))
+    } else {
+        key.expected()
+    };
+    let hint = found.and_then(Value::as_str).map(|word| did_you_mean(word, names())).unwrap_or_default();
+    let found = found.map(ToString::to_string).unwrap_or_default();
+    Error::config(format!("{} = {found}: must be {expected}{hint}", key.path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(pairs: &[&str]) -> Result<Config> {
+        Config::from_layers(None, &pairs.iter().map(|&pair| pair.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_word_stands_for_the_table_that_it_names() {
+        let same =
+            |short: &[&str], long: &[&str]| assert_eq!(config(short).unwrap(), config(long).unwrap(), "{short:?}");
+        same(&["method=fedavg"], &["method.name=fedavg"]);
+        same(&["model=cnn"], &["model.name=cnn"]);
+        same(&["local.optimizer=sgd"], &["local.optimizer.kind=sgd"]);
+        same(&["federation.robust=median"], &["federation.robust.rule=median"]);
+        same(&["data.partition=iid"], &["data.partition={kind='iid', clients=10}"]);
+        same(&["data.partition=iid", "data.partition.clients=4"], &["data.partition={kind='iid', clients=4}"]);
+        same(&["data.partition=dirichlet"], &[]);
+        same(
+            &["data.private=iris", "data.private.standardise=true"],
+            &["data.private={name='iris', standardise=true}"],
+        );
+        let file: Table = toml::from_str("method = 'fedprox'\n[local]\noptimizer = 'sgd'").unwrap();
+        let overridden = Config::from_layers(Some(&file), &["method.fedprox.proximal_weight=1.0".into()]).unwrap();
+        assert_eq!(
+            overridden,
+            config(&["method.name=fedprox", "local.optimizer.kind=sgd", "method.fedprox.proximal_weight=1.0"]).unwrap()
+        );
+    }
+
+    #[test]
+    fn the_case_of_names_does_not_matter() {
+        let loud =
+            ["method.name=FedAvg", "model.name=MLP", "data.private=Digits", "preset=Paper", "local.optimizer.kind=SGD"];
+        let plain = loud.map(str::to_lowercase);
+        assert_eq!(config(&loud).unwrap(), config(&plain.each_ref().map(String::as_str)).unwrap());
+        // A path is no name.
+        assert_eq!(config(&["model.weights=Mine.safetensors"]).unwrap().model.weights, "Mine.safetensors");
+    }
+
+    #[test]
+    fn the_last_word_of_a_key_is_answered_with_the_whole_key() {
+        for (pair, key) in [
+            ("rounds=5", "federation.rounds"),
+            ("lr=0.1", "local.optimizer.lr"),
+            ("clients=4", "data.partition.clients"),
+            ("beta=0.5", "data.partition.beta"),
+            ("epoch=5", "local.epochs"),
+            ("federation.lr=0.1", "local.optimizer.lr"),
+        ] {
+            let message = config(&[pair]).unwrap_err().to_string();
+            assert!(message.ends_with(&format!("did you mean `{key}`?")), "{pair}: {message}");
+        }
+    }
+
+    #[test]
+    fn values_of_another_type_are_answered_in_plain_words() {
+        for (pair, expected) in [
+            ("federation.rounds=many", "federation.rounds = \"many\": must be a whole number from 0 on"),
+            ("local.epochs=-1", "local.epochs = -1: must be a whole number from 0 on"),
+            ("federation.fraction=half", "federation.fraction = \"half\": must be a number"),
+            ("federation.evaluate_clients=3", "federation.evaluate_clients = 3: must be true or false"),
+            ("model.hidden=x", "model.hidden = \"x\": must be a list of whole numbers"),
+            ("federation=3", "federation = 3: must be a table with keys such as `federation.rounds`"),
+            ("data.private=3", "data.private = 3: must be a table with keys such as `data.private.name`"),
+            (
+                "preset=papre",
+                "preset = \"papre\": must be one of paper, authors-code, clean\nhint: did you mean `paper`?",
+            ),
+            (
+                "local.optimizer=sgdd",
+                "local.optimizer.kind = \"sgdd\": must be one of sgd, adam, adamw\nhint: did you mean `sgd`?",
+            ),
+            ("data.partition=labels", "data.partition: missing field `labels_per_client`"),
+        ] {
+            assert_eq!(config(&[pair]).unwrap_err().to_string(), expected, "{pair}");
+        }
+        let message = config(&["data.partition=fair"]).unwrap_err().to_string();
+        assert!(message.starts_with("data.partition.kind = \"fair\": must be one of iid, dirichlet, "), "{message}");
+    }
 }

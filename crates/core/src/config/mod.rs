@@ -12,7 +12,7 @@ mod legacy;
 mod local;
 mod reference;
 
-pub use layers::parse_value;
+pub use layers::{WHOLE_TABLES, parse_value};
 pub(crate) use layers::{merge, table_of};
 pub use local::{LocalConfig, OptimizerConfig, OptimizerKind, ScheduleConfig};
 pub use reference::Key;
@@ -23,10 +23,13 @@ use crate::presets::{self, Preset};
 use crate::robust::RobustConfig;
 use fedproj_data::{PartitionConfig, SourceConfig, TextConfig};
 use fedproj_nn::{Init, models};
-use layers::{check_keys, set_path};
+use layers::{check_keys, read, read_words, set_path};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
+
+/// Widest hidden layer: products of two widths stay far from overflow. Long before, a network is too large for the memory.
+const MAX_WIDTH: usize = 1 << 24;
 
 /// Everything that decides a run's bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,7 +81,8 @@ pub struct DataConfig {
     pub public: SourceConfig,
     /// Share of the private set that `public = "split"` takes, in [0, 1).
     pub public_fraction: f64,
-    /// Public samples used, drawn at random from the training and test parts together. 0: all.
+    /// Public samples used, drawn at random from the training and test parts together. 0: all; if `public` is `"split"` and
+    /// `private_samples` is set, so many that the share of `public_fraction` stays.
     pub public_samples: usize,
     /// How `public_samples` are drawn. `"balanced"` reads the public labels, as the published code for texts does.
     pub public_draw: Draw,
@@ -214,23 +218,23 @@ impl Config {
     /// Names the key that is unknown or the value that is out of range.
     pub fn from_layers(file: Option<&Table>, overrides: &[String]) -> Result<Self> {
         let mut given = file.cloned().unwrap_or_default();
+        let defaults = table_of(&Self::default())?;
         legacy::translate(&mut given);
+        read_words(&mut given, &defaults);
         for pair in overrides {
             set_path(&mut given, pair)?;
             legacy::translate(&mut given);
+            read_words(&mut given, &defaults);
         }
-        let defaults = table_of(&Self::default())?;
         check_keys(&given, &defaults, "")?;
         let preset = match given.get("preset") {
-            Some(value) => value.clone().try_into().map_err(|e| Error::config(format!("preset: {e}")))?,
+            Some(value) => read(value, "preset")?,
             None => Preset::Clean,
         };
         let mut merged = defaults;
         merge(&mut merged, &presets::table(preset, &given)?);
         merge(&mut merged, &given);
-        let config: Self = Value::Table(merged)
-            .try_into()
-            .map_err(|e: toml::de::Error| Error::config(format!("configuration: {}", e.to_string().trim_end())))?;
+        let config: Self = read(&Value::Table(merged), "")?;
         config.check()?;
         Ok(config)
     }
@@ -303,7 +307,8 @@ impl Config {
         Error::require((0.0..1.0).contains(&d.test_fraction), "data.test_fraction", d.test_fraction, share)?;
         Error::require((0.0..1.0).contains(&d.public_fraction), "data.public_fraction", d.public_fraction, share)?;
         let hidden = format!("{:?}", self.model.hidden);
-        Error::require(!self.model.hidden.contains(&0), "model.hidden", hidden, "a list of positive widths")?;
+        let widths = self.model.hidden.iter().all(|width| (1..=MAX_WIDTH).contains(width));
+        Error::require(widths, "model.hidden", hidden, &format!("a list of widths from 1 to {MAX_WIDTH}"))?;
         let (bert, checkpoint) = (self.model.name == "bert", &self.model.checkpoint);
         let needed = "the folder of a BERT model where model.name is \"bert\", and only there";
         Error::require(bert != checkpoint.is_empty(), "model.checkpoint", format!("\"{checkpoint}\""), needed)?;

@@ -5,9 +5,12 @@ use super::items::{Item, Member, parse};
 use super::layers::table_of;
 use crate::error::{Error, Result};
 use crate::methods;
+use fedproj_data::registry;
 use fedproj_data::spelling::nearest;
+use fedproj_nn::models;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::LazyLock;
 use toml::Value;
 
 /// The files that define the configuration's types, beside those of the methods.
@@ -59,10 +62,7 @@ impl Key {
     /// If there is no such key; the error names the nearest.
     pub fn explain(all: &[Self], path: &str) -> Result<String> {
         let Some(key) = all.iter().find(|key| key.path == path) else {
-            let last = path.rsplit('.').next().unwrap_or(path);
-            let same_name = all.iter().map(|key| key.path.as_str()).filter(|p| p.rsplit('.').next() == Some(last));
-            let near: Vec<&str> = same_name.chain(nearest(path, all.iter().map(|key| key.path.as_str()))).collect();
-            let hint = near.first().map(|key| format!("\nhint: did you mean `{key}`?")).unwrap_or_default();
+            let hint = Self::nearest(all, path).map(|key| format!("\nhint: did you mean `{key}`?")).unwrap_or_default();
             return Err(Error::config(format!("unknown key `{path}`{hint}")));
         };
         let mut text = format!("{path}\n  {}\n", key.about);
@@ -79,6 +79,47 @@ impl Key {
             let _ = writeln!(text, "  {value}: {about}");
         }
         Ok(text)
+    }
+
+    /// The key that a wrong path probably means: the one with the same last word, the nearest path, or the nearest last word.
+    pub(super) fn nearest<'a>(all: &'a [Self], path: &str) -> Option<&'a str> {
+        fn last(path: &str) -> &str {
+            path.rsplit('.').next().unwrap_or(path)
+        }
+        let paths = || all.iter().map(|key| key.path.as_str());
+        let named = |word: &str| paths().filter(|path| last(path) == word).min_by_key(|path| path.matches('.').count());
+        let by_path = || nearest(path, paths());
+        named(last(path)).or_else(by_path).or_else(|| named(nearest(last(path), paths().map(last))?))
+    }
+
+    /// What a value must be, for an error message.
+    pub(super) fn expected(&self) -> String {
+        match self.kind.as_str() {
+            "true or false" => self.kind.clone(),
+            "whole number" => "a whole number from 0 on".into(),
+            kind => format!("a {kind}"),
+        }
+    }
+}
+
+/// [`Config::keys`], made once. They come from sources that are part of the program, so they are always there.
+pub(super) fn known_keys() -> &'static [Key] {
+    static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| Config::keys().unwrap_or_default());
+    &KEYS
+}
+
+/// The names that a key takes; none where it takes anything else.
+pub(super) fn known_names(path: &str) -> Box<dyn Iterator<Item = &'static str>> {
+    match path {
+        "method.name" => Box::new(methods::CATALOGUE.iter().map(|(name, _)| *name)),
+        "model.name" => Box::new(models::CATALOGUE.iter().map(|entry| entry.name).chain(["bert"])),
+        "data.private.name" | "data.public.name" => {
+            Box::new(registry::READERS.iter().map(|reader| reader.name).chain(["split", "none"]))
+        }
+        _ => {
+            let values = known_keys().iter().find(|key| key.path == path).map_or(&[][..], |key| &key.values);
+            Box::new(values.iter().map(|(value, _)| value.trim_matches('"')))
+        }
     }
 }
 

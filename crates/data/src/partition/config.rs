@@ -22,6 +22,7 @@ pub enum PartitionConfig {
     /// Equal shares of a random order; every sample once.
     Iid {
         /// Number of clients.
+        #[serde(default = "clients_default")]
         clients: usize,
     },
     /// Label skew: each class is partitioned in proportions drawn from Dir(β); every sample once.
@@ -29,6 +30,7 @@ pub enum PartitionConfig {
         /// Concentration β > 0; the smaller, the more skewed.
         beta: f64,
         /// Number of clients.
+        #[serde(default = "clients_default")]
         clients: usize,
         /// Min samples per client.
         #[serde(default = "min_samples_default")]
@@ -37,6 +39,7 @@ pub enum PartitionConfig {
     /// Samples are sorted by label and cut into equal shards; each client gets some of them; every sample once.
     Shards {
         /// Number of clients.
+        #[serde(default = "clients_default")]
         clients: usize,
         /// Shards per client; 2 in McMahan et al. 2017.
         #[serde(default = "shards_per_client_default")]
@@ -45,6 +48,7 @@ pub enum PartitionConfig {
     /// Each client holds exactly this many classes; every sample once if there are slots for all classes.
     Labels {
         /// Number of clients.
+        #[serde(default = "clients_default")]
         clients: usize,
         /// Classes per client.
         labels_per_client: usize,
@@ -54,6 +58,7 @@ pub enum PartitionConfig {
         /// Concentration β > 0; the smaller, the more skewed.
         beta: f64,
         /// Number of clients.
+        #[serde(default = "clients_default")]
         clients: usize,
         /// Min samples per client.
         #[serde(default = "min_samples_default")]
@@ -62,6 +67,7 @@ pub enum PartitionConfig {
     /// Client k holds samples of class k mod C only; every sample once.
     OneClass {
         /// Number of clients, min one per class.
+        #[serde(default = "clients_default")]
         clients: usize,
     },
     /// One client per group of the data set (CSV column `group`, NumPy array `group`); every sample once.
@@ -74,10 +80,16 @@ pub enum PartitionConfig {
     /// Each client draws this many samples for itself when it takes part; clients overlap.
     Virtual {
         /// Number of clients; a million costs nothing.
+        #[serde(default = "clients_default")]
         clients: usize,
         /// Distinct samples per client.
         samples: usize,
     },
+}
+
+/// As in the default configuration.
+fn clients_default() -> usize {
+    10
 }
 
 /// NIID-Bench's minimum.
@@ -171,10 +183,11 @@ mod tests {
         let text = toml::to_string(&config).unwrap();
         assert_eq!(parse(&text).unwrap(), config);
         assert_eq!(parse("kind = 'natural'").unwrap(), PartitionConfig::Natural {});
+        assert_eq!(parse("kind = 'iid'").unwrap(), PartitionConfig::Iid { clients: 10 });
         for bad in [
             "kind = 'dirichlet'\nbeta = 0.3\nclients = 100\nalpha = 1",
             "kind = 'natural'\nclients = 1",
-            "kind = 'iid'",
+            "kind = 'labels'",
             "kind = 'fair'\nclients = 1",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
