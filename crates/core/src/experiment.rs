@@ -5,6 +5,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::loading;
+use crate::machine;
 use crate::method::Method;
 use fedproj_data::spelling::did_you_mean;
 use fedproj_data::{Dataset, Partition};
@@ -130,6 +131,7 @@ impl Experiment {
             )));
         }
         let graph = Self::network(&config, method, &private, data_dir)?;
+        machine::check_memory(&graph, machine::N_VECTORS_MIN)?;
         let mut unused_tensors = Vec::new();
         let (weights, buffers) = if config.model.weights.is_empty() {
             let mut weights = graph.init_params(config.seed, config.model.init);

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::fusion::ServerState;
 use crate::gpu::{GpuResults, GpuTrainer};
+use crate::machine;
 use crate::method::Method;
 use crate::record::RoundRecord;
 use crate::trainer::{ClientResult, ClientState, ClientStates, Download, Trainer};
@@ -81,6 +82,12 @@ impl Simulation {
     }
 
     fn with_server(server: Coordinator, clients: ClientStates) -> Result<Self> {
+        if server.on_gpu().is_none() {
+            let experiment = server.experiment();
+            let n_clients = experiment.partition.n_clients();
+            let n_vectors = machine::n_vectors(&experiment.config, n_clients, server.device().n_threads());
+            machine::check_memory(&experiment.graph, n_vectors)?;
+        }
         let workers = Self::workers(&server)?;
         Ok(Self { server, workers, clients, last_results: Vec::new(), last_lanes: None })
     }
