@@ -2,9 +2,10 @@
 
 use crate::compare::{Comparison, compare};
 use crate::runs::Loaded;
-use fedproj_core::Config;
 use fedproj_core::methods::{CATALOGUE, title};
+use fedproj_core::{Config, Error, Result};
 use fedproj_data::PartitionConfig;
+use serde::Serialize;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,6 +56,40 @@ impl Group {
             |arm: &Arm| arm.runs.iter().map(|r| (arm.name.clone(), r.run.summary.clone())).collect::<Vec<_>>();
         compare(&self.arms.iter().flat_map(results).collect::<Vec<_>>())
     }
+}
+
+/// The comparison of one group.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ComparedGroup {
+    /// The data in words.
+    pub setting: String,
+    /// Its arms beside each other.
+    #[serde(flatten)]
+    pub comparison: Comparison,
+}
+
+/// Compares runs within their group, with the arm of this name or with the first. Notes name what is left out.
+///
+/// # Errors
+/// If no arm has the baseline's name.
+pub fn compare_runs(runs: Vec<Loaded>, baseline: Option<&str>, notes: &mut Vec<String>) -> Result<Vec<ComparedGroup>> {
+    let mut groups = sort(runs, notes);
+    if let Some(baseline) = baseline {
+        let is_baseline = |arm: &Arm| arm.name.eq_ignore_ascii_case(baseline);
+        let names: BTreeSet<&str> = groups.iter().flat_map(|g| &g.arms).map(|arm| arm.name.as_str()).collect();
+        if !groups.iter().any(|group| group.arms.iter().any(is_baseline)) {
+            let known = names.into_iter().collect::<Vec<_>>().join("; ");
+            return Err(Error::config(format!("--baseline {baseline}: no such row; there are: {known}")));
+        }
+        for group in &mut groups {
+            if !group.arms.iter().any(is_baseline) {
+                let (title, first) = (&group.title, &group.arms[0].name);
+                notes.push(format!("{title}: there is no `{baseline}`; differences are to {first}."));
+            }
+            group.arms.sort_by_key(|arm| !is_baseline(arm));
+        }
+    }
+    Ok(groups.into_iter().map(|g| ComparedGroup { comparison: g.comparison(), setting: g.title }).collect())
 }
 
 /// Sorts runs; a note for each run that repeats another.
@@ -294,6 +329,34 @@ pub mod tests {
             let arm = groups[0].arms.iter().find(|arm| arm.runs.iter().any(|r| r.run.dir == run.run.dir)).unwrap();
             assert_eq!(arm.name, label);
         }
+    }
+
+    #[test]
+    fn arms_are_compared_with_the_baseline_of_their_own_data() {
+        let runs = || {
+            let arm = |beta: &str, method: &str, headline: f64| {
+                let settings = [format!("data.partition.beta={beta}"), format!("method.name={method}")];
+                run(&settings.each_ref().map(String::as_str), 0, headline)
+            };
+            vec![
+                arm("0.3", "fedavg", 0.25),
+                arm("0.3", "fedproj", 0.5),
+                arm("0.5", "fedavg", 0.75),
+                arm("0.5", "fedproj", 0.875),
+            ]
+        };
+        let differences = |baseline: Option<&str>| -> Vec<Option<f64>> {
+            let groups = compare_runs(runs(), baseline, &mut Vec::new()).unwrap();
+            groups.iter().flat_map(|g| &g.comparison.rows).map(|row| row.difference.map(|d| d.mean)).collect()
+        };
+        assert_eq!(differences(None), [None, Some(0.25), None, Some(0.125)]);
+        assert_eq!(differences(Some("fedproj")), [None, Some(-0.25), None, Some(-0.125)]);
+        let message = compare_runs(runs(), Some("moon"), &mut Vec::new()).unwrap_err().to_string();
+        assert!(message.contains("no such row; there are: FedAvg; FedProj"), "{message}");
+        let (mut fewer, mut notes) = (runs(), Vec::new());
+        fewer.remove(2);
+        compare_runs(fewer, Some("fedavg"), &mut notes).unwrap();
+        assert!(matches!(&notes[..], [note] if note.contains("β = 0.5") && note.contains("to FedProj")), "{notes:?}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod studies;
 mod study;
 mod sweep;
 
-pub use arms::labels;
+pub use arms::{ComparedGroup, compare_runs, labels};
 pub use compare::{ComparedRow, Comparison, Difference, compare, mean, standard_deviation};
 pub use drive::{Driver, Job, Stopped, Watch, duration};
 pub use page::{ArmResult, GroupResult, Written, write_report};
