@@ -4,6 +4,7 @@ use crate::interrupt;
 use fedproj_core::Summary;
 use fedproj_study::{Job, Watch};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 /// A bar over all clients of all rounds, and what to do with each result.
@@ -51,6 +52,13 @@ impl<F: Fn(&str, &Job, &Summary, Option<f64>) + Sync> Watch for Progress<F> {
 
     fn round(&self, status: String) {
         self.bar.set_message(status);
+    }
+
+    /// A terminal has the bar. A file or a cluster's log gets a line instead.
+    fn round_done(&self, line: String) {
+        if !self.quiet && !std::io::stderr().is_terminal() {
+            eprintln!("{line}");
+        }
     }
 
     fn end(&self) {

@@ -39,6 +39,8 @@ pub trait Watch: Sync {
     fn client_done(&self);
     /// A round begins.
     fn round(&self, status: String);
+    /// A round has ended: a line about it.
+    fn round_done(&self, line: String);
     /// The run's rounds have ended, or a stop was asked for.
     fn end(&self);
     /// A run's result, with the seconds left for all runs; `None` if the run had finished before.
@@ -107,24 +109,31 @@ impl Driver {
         let n_rounds = config.federation.rounds;
         let cohort = config.federation.cohort(run.simulation().experiment().partition.n_clients()) as u64;
         watch.begin(title, u64::from(n_rounds) * cohort, run.rounds().len() as u64 * cohort);
+        let shown =
+            |accuracy: Option<f64>| accuracy.map_or(String::new(), |a| format!(", accuracy {:.2} %", 100.0 * a));
         let mut accuracy = run.rounds().iter().rev().find_map(|r| r.accuracy);
-        loop {
+        while !run.simulation().is_done() {
             let round = run.rounds().len();
-            if watch.is_stopping() && !run.simulation().is_done() {
+            if watch.is_stopping() {
                 run.save()?;
                 watch.end();
                 bail!(Stopped { at: format!("{title}after round {round} of {n_rounds} of `{}`", dir.display()) });
             }
-            let shown = accuracy.map_or(String::new(), |a| format!(", accuracy {:.2} %", 100.0 * a));
-            watch.round(format!("left{}; round {}/{n_rounds}{shown}", left(run.rounds()), round + 1));
+            let left = left(run.rounds());
+            watch.round(format!("left{left}; round {}/{n_rounds}{}", round + 1, shown(accuracy)));
             let progress = |progress| {
                 if progress == Progress::ClientDone {
                     watch.client_done();
                 }
             };
-            match run.round(&progress)? {
-                Some(record) => accuracy = record.accuracy.or(accuracy),
-                None => break,
+            if let Some(record) = run.round(&progress)? {
+                let seconds = record.seconds.total();
+                watch.round_done(format!(
+                    "{title}round {}/{n_rounds}{}, {seconds:.1} s",
+                    round + 1,
+                    shown(record.accuracy)
+                ));
+                accuracy = record.accuracy.or(accuracy);
             }
         }
         watch.end();
@@ -165,6 +174,7 @@ pub fn duration(seconds: f64) -> String {
 mod tests {
     use super::*;
     use fedproj_core::FederationConfig;
+    use std::sync::Mutex;
 
     fn job(method: &str) -> Job {
         let config =
@@ -186,6 +196,45 @@ mod tests {
         assert_eq!(seconds_left(&jobs, &outcomes([0.0; 5]), 0, &[]), None, "nothing is known yet");
         let skipped = seconds_left(&jobs, &outcomes([10.0, 30.0, 0.0, 30.0, 5.0]), 2, &[]).unwrap();
         assert!((skipped - 10.0).abs() < 1e-9, "finished runs take no time: {skipped}");
+    }
+
+    /// What a watch is told about rounds.
+    #[derive(Default)]
+    struct Told {
+        begun: Mutex<Vec<String>>,
+        done: Mutex<Vec<String>>,
+    }
+
+    impl Watch for Told {
+        fn is_stopping(&self) -> bool {
+            false
+        }
+        fn note(&self, _: &str) {}
+        fn begin(&self, _: &str, _: u64, _: u64) {}
+        fn client_done(&self) {}
+        fn round(&self, status: String) {
+            self.begun.lock().unwrap().push(status);
+        }
+        fn round_done(&self, line: String) {
+            self.done.lock().unwrap().push(line);
+        }
+        fn end(&self) {}
+        fn result(&self, _: &str, _: &Job, _: &Summary, _: Option<f64>) {}
+    }
+
+    #[test]
+    fn each_round_is_told_once_and_none_after_the_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = ["method.name=fedavg", "model.hidden=[4]", "local.epochs=1", "federation.rounds=2"];
+        let config = Config::from_layers(None, &settings.map(str::to_owned)).unwrap();
+        let job = Job { id: String::new(), dir: folder.path().join("a"), config };
+        let (told, driver) = (Told::default(), Driver { data_dir: None, device: 1.into(), resume: false });
+        driver.run_all(&[job], &told).unwrap();
+        let (begun, done) = (told.begun.into_inner().unwrap(), told.done.into_inner().unwrap());
+        assert_eq!(begun.len(), 2, "{begun:?}");
+        assert!(begun[0].contains("round 1/2") && begun[1].contains("round 2/2, accuracy "), "{begun:?}");
+        assert_eq!(done.len(), 2, "{done:?}");
+        assert!(done[0].starts_with("round 1/2, accuracy ") && done[1].starts_with("round 2/2, accuracy "), "{done:?}");
     }
 
     #[test]
