@@ -1,13 +1,13 @@
 //! `fedproj new`: a commented configuration to start from.
 //!
-//! The file sets the keys that make up a set-up. Every other key stands behind a `#` with its default, which comes from the
-//! library, as does its explanation.
+//! The file holds every key, with its explanation from the library. The keys that make up a set-up are set; the others stand
+//! behind a `#` with their defaults. For digits all values are defaults.
 
 use crate::config::wrapped;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use fedproj_core::{Config, Error, Key};
+use fedproj_core::{Config, Error, Key, WHOLE_TABLES, write_atomically};
 use fedproj_study::{PRESETS, SETUPS, Setup};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -22,8 +22,13 @@ pub struct New {
     /// Defaults from the paper's text (paper), its published code (authors-code), or a clean combination of both
     #[arg(long, default_value = "clean", value_parser = PRESETS)]
     preset: String,
-    /// Private data set; all but digits get the paper's set-up
-    #[arg(long, default_value = "digits", value_parser = PossibleValuesParser::new(SETUPS.iter().map(|s| s.data)))]
+    /// Private data set: digits with all defaults, or a data set of the paper with its set-up
+    #[arg(
+        long,
+        default_value = DIGITS,
+        ignore_case = true,
+        value_parser = PossibleValuesParser::new(std::iter::once(DIGITS).chain(SETUPS.iter().map(|s| s.data)))
+    )]
     data: String,
     /// Replace an existing file
     #[arg(long)]
@@ -34,42 +39,19 @@ impl New {
     /// Writes the file.
     pub fn run(self) -> Result<()> {
         let path = self.file.display();
-        let setup = SETUPS.iter().find(|s| s.data == self.data).context("no set-up for this data set")?;
+        let setup = SETUPS.iter().find(|s| s.data == self.data);
         let text = configuration(setup, &self.preset)?;
         if !self.force && self.file.exists() {
             bail!(Error::config(format!("`{path}` exists already\nhint: --force replaces it")));
         }
-        std::fs::write(&self.file, text).with_context(|| format!("cannot write `{path}`"))?;
+        write_atomically(&self.file, text.as_bytes())?;
         eprintln!("wrote `{path}`; now: fedproj run {path}");
         Ok(())
     }
 }
 
-/// Sections, and their keys that are worth a look. What they mean comes from the configuration reference.
-const SECTIONS: &[(&str, &str)] = &[
-    ("", "seed preset"),
-    (
-        "data",
-        "private private_samples private_draw test_fraction public public_fraction public_samples public_draw \
-         text.vocabulary text.max_length text.lowercase partition",
-    ),
-    ("model", "name checkpoint pretrained hidden group_norm init weights"),
-    (
-        "federation",
-        "rounds fraction evaluate_every evaluate_clients headline_rounds checkpoint_every robust.rule robust.share \
-         robust.clip",
-    ),
-    ("local", "epochs batch optimizer schedule.every schedule.factor clip"),
-    ("method", "name"),
-    (
-        "method.fedproj",
-        "projection.mode projection.warmup projection.dropout memory.size memory.batch memory.temperature \
-         distill.epochs distill.batch distill.optimizer.lr distill.temperature distill.alpha",
-    ),
-    ("method.feddf", "distill.epochs distill.batch distill.optimizer.lr"),
-    ("method.fedet", "epochs batch optimizer.lr"),
-    ("method.fedprox", "proximal_weight"),
-];
+/// The data set of the default configuration.
+const DIGITS: &str = "digits";
 
 const HEAD: &str = "\
 # A federated run.  Start it: fedproj run FILE    Show how data are partitioned: fedproj partition FILE
@@ -78,7 +60,7 @@ const HEAD: &str = "\
 # `fedproj config show --explain KEY` explains a key and its values.
 ";
 
-const SEEDS: &str = "# One run per seed, instead of `seed`.\n#seeds = [0, 1, 2]\n";
+const SEEDS: &str = "# One run per seed, instead of `seed`; `seeds = 3` is the same.\n#seeds = [0, 1, 2]\n";
 
 const SWEEP: &str = "
 # Many runs from one file: every combination of these lists, once per seed.
@@ -87,33 +69,48 @@ const SWEEP: &str = "
 #\"data.partition.beta\" = [0.3, 0.5]
 ";
 
-/// The text of the file.
-fn configuration(setup: &Setup, preset: &str) -> Result<String> {
-    let written = setup.with_preset(preset);
-    let pairs: Vec<String> = written.iter().map(|(key, value)| format!("{key}={value}")).collect();
+/// The text of the file, for the set-up of a data set or, without one, for the default configuration.
+fn configuration(setup: Option<&Setup>, preset: &str) -> Result<String> {
+    let chosen = setup.map_or_else(|| vec![("preset", format!("\"{preset}\""))], |setup| setup.with_preset(preset));
+    let pairs: Vec<String> = chosen.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let effective = Value::try_from(Config::from_layers(None, &pairs)?)?;
+    let always = SETUPS[0].with_preset(preset);
+    let is_set = |path: &str| always.iter().chain(&chosen).any(|(key, _)| *key == path);
     let reference = Config::keys()?;
-    let mut text = HEAD.to_owned();
-    for (section, keys) in SECTIONS {
-        if !section.is_empty() {
-            writeln!(text, "\n[{section}]")?;
-        }
-        for key in keys.split(' ') {
-            let path = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
-            let find = |path: &str| reference.iter().find(|known| known.path == path);
-            let about = find(&path).with_context(|| format!("there is no key `{path}`"))?;
-            comment(&mut text, about, find(&format!("{path}.kind")).unwrap_or(about))?;
-            match written.iter().find(|(key, _)| *key == path) {
-                Some((_, value)) => writeln!(text, "{key} = {value}")?,
-                None => writeln!(text, "#{key} = {}", value_at(&effective, &path)?)?,
+    let find = |path: &str| reference.iter().find(|key| key.path == path);
+    let (mut text, mut open) = (HEAD.to_owned(), "");
+    for key in &reference {
+        let path = key.path.as_str();
+        let is_inside = |table: &&str| path.strip_prefix(*table).is_some_and(|rest| rest.starts_with('.'));
+        let section = section_of(key, &reference);
+        if section != open {
+            if open.is_empty() {
+                text.push_str(SEEDS);
             }
+            writeln!(text, "\n[{section}]")?;
+            open = section;
         }
-        if section.is_empty() {
-            text.push_str(SEEDS);
+        let is_whole = WHOLE_TABLES.contains(&path);
+        // A key without a default is unset, and belongs to another kind than the default one.
+        if WHOLE_TABLES.iter().any(is_inside) || (!is_whole && (key.is_table || key.default.is_none())) {
+            continue;
         }
+        comment(&mut text, key, find(&format!("{path}.kind")).unwrap_or(key))?;
+        let name = path.strip_prefix(section).map_or(path, |rest| rest.trim_start_matches('.'));
+        let mark = if is_set(path) { "" } else { "#" };
+        writeln!(text, "{mark}{name} = {}", value_at(&effective, path)?)?;
     }
     text.push_str(SWEEP);
     Ok(text)
+}
+
+/// The table of the file in which a key stands: one per top-level table and per method. Deeper keys are dotted.
+fn section_of<'a>(key: &'a Key, all: &[Key]) -> &'a str {
+    let path = key.path.as_str();
+    let is_table = |path: &str| all.iter().any(|key| key.is_table && key.path == path);
+    let n_words = if path.starts_with("method.") { 2 } else { 1 };
+    let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]).take(n_words);
+    ends.map(|end| &path[..end]).filter(|table| is_table(table)).last().unwrap_or("")
 }
 
 /// What a key means, and the values of it or of its table's kind.
@@ -132,6 +129,8 @@ fn value_at(config: &Value, path: &str) -> Result<String> {
     Ok(match value.with_context(|| format!("there is no setting `{path}`"))? {
         // An `f32` shows its own short digits, not those of the `f64` that TOML made of it.
         Value::Float(v) if f64::from(*v as f32).total_cmp(v).is_eq() => format!("{:?}", *v as f32),
+        // A data set without options is its name.
+        Value::Table(table) if table.len() == 1 && table.contains_key("name") => table["name"].to_string(),
         value => value.to_string(),
     })
 }
@@ -140,6 +139,7 @@ fn value_at(config: &Value, path: &str) -> Result<String> {
 mod tests {
     use super::*;
     use fedproj_study::{PlannedRun, expand};
+    use std::collections::BTreeSet;
     use toml::Table;
 
     fn runs(text: &str) -> Vec<PlannedRun> {
@@ -147,8 +147,8 @@ mod tests {
         expand(Some(&table), &[]).unwrap()
     }
 
-    fn each(check: impl Fn(&Setup, &str, &str)) {
-        for setup in SETUPS {
+    fn each(check: impl Fn(Option<&Setup>, &str, &str)) {
+        for setup in std::iter::once(None).chain(SETUPS.iter().map(Some)) {
             for preset in PRESETS {
                 check(setup, preset, &configuration(setup, preset).unwrap());
             }
@@ -161,19 +161,51 @@ mod tests {
             let [run] = &runs(text)[..] else { panic!("one run expected") };
             let config = Table::try_from(&run.config).unwrap();
             assert_eq!(config["preset"].as_str(), Some(preset));
-            assert_eq!(config["data"]["private"]["name"].as_str(), Some(setup.data));
-            assert_eq!(run.config.method.feddf.distill.epochs, setup.distill_epochs);
+            assert_eq!(config["data"]["private"]["name"].as_str(), Some(setup.map_or(DIGITS, |setup| setup.data)));
+            assert_eq!(run.config.method.feddf.distill.epochs, setup.map_or(1, |setup| setup.distill_epochs));
         });
+    }
+
+    #[test]
+    fn the_file_for_digits_is_the_default_configuration_with_every_key() {
+        let text = configuration(None, "clean").unwrap();
+        assert_eq!(runs(&text)[0].config, Config::default());
+        // Data sets are written by their names alone.
+        let is_named = |key: &String| key.starts_with("data.private.") || key.starts_with("data.public.");
+        let mut expected: BTreeSet<String> = leaves(&Value::try_from(Config::default()).unwrap(), "");
+        expected.retain(|key| !is_named(key));
+        let text = uncommented(&text);
+        let mut given: Table = toml::from_str(text.split_once("[sweep]").unwrap().0).unwrap();
+        given.remove("seeds");
+        let mut found = leaves(&Value::Table(given), "");
+        assert!(found.remove("data.private") && found.remove("data.public"));
+        assert_eq!(found, expected);
+    }
+
+    /// The paths of all values.
+    fn leaves(value: &Value, path: &str) -> BTreeSet<String> {
+        match value {
+            Value::Table(table) => {
+                let path = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+                table.iter().flat_map(|(key, value)| leaves(value, &path(key))).collect()
+            }
+            _ => BTreeSet::from([path.to_owned()]),
+        }
+    }
+
+    /// All settings that stand behind a `#`, set.
+    fn uncommented(text: &str) -> String {
+        let uncomment = |line: &str| match line.strip_prefix('#') {
+            Some(setting) if !setting.starts_with(' ') => format!("{setting}\n"),
+            _ => format!("{line}\n"),
+        };
+        text.lines().map(uncomment).collect()
     }
 
     #[test]
     fn what_stands_behind_a_hash_is_the_default() {
         each(|_, _, text| {
-            let uncomment = |line: &str| match line.strip_prefix('#') {
-                Some(setting) if !setting.starts_with(' ') => format!("{setting}\n"),
-                _ => format!("{line}\n"),
-            };
-            let uncommented = runs(&text.lines().map(uncomment).collect::<String>());
+            let uncommented = runs(&uncommented(text));
             assert_eq!(uncommented.len(), 3 * 3 * 2);
             assert!(uncommented.iter().any(|run| run.config == runs(text)[0].config), "{text}");
         });

@@ -1,5 +1,4 @@
-//! The set-ups that the program knows by a data set's name: the paper's, a quick form of it for a few CPU cores, and one for
-//! the embedded digits.
+//! The set-ups that the program knows by a data set's name: the paper's, and a quick form of it for a few CPU cores.
 
 use fedproj_core::{Config, Result};
 
@@ -37,20 +36,8 @@ pub struct Setup {
     pub memory_batch: u32,
 }
 
-/// Digits, which take a minute, and the paper's set-ups.
-pub const SETUPS: &[Setup] = &[DIGITS, CIFAR10, CIFAR100, CINIC10, SST2, MNLI, MARC];
-
-const DIGITS: Setup = Setup {
-    data: "digits",
-    title: "digits",
-    public: "split",
-    model: "mlp",
-    clients: 10,
-    fraction: 0.5,
-    rounds: 20,
-    epochs: 5,
-    ..CIFAR10
-};
+/// The paper's set-ups.
+pub const SETUPS: &[Setup] = &[CIFAR10, CIFAR100, CINIC10, SST2, MNLI, MARC];
 
 /// The paper's set-up for CIFAR-10.
 pub const CIFAR10: Setup = Setup {
@@ -87,7 +74,9 @@ pub const CINIC10: Setup =
 /// What the paper's experiments on texts set beyond a set-up. Rate, schedule and draw are those of its code.
 const TEXT_SETTINGS: &[(&str, &str)] = &[
     ("data.private_draw", "\"balanced\""),
-    ("local.optimizer", "{ kind = \"adam\", lr = 3e-5, weight_decay = 0.0 }"),
+    ("local.optimizer.kind", "\"adam\""),
+    ("local.optimizer.lr", "3e-5"),
+    ("local.optimizer.weight_decay", "0.0"),
     ("local.schedule.every", "0.0"),
     ("method.fedproj.distill.batch", "128"),
     ("method.fedproj.distill.optimizer.lr", "3e-5"),
@@ -132,7 +121,7 @@ pub fn title(data: &str) -> &str {
 
 /// The paper's set-up for a data set, a method and a preset; none where the paper does not use the set.
 pub fn paper_setup(data: &str, beta: f64, method: &str, preset: &str) -> Result<Option<Config>> {
-    let Some(setup) = SETUPS.iter().find(|s| s.data == data && s.data != "digits") else { return Ok(None) };
+    let Some(setup) = SETUPS.iter().find(|s| s.data == data) else { return Ok(None) };
     let mut pairs: Vec<String> =
         setup.with_preset(preset).iter().map(|(key, value)| format!("{key}={value}")).collect();
     pairs.push(format!("data.partition.beta={beta:?}"));
@@ -187,7 +176,9 @@ impl Setup {
             settings.push(("model.checkpoint", format!("\"{checkpoint}\"")));
             settings.extend(TEXT_SETTINGS.iter().map(|(key, value)| (*key, (*value).to_owned())));
         } else {
-            settings.push(("local.optimizer", "{ kind = \"adam\", lr = 1e-3, weight_decay = 5e-5 }".into()));
+            settings.push(("local.optimizer.kind", "\"adam\"".into()));
+            settings.push(("local.optimizer.lr", "1e-3".into()));
+            settings.push(("local.optimizer.weight_decay", "5e-5".into()));
         }
         let mut unless = |default: u32, value: u32, keys: &[&'static str]| {
             if value != default {

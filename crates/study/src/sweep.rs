@@ -12,7 +12,8 @@ pub struct PlannedRun {
     pub config: Config,
 }
 
-/// The runs that a configuration asks for: every combination of the `[sweep]` table's lists, for every seed of `seeds`.
+/// The runs that a configuration asks for: every combination of the `[sweep]` table's lists, for every seed of `seeds`,
+/// which is a list, or a number n for the seeds from 0 to n − 1.
 ///
 /// ```toml
 /// seeds = [0, 1, 2]
@@ -62,7 +63,11 @@ fn axes(file: Option<&Table>, overrides: &[String]) -> Result<(Table, Vec<String
     };
     for pair in overrides {
         match pair.split_once('=') {
-            Some(("seeds", list)) => seeds = Some(parse_list(pair, list)?),
+            Some(("seeds", text)) => {
+                // One number counts seeds; a list names them.
+                let n: Option<i64> = text.trim().parse().ok();
+                seeds = Some(n.map_or_else(|| parse_list(pair, text), |n| Ok(Value::Integer(n)))?);
+            }
             Some((key, list)) if key.starts_with("sweep.") => {
                 sweep.insert(key["sweep.".len()..].to_owned(), parse_list(pair, list)?);
             }
@@ -74,7 +79,11 @@ fn axes(file: Option<&Table>, overrides: &[String]) -> Result<(Table, Vec<String
         axes.push((key.clone(), list_of(&format!("sweep.{key}"), value)?));
     }
     if let Some(value) = seeds {
-        axes.push(("seed".into(), list_of("seeds", value)?));
+        let seeds = match value {
+            Value::Integer(n) if n > 0 => (0..n).map(Value::Integer).collect(),
+            other => list_of("seeds", other)?,
+        };
+        axes.push(("seed".into(), seeds));
     }
     Ok((table, plain, axes))
 }
@@ -114,5 +123,19 @@ mod tests {
         assert_eq!(runs.len(), 4);
         assert_eq!(expand(None, &[]).unwrap()[0].id, "");
         assert!(expand(None, &["seeds=[]".into()]).is_err());
+    }
+
+    #[test]
+    fn a_number_of_seeds_counts_them_and_a_list_names_them() {
+        let seeds = |file: &str, pairs: &[&str]| -> Vec<u64> {
+            let pairs: Vec<String> = pairs.iter().map(|&pair| pair.to_owned()).collect();
+            let runs = expand(Some(&toml::from_str(file).unwrap()), &pairs).unwrap();
+            runs.iter().map(|run| run.config.seed).collect()
+        };
+        assert_eq!(seeds("", &["seeds=3"]), [0, 1, 2]);
+        assert_eq!(seeds("seeds = 3", &[]), [0, 1, 2]);
+        assert_eq!(seeds("seeds = 3", &["seeds=[7]"]), [7]);
+        assert_eq!(seeds("", &["seeds=7,"]), [7]);
+        assert!(expand(None, &["seeds=0".into()]).is_err() && expand(None, &["seeds=-1".into()]).is_err());
     }
 }
