@@ -55,7 +55,12 @@ pub(crate) fn load(
     let stream = |id| Stream::new(config.seed, Purpose::Split, [id, 0, 0]);
     let (n, how) = (data.private_samples, data.private_draw);
     private = draw(private, n, how, &mut stream(PRIVATE_SUBSET), "data.private_samples")?;
-    let (n, how) = (data.public_samples, data.public_draw);
+    let (mut n, how) = (data.public_samples, data.public_draw);
+    if let (true, Some(public)) = (n == 0 && data.private_samples > 0 && data.public.name == "split", &public) {
+        // A smaller private set brings a smaller public part: their ratio stays that of `public_fraction`.
+        let ratio = data.public_fraction / (1.0 - data.public_fraction);
+        n = ((private.n_samples() as f64 * ratio).round() as usize).max(1).min(public.n_samples());
+    }
     let public = public.map(|p| draw(p, n, how, &mut stream(PUBLIC_SUBSET), "data.public_samples")).transpose()?;
     let public = public.map(|p| if method.needs_public_labels() { p } else { p.without_labels() });
     if data.byte_cast {
@@ -106,4 +111,23 @@ fn draw(data: Dataset, n: usize, how: Draw, stream: &mut Stream, key: &str) -> R
     }
     let chosen = stream.choose(data.n_samples() as u32, n as u32);
     Ok(data.subset(&chosen))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fewer_private_samples_bring_fewer_public_ones() {
+        let sizes = |pairs: &[&str]| {
+            let pairs: Vec<String> = pairs.iter().map(|&pair| pair.to_owned()).collect();
+            let config = Config::from_layers(None, &pairs).unwrap();
+            let method = config.method.build().unwrap();
+            let (private, _, public) = load(&config, &*method, None, true).unwrap();
+            (private.n_samples(), public.map_or(0, |public| public.n_samples()))
+        };
+        assert_eq!(sizes(&["data.private_samples=200"]), (200, 200));
+        assert_eq!(sizes(&["data.private_samples=200", "data.public_fraction=0.2"]), (200, 50));
+        assert_eq!(sizes(&["data.private_samples=200", "data.public_samples=30"]), (200, 30));
+    }
 }

@@ -10,7 +10,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system reported an error.
-    #[error("cannot {action} `{}`: {source}\nhint: check that the path exists and may be accessed", path.display())]
+    #[error("cannot {action} `{}`: {source}{}", path.display(), hint_of(source))]
     Io {
         /// What was tried, as a verb: "read", "unpack into".
         action: &'static str,
@@ -148,5 +148,18 @@ impl Error {
 
     pub(crate) fn inconsistent(name: &str, problem: impl Into<String>) -> Self {
         Self::Inconsistent { name: name.to_owned(), problem: problem.into() }
+    }
+}
+
+/// A hint for what the system reports; none where its own words say enough.
+fn hint_of(error: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind;
+    match error.kind() {
+        ErrorKind::NotFound => "\nhint: relative paths start at the data directory, else at the current directory",
+        ErrorKind::PermissionDenied => "\nhint: check who may read it",
+        ErrorKind::UnexpectedEof | ErrorKind::InvalidData | ErrorKind::InvalidInput => {
+            "\nhint: the file is damaged or cut short; fetch it again"
+        }
+        _ => "",
     }
 }

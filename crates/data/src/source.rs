@@ -15,10 +15,10 @@ use crate::error::Result;
 pub struct SourceConfig {
     /// Name in the registry.
     pub name: String,
-    /// File or folder, for formats (`csv`, `folder`, `numpy`, `text`); relative to the data directory.
+    /// File or folder, for formats (`csv`, `folder`, `numpy`, `text`); below the data directory, else below the current one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// File of the test part, for `text`; relative to the data directory.
+    /// File of the test part, for `text`; found as `path` is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<PathBuf>,
     /// Text column of a table of texts, or the two of a table of pairs. Default: all columns but label and group.

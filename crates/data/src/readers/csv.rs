@@ -1,8 +1,9 @@
 //! CSV files: numeric features and a label column, one sample per line.
 //!
 //! Fields are separated by commas, or by tabs if the first line holds one, and may be in double quotes. The first line is a header
-//! if none of its feature fields is a number. Labels may be any text; classes are the distinct labels, in numeric
-//! order if all are integers and in alphabetic order otherwise. So are groups, if a column names the owner of each row.
+//! if none of its feature fields is a number. Labels may be any text but fractions, which are measurements and no classes;
+//! classes are the distinct labels, in numeric order if all are integers and in alphabetic order otherwise. So are groups,
+//! if a column names the owner of each row.
 
 use std::collections::BTreeSet;
 
@@ -45,6 +46,14 @@ fn read(request: &Request<'_>) -> Result<Splits> {
     Ok(Splits { train: format.parse(text)?.into_dataset(request.name)?, test: None })
 }
 
+const LABEL_HINT: &str = "name the column of the classes with label = \"…\"; to classify a measurement, write its ranges as \
+                          words, such as low and high";
+
+/// Whether a label is a number with a fractional part.
+fn is_fraction(label: &str) -> bool {
+    label.parse::<f64>().is_ok_and(|value| value.is_finite() && value.fract() != 0.0)
+}
+
 /// How to read a table.
 pub(super) struct Format<'a> {
     /// Name for messages.
@@ -80,7 +89,7 @@ impl Format<'_> {
         let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line));
         let mut lines = lines.filter(|(_, line)| !line.trim().is_empty()).peekable();
         let Some(&(_, first)) = lines.peek() else {
-            return Err(self.malformed(1, "at least one line", "an empty file"));
+            return Err(self.malformed(1, "at least one line", "an empty file", "write one sample per line"));
         };
         let mut fields = Vec::new();
         split_fields(first, self.delimiter, &mut fields);
@@ -89,7 +98,8 @@ impl Format<'_> {
         let is_feature = |c: &usize| Some(*c) != label_at && Some(*c) != group_at;
         let features: Vec<usize> = (0..n_columns).filter(is_feature).collect();
         if features.is_empty() {
-            return Err(self.malformed(1, "at least one feature column", format!("`{first}`")));
+            let hint = "a line holds the features and the label, separated by commas or tabs";
+            return Err(self.malformed(1, "at least one feature column", format!("`{first}`"), hint));
         }
         if !features.iter().any(|&c| fields[c].parse::<f32>().is_ok()) {
             lines.next();
@@ -103,16 +113,23 @@ impl Format<'_> {
         for (number, line) in lines {
             split_fields(line, self.delimiter, &mut fields);
             if fields.len() != n_columns {
-                return Err(self.malformed(number, format!("{n_columns} fields"), fields.len().to_string()));
+                let hint = "every line needs the same number of fields";
+                return Err(self.malformed(number, format!("{n_columns} fields"), fields.len().to_string(), hint));
             }
             for &c in &features {
                 match fields[c].parse::<f32>() {
                     Ok(value) if value.is_finite() => table.values.push(value),
                     _ => {
                         let expected = format!("a finite number in column {c}");
-                        return Err(self.malformed(number, expected, format!("`{}`", fields[c])));
+                        let hint =
+                            "features are numbers; name the label with label = \"…\" and leave out other columns";
+                        return Err(self.malformed(number, expected, format!("`{}`", fields[c]), hint));
                     }
                 }
+            }
+            if let Some(label) = label_at.map(|at| fields[at]).filter(|label| is_fraction(label)) {
+                let expected = "a class as label, a whole number or a text";
+                return Err(self.malformed(number, expected, format!("`{label}`"), LABEL_HINT));
             }
             for (list, at) in [(&mut table.labels, label_at), (&mut table.groups, group_at)] {
                 if let (Some(list), Some(at)) = (list, at) {
@@ -135,7 +152,8 @@ impl Format<'_> {
                     Column::Index(i) => format!("a column {i}, counted from 0"),
                     Column::Name(name) => format!("a column named `{name}`"),
                 };
-                self.malformed(1, expected, format!("{} columns: {}", first.len(), first.join(", ")))
+                let found = format!("{} columns: {}", first.len(), first.join(", "));
+                self.malformed(1, expected, found, "columns have the names of the first line, or numbers from 0")
             })
         };
         let group_at = self.group.map(position).transpose()?;
@@ -147,13 +165,19 @@ impl Format<'_> {
         Ok((label_at, group_at))
     }
 
-    fn malformed(&self, line: usize, expected: impl Into<String>, found: impl Into<String>) -> Error {
+    fn malformed(
+        &self,
+        line: usize,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+        hint: &'static str,
+    ) -> Error {
         Error::Malformed {
             file: self.file.to_owned(),
             place: format!("line {line}"),
             expected: expected.into(),
             found: found.into(),
-            hint: "every line needs the same number of fields, and every feature must be a finite number",
+            hint,
         }
     }
 }
@@ -239,6 +263,15 @@ mod tests {
     }
 
     #[test]
+    fn measurements_are_no_classes() {
+        let message = check("1,2,3\n3,4,0.25\n", None, None).unwrap_err().to_string();
+        assert!(message.contains("line 2: expected a class as label") && message.contains("found `0.25`"), "{message}");
+        assert!(message.contains("hint: name the column of the classes"), "{message}");
+        let data = check("1,2,1.0\n3,4,0.0\n", None, None).unwrap();
+        assert_eq!(data.class_names(), ["0.0", "1.0"]);
+    }
+
+    #[test]
     fn bad_lines_are_named() {
         let message = |text: &str, label| check(text, label, None).unwrap_err().to_string();
         assert!(message("1,2,a\n3,b\n", None).contains("line 2: expected 3 fields, found 2"));
@@ -247,6 +280,7 @@ mod tests {
         );
         assert!(message("x,y\n1,a\n", Some(name("z"))).contains("a column named `z`"));
         assert!(message("1,2\n", Some(Column::Index(7))).contains("a column 7"));
+        assert!(message("x,y\n1,a\n", Some(name("z"))).contains("hint: columns have the names of the first line"));
         assert!(message("", None).contains("an empty file"));
         assert!(message("a\nb\n", None).contains("at least one feature"));
         assert!(message("x,y\n", None).contains("0 values"));

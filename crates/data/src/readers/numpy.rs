@@ -170,8 +170,12 @@ impl Arrays {
     }
 
     fn malformed(&self, place: &str, expected: String, found: String) -> Error {
-        let hint = "name the arrays x_train, y_train, x_test, y_test; give layout = \"nhwc\" or \"nchw\" where the \
-                    shape leaves it open";
+        let hint = match place {
+            "names of arrays" => "name the arrays x_train, y_train, x_test, y_test, or x and y",
+            "shape of x" => "give layout = \"nhwc\" or \"nchw\" where the shape leaves it open",
+            _ if place.starts_with('x') => "replace or leave out samples with missing values",
+            _ => "labels and groups are whole numbers from 0, one per sample",
+        };
         Error::Malformed { file: self.file.clone(), place: place.to_owned(), expected, found, hint }
     }
 }
