@@ -73,9 +73,12 @@ defaults, then the preset, then the file, then the pairs. `fedproj new` writes a
 `fedproj config show [FILE] [KEY=VALUE]…` prints the effective configuration, and
 `fedproj config show --explain KEY` prints the entry of one key.
 
-Two more keys make several runs from one file. `seeds = [0, 1, 2]` runs once per seed. The table
-`[sweep]` has a list per key, such as `\"method.name\" = [\"fedavg\", \"fedproj\"]`: every combination
-runs.
+A name may stand for its table: `method=fedavg` is `method.name=fedavg`, `data.partition=iid` is
+`data.partition.kind=iid`. The case of names does not matter.
+
+Two more keys make several runs from one file. `seeds = [0, 1, 2]`, or `seeds = 3`, runs once per
+seed. The table `[sweep]` has a list per key, such as `\"method.name\" = [\"fedavg\", \"fedproj\"]`:
+every combination runs.
 ";
 
 /// The reference in Markdown. The keys of a type that occurs again are explained once.

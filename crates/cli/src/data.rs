@@ -1,8 +1,9 @@
 //! `fedproj data`: which data sets are known, which are here, and how to get the others.
 
 use crate::say;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
+use fedproj_core::Error;
 use fedproj_data::catalogue::{self, Depth, Entry, Part, State};
 use fedproj_data::{Dataset, SourceConfig, Splits, Texts, registry};
 use serde::Serialize;
@@ -24,18 +25,21 @@ pub struct Data {
     json: bool,
 }
 
-/// The data directory: the flag, else `FEDPROJ_DATA`, else `./data` if it exists.
-pub fn data_dir(flag: Option<PathBuf>) -> Option<PathBuf> {
+/// The data directory: the flag, which must name one, else `FEDPROJ_DATA`, else `./data` if it exists.
+pub fn data_dir(flag: Option<PathBuf>) -> Result<Option<PathBuf>> {
+    if let Some(dir) = flag.as_deref().filter(|dir| !dir.is_dir()) {
+        bail!(Error::config(format!("--data-dir {}: there is no such directory", dir.display())));
+    }
     let environment = || std::env::var_os("FEDPROJ_DATA").filter(|dir| !dir.is_empty()).map(PathBuf::from);
-    flag.or_else(environment).or_else(|| Some(PathBuf::from("data")).filter(|dir| dir.is_dir()))
+    Ok(flag.or_else(environment).or_else(|| Some(PathBuf::from("data")).filter(|dir| dir.is_dir())))
 }
 
 impl Data {
     /// Looks and prints.
     pub fn run(self) -> Result<()> {
-        let dir = data_dir(self.dir);
+        let dir = data_dir(self.dir)?;
         if let Some(dir) = dir.as_deref().filter(|dir| !dir.is_dir()) {
-            eprintln!("warning: there is no data directory `{}`", dir.display());
+            eprintln!("warning: $FEDPROJ_DATA names `{}`, which is no directory", dir.display());
         }
         let Some(name) = self.name else {
             let depth = if self.hash { Depth::Contents } else { Depth::Presence };

@@ -68,7 +68,7 @@ struct DataSet {
 impl Doctor {
     /// Looks and prints.
     pub fn run(self) -> Result<()> {
-        let findings = Findings::new(data_dir(self.data_dir), &Probe::new());
+        let findings = Findings::new(data_dir(self.data_dir)?, &Probe::new());
         if self.json {
             say!("{}", serde_json::to_string(&findings)?);
         } else {
@@ -80,7 +80,7 @@ impl Doctor {
 
 impl Findings {
     fn new(data_dir: Option<PathBuf>, probe: &Probe) -> Self {
-        let [total, free] = memory(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default());
+        let [total, free] = fedproj_core::memory();
         let entries = catalogue::list(data_dir.as_deref(), Depth::Presence);
         let named = entries.into_iter().filter(|entry| !matches!(entry.state, State::Format));
         Self {
@@ -163,15 +163,6 @@ impl Cuda {
     }
 }
 
-/// Total and free memory of `/proc/meminfo`, in bytes.
-fn memory(meminfo: &str) -> [Option<u64>; 2] {
-    let of = |key: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
-        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
-    };
-    [of("MemTotal:"), of("MemAvailable:")]
-}
-
 fn gib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 30))
 }
@@ -179,13 +170,6 @@ fn gib(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn memory_is_read_from_the_systems_table() {
-        let table = "MemTotal:       2048 kB\nMemFree:         100 kB\nMemAvailable:   1024 kB\n";
-        assert_eq!(memory(table), [Some(2 << 20), Some(1 << 20)]);
-        assert_eq!(memory(""), [None, None]);
-    }
 
     #[test]
     fn a_gpu_is_usable_only_with_driver_and_compiler() {

@@ -2,9 +2,9 @@
 
 use crate::say;
 use crate::settings::Settings;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use fedproj_core::Experiment;
+use fedproj_core::{Error, Experiment};
 use fedproj_data::{Holdings, holdings_text};
 use fedproj_report::ClassMap;
 use serde::Serialize;
@@ -38,13 +38,17 @@ struct Summary {
 impl Partition {
     /// Partitions the data and prints who holds what.
     pub fn run(self) -> Result<()> {
+        if let Some(path) = self.svg.as_deref().filter(|path| path.extension().is_some_and(|ending| ending != "svg")) {
+            let path = path.display();
+            bail!(Error::config(format!("--svg {path}: the picture is an SVG file, so its name must end in .svg")));
+        }
         let runs = self.settings.runs()?;
         let first = runs.first().context("the configuration asks for no run")?;
         if runs.len() > 1 {
             eprintln!("note: the configuration asks for {} runs; this is the first one, {}", runs.len(), first.id);
         }
         let method = first.config.method.build()?;
-        let experiment = Experiment::load(first.config.clone(), &*method, self.settings.data_dir().as_deref())?;
+        let experiment = Experiment::load(first.config.clone(), &*method, self.settings.data_dir()?.as_deref())?;
         experiment.notes().iter().for_each(|note| eprintln!("note: {note}"));
         let (partition, data) = (&experiment.partition, &experiment.private);
         if partition.n_moved() > 0 {

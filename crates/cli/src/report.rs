@@ -31,7 +31,7 @@ impl ReportArgs {
             (None, [run]) => run.join("report"),
             (None, _) => PathBuf::from("report"),
         };
-        let written = write_report(&self.runs, &out, self.title.as_deref(), crate::data::data_dir(None).as_deref())?;
+        let written = write_report(&self.runs, &out, self.title.as_deref(), crate::data::data_dir(None)?.as_deref())?;
         if self.json {
             say!("{}", serde_json::to_string(&written)?);
         } else {

@@ -92,7 +92,7 @@ impl StudyArgs {
             values: values.into_iter().map(Into::into).collect(),
             overrides: self.overrides,
         };
-        let data_dir = crate::data::data_dir(self.data_dir);
+        let data_dir = crate::data::data_dir(self.data_dir)?;
         let prepared = study.prepare(&options, self.out, data_dir.as_deref())?;
         if !self.quiet {
             eprintln!("{}: {} runs in `{}`", prepared.title, prepared.jobs.len(), prepared.out.display());

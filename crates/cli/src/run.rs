@@ -17,10 +17,13 @@ use std::path::{Path, PathBuf};
 pub struct RunArgs {
     #[command(flatten)]
     settings: Settings,
+    /// Number of seeds: 0, 1, …, as seeds=N
+    #[arg(long, value_name = "N")]
+    seeds: Option<u16>,
     /// Run directory; with seeds or a sweep, the directory of all run directories [default: below ./runs]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Resume an unfinished run (sweeps always resume)
+    /// Resume an unfinished run, or extend a finished one by a larger federation.rounds (sweeps always resume)
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
@@ -42,7 +45,8 @@ struct Finished {
 
 impl RunArgs {
     /// Runs everything that the settings ask for.
-    pub fn run(self) -> Result<()> {
+    pub fn run(mut self) -> Result<()> {
+        self.settings.settings.extend(self.seeds.map(|n| format!("seeds={n}")));
         let runs = self.settings.runs()?;
         let in_plan = runs.len() > 1;
         let job = |planned: PlannedRun| {
@@ -50,7 +54,7 @@ impl RunArgs {
         };
         let jobs = runs.into_iter().map(job).collect::<Result<Vec<_>>>()?;
         let driver =
-            Driver { data_dir: self.settings.data_dir(), device: self.device.open()?, resume: self.resume || in_plan };
+            Driver { data_dir: self.settings.data_dir()?, device: self.device.open()?, resume: self.resume || in_plan };
         let progress = Progress::new(self.quiet, |title: &str, job: &Job, summary: &Summary, _| {
             if !self.quiet && !self.json {
                 say!(

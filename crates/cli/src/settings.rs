@@ -2,7 +2,8 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use fedproj_core::{Config, Error};
+use fedproj_core::{Config, Error, methods};
+use fedproj_data::registry;
 use fedproj_net::ServerConfig;
 use fedproj_study::{PlannedRun, expand};
 use std::path::PathBuf;
@@ -45,11 +46,7 @@ impl Settings {
             [] => toml::Table::new(),
             [file] => {
                 let text = std::fs::read_to_string(file).map_err(|e| {
-                    let hint = match std::path::Path::new(file).extension() {
-                        Some(extension) if extension == "toml" => format!("`fedproj new {file}` writes one"),
-                        _ => format!("a setting has the form {file}=value"),
-                    };
-                    Error::config(format!("cannot read the configuration `{file}`: {e}\nhint: {hint}"))
+                    Error::config(format!("cannot read the configuration `{file}`: {e}{}", hint(file, e.kind())))
                 })?;
                 let parsed = toml::from_str(&text);
                 parsed.map_err(|e| Error::config(format!("`{file}`: {}", e.to_string().trim_end())))?
@@ -60,7 +57,24 @@ impl Settings {
     }
 
     /// The data directory.
-    pub fn data_dir(&self) -> Option<PathBuf> {
+    pub fn data_dir(&self) -> Result<Option<PathBuf>> {
         crate::data::data_dir(self.data_dir.clone())
     }
+}
+
+/// What was probably meant by a configuration file that cannot be read.
+fn hint(file: &str, problem: std::io::ErrorKind) -> String {
+    let is_word = |name: &str| name.eq_ignore_ascii_case(file);
+    let hint = if problem != std::io::ErrorKind::NotFound {
+        return String::new();
+    } else if methods::CATALOGUE.iter().any(|(name, _)| is_word(name)) {
+        format!("did you mean method={file}?")
+    } else if registry::READERS.iter().any(|reader| is_word(reader.name)) {
+        format!("did you mean data.private={file}?")
+    } else if std::path::Path::new(file).extension().is_some_and(|ending| ending == "toml") {
+        format!("`fedproj new {file}` writes one")
+    } else {
+        format!("a setting has the form {file}=value")
+    };
+    format!("\nhint: {hint}")
 }

@@ -32,7 +32,7 @@ pub struct VerifyArgs {
 impl VerifyArgs {
     /// Verifies and prints.
     pub fn run(self) -> Result<()> {
-        let data_dir = crate::data::data_dir(self.data_dir);
+        let data_dir = crate::data::data_dir(self.data_dir)?;
         let bar = indicatif::ProgressBar::new_spinner();
         let verified = fedproj_core::verify(
             &self.run,

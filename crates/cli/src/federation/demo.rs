@@ -95,7 +95,7 @@ impl Demo {
         // Created before the server, so that nodes can be invited while it starts.
         let authority = Authority::open(&federation)?;
         let registry = Registry::open(&federation)?;
-        let data_dir = self.settings.data_dir();
+        let data_dir = self.settings.data_dir()?;
         let setup = ServeSetup {
             dir: federation,
             config: config.clone(),
@@ -212,7 +212,7 @@ impl NodeProcess {
         let mut command = Command::new(&program);
         command.args(["join", &format!("https://{listen}"), "--data", "run", "--until-done", "--with-stdin", "--node"]);
         command.arg(&home).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(File::create(&log)?);
-        if let Some(data_dir) = settings.data_dir() {
+        if let Some(data_dir) = settings.data_dir()?.filter(|dir| dir.is_dir()) {
             command.arg("--data-dir").arg(data_dir);
         }
         let mut child = command.spawn()?;

@@ -59,7 +59,7 @@ impl Join {
     pub fn run(self) -> Result<()> {
         let setup = Setup {
             data: parse_data(&self.data)?,
-            data_dir: crate::data::data_dir(self.data_dir),
+            data_dir: crate::data::data_dir(self.data_dir)?,
             policy: Policy::read(&self.node)?,
         };
         self.logging.start();

@@ -46,7 +46,7 @@ impl Serve {
             dir: self.dir,
             config,
             server,
-            data_dir: self.settings.data_dir(),
+            data_dir: self.settings.data_dir()?,
             n_threads: usize::from(self.threads),
         };
         let served = block_on(async {
