@@ -23,9 +23,12 @@ fn check(folder: &Path, settings: &[&str], code: i32, words: &[&str]) {
 fn unknown_names_are_answered_with_the_nearest() {
     let folder = tempfile::tempdir().unwrap();
     let check = |setting: &str, words: &[&str]| check(folder.path(), &[setting], 2, words);
-    check("federation.round=3", &["unknown key `round`", "[federation]", "did you mean `rounds`?"]);
+    check("federation.round=3", &["unknown key `round`", "[federation]", "did you mean `federation.rounds`?"]);
     check("sede=3", &["unknown key `sede`", "did you mean `seed`?"]);
-    check("method.fedproj.memory.sise=3", &["`sise`", "[method.fedproj.memory]", "did you mean `size`?"]);
+    check(
+        "method.fedproj.memory.sise=3",
+        &["`sise`", "[method.fedproj.memory]", "did you mean `method.fedproj.memory.size`?"],
+    );
     check("method.name=fedporj", &["unknown method `fedporj`", "did you mean `fedproj`?"]);
     check("model.name=resnet-8", &["unknown model `resnet-8`", "did you mean `resnet8`?"]);
     check("data.private=digts", &["unknown data set `digts`", "digits"]);
@@ -52,12 +55,66 @@ fn values_that_cannot_be_are_named_with_their_key() {
 }
 
 #[test]
+fn a_word_that_is_no_file_is_answered_with_the_setting_that_it_may_mean() {
+    let folder = tempfile::tempdir().unwrap();
+    for (word, hint) in [
+        ("FedAvg", "did you mean method=FedAvg?"),
+        ("cifar10", "did you mean data.private=cifar10?"),
+        ("a.toml", "`fedproj new a.toml` writes one"),
+        ("quickly", "a setting has the form quickly=value"),
+    ] {
+        let (code, message) = failure(fedproj(folder.path(), &["run", word]));
+        assert!(code == 2 && message.ends_with(&format!("hint: {hint}\n")), "{message}");
+    }
+    // A directory is there, so none of these was meant.
+    let (_, message) = failure(fedproj(folder.path(), &["run", "."]));
+    assert!(!message.contains("hint"), "{message}");
+}
+
+#[test]
+fn a_data_directory_that_is_not_there_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["data", "run", "partition", "doctor"] {
+        let (code, message) = failure(fedproj(folder.path(), &[command, "--data-dir", "nosuch"]));
+        assert!(code == 2 && message.contains("--data-dir nosuch: there is no such directory"), "{command}: {message}");
+    }
+}
+
+#[test]
+fn a_network_that_no_memory_holds_is_refused_with_the_figure() {
+    let folder = tempfile::tempdir().unwrap();
+    // 10¹² parameters, three times at least, in four bytes each.
+    let words =
+        ["1000076000010 parameters", "11176.7 GiB of memory, but this machine has", "hint: choose narrower layers"];
+    check(folder.path(), &["model.hidden=[1000000,1000000]"], 2, &words);
+    check(folder.path(), &["model.hidden=[99999999999]"], 2, &["model.hidden", "widths from 1 to 16777216"]);
+    assert!(!folder.path().join("a").exists());
+}
+
+#[test]
+fn a_picture_has_the_ending_of_its_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, message) = failure(fedproj(folder.path(), &["partition", "--svg", "p.png"]));
+    assert!(code == 2 && message.contains("must end in .svg"), "{message}");
+    assert!(!folder.path().join("p.png").exists());
+}
+
+#[test]
+fn measurements_in_the_label_column_are_asked_about() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = (0..60).map(|i| format!("{i}.0,1.0,{i}.5")).collect::<Vec<_>>().join("\n");
+    std::fs::write(folder.path().join("prices.csv"), rows).unwrap();
+    let csv = "data.private={name='csv', path='prices.csv'}";
+    check(folder.path(), &[csv], 1, &["prices.csv", "line 1", "a class as label", "`0.5`", "hint: name the column"]);
+}
+
+#[test]
 fn configuration_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("bad.toml"), "[federation]\nrounds = = 3\n").unwrap();
     check(folder.path(), &["bad.toml"], 2, &["bad.toml", "line 2"]);
     std::fs::write(folder.path().join("odd.toml"), "[federation]\nrunds = 3\n").unwrap();
-    check(folder.path(), &["odd.toml"], 2, &["unknown key `runds`", "did you mean `rounds`?"]);
+    check(folder.path(), &["odd.toml"], 2, &["unknown key `runds`", "did you mean `federation.rounds`?"]);
     let (code, message) = failure(fedproj(folder.path(), &["run", "missing.toml"]));
     assert!(code > 0 && message.contains("missing.toml"), "{message}");
 }
@@ -173,6 +230,14 @@ fn a_full_disk_keeps_completed_rounds_and_the_run_goes_on_when_there_is_room() {
     }
     assert_eq!(run(folder.path(), "full", &settings)["model_hash"], reference["model_hash"]);
     assert_eq!(rounds(&folder.path().join("full")), expected);
+}
+
+#[test]
+fn a_configuration_that_does_not_fit_on_the_disk_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, message) = failure(on_a_full_disk(folder.path(), 1, &["new", "f.toml"]));
+    assert!(code == 1 && message.contains("`f.toml`: cannot write"), "{message}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]

@@ -101,8 +101,26 @@ fn commands_run() {
                 ),
             }
         }
+        convinces(&name, folder.path());
     }
     assert!(n_run > 30, "only {n_run} commands were found");
+}
+
+/// What a newcomer sees first is clear: FedProj leads, and the made-up classes are told apart.
+#[cfg(unix)]
+fn convinces(page: &str, folder: &Path) {
+    if page == "README.md" || page == "docs/getting-started.md" {
+        let compared = command::json(folder, &["compare", "runs/first"]);
+        let rows = compared["settings"][0]["rows"].as_array().unwrap();
+        let fedproj = &rows.iter().find(|row| row["name"] == "FedProj").unwrap()["difference"];
+        let (mean, half) = (fedproj["mean"].as_f64().unwrap(), fedproj["half_width"].as_f64().unwrap());
+        assert!(mean - half > 0.1, "{page}: FedProj leads FedAvg by {mean} ± {half}");
+    }
+    if page == "docs/getting-started.md" {
+        let summary = std::fs::read_to_string(folder.join("runs/points/summary.json")).unwrap();
+        let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+        assert!(summary["headline"].as_f64().unwrap() > 0.95, "{summary}");
+    }
 }
 
 /// The lines of a page outside its blocks of code.

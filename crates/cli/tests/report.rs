@@ -27,7 +27,7 @@ fn statistics_are_those_of_compare() {
     let compared = json(folder, &["compare", "runs", "--baseline", "fedavg"]);
     let rows = report["settings"][0]["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
-    for (row, expected) in rows.iter().zip(compared["rows"].as_array().unwrap()) {
+    for (row, expected) in rows.iter().zip(compared["settings"][0]["rows"].as_array().unwrap()) {
         for key in ["name", "seeds", "mean", "std", "last", "best", "difference"] {
             assert_eq!(row[key], expected[key], "{key}");
         }

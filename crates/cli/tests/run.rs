@@ -120,7 +120,7 @@ fn seeds_and_sweeps_run_every_combination_once_and_are_compared() {
         assert_eq!(outcome["runs"][at]["seconds"] == again["runs"][at]["seconds"], at != 3, "run {at}");
     }
 
-    let table = json(folder.path(), &["compare", "many"]);
+    let table = &json(folder.path(), &["compare", "many"])["settings"][0];
     assert_eq!(table["baseline"], "FedAvg");
     let [fedavg, feddf] = &table["rows"].as_array().unwrap()[..] else { panic!("{table}") };
     assert_eq!((&feddf["name"], &feddf["seeds"]), (&"FedDF".into(), &serde_json::json!([0, 1])));
@@ -131,6 +131,91 @@ fn seeds_and_sweeps_run_every_combination_once_and_are_compared() {
     assert_eq!(feddf["difference"]["n"], 2);
     let text = stdout(folder.path(), &["compare", "many", "--baseline", "feddf"]);
     assert!(text.contains("FedAvg") && text.contains("±") && text.contains("Δ vs FedDF"), "{text}");
+}
+
+#[test]
+fn compare_takes_differences_within_a_setting() {
+    let folder = folder();
+    let sweep = ["sweep.data.partition.beta=[0.3,5.0]", "sweep.method.name=[fedavg,fedprox]"];
+    let outcome = run(folder.path(), "many", &sweep);
+    let table = json(folder.path(), &["compare", "many"]);
+    let settings = table["settings"].as_array().unwrap();
+    assert_eq!(settings.len(), 2, "{table}");
+    let headline = |name: &str| {
+        let runs = outcome["runs"].as_array().unwrap();
+        let run = runs.iter().find(|r| r["run"] == format!("many/{name}")).unwrap_or_else(|| panic!("{outcome}"));
+        run["headline"].as_f64().unwrap()
+    };
+    for (setting, beta) in settings.iter().zip(["0.3", "5.0"]) {
+        let difference = setting["rows"][1]["difference"]["mean"].as_f64().unwrap();
+        let expected = headline(&format!("beta{beta}-fedprox")) - headline(&format!("beta{beta}-fedavg"));
+        assert!((difference - expected).abs() < 1e-12, "{setting}");
+    }
+    let text = stdout(folder.path(), &["compare", "many"]);
+    assert!(text.contains("β = 0.3") && text.contains("β = 5") && text.matches("Δ vs FedAvg").count() == 2, "{text}");
+}
+
+#[test]
+fn a_run_without_a_terminal_prints_a_line_per_round() {
+    let folder = folder();
+    let stderr = |out: &str, flags: &[&str]| {
+        let output = output(fedproj(folder.path(), &[&["run", "--out", out], SMALL, flags].concat()));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let told = stderr("a", &[]);
+    let lines: Vec<&str> = told.lines().collect();
+    assert!(lines.len() == 3 && lines[0].starts_with("round 1/3, accuracy "), "{told}");
+    assert!(lines[2].starts_with("round 3/3, accuracy "), "{told}");
+    assert_eq!(stderr("b", &["--quiet"]), "");
+}
+
+#[test]
+fn a_new_file_runs_as_no_file_does() {
+    let folder = folder();
+    stdout(folder.path(), &["new", "f.toml"]);
+    let run = |first: &[&str]| json(folder.path(), &[first, &["federation.rounds=1", "local.epochs=1"]].concat());
+    let (with, without) = (run(&["run", "--out", "a", "f.toml"]), run(&["run", "--out", "b"]));
+    assert_eq!(with["model_hash"], without["model_hash"]);
+    let shown = |args: &[&str]| stdout(folder.path(), args);
+    assert_eq!(shown(&["config", "show", "f.toml"]), shown(&["config", "show"]));
+}
+
+#[test]
+fn a_number_of_seeds_is_a_flag_and_a_setting() {
+    let folder = folder();
+    let seeds = |args: &[&str]| {
+        let outcome = json(folder.path(), &[&["run", "method=fedavg"], args, SMALL].concat());
+        outcome["runs"].as_array().unwrap().iter().map(|run| run["seed"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(seeds(&["--seeds", "2", "--out", "a"]), [0, 1]);
+    assert_eq!(seeds(&["seeds=2", "--out", "b"]), [0, 1]);
+}
+
+#[test]
+fn a_path_below_the_working_directory_is_found_whatever_the_data_directory_is() {
+    let folder = folder();
+    std::fs::create_dir(folder.path().join("elsewhere")).unwrap();
+    let rows = (0..300).map(|i| format!("{}.0,1.0,{}", i % 7, i % 3)).collect::<Vec<_>>().join("\n");
+    std::fs::write(folder.path().join("points.csv"), &rows).unwrap();
+    let partition = |path: &str| {
+        let source = format!("data.private={{name='csv', path='{path}'}}");
+        let mut command = fedproj(folder.path(), &["partition", "--json", &source, "data.partition=iid"]);
+        output({
+            command.env("FEDPROJ_DATA", "elsewhere");
+            command
+        })
+    };
+    assert!(partition("points.csv").status.success());
+    // What is in the data directory comes first.
+    std::fs::write(folder.path().join("elsewhere/points.csv"), &rows[..rows.len() / 2]).unwrap();
+    let sizes = |output: std::process::Output| -> u64 {
+        let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        summary["sizes"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).sum()
+    };
+    assert_eq!(sizes(partition("points.csv")), 60);
+    let missing = partition("nosuch.csv");
+    let told = String::from_utf8_lossy(&missing.stderr);
+    assert!(told.contains("elsewhere/nosuch.csv") && told.contains("else at the current directory"), "{told}");
 }
 
 #[test]
