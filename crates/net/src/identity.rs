@@ -94,6 +94,25 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
+/// Who runs this process, for the journal: the login name, and with `sudo` who called it. Whoever may write the journal's
+/// file can also write another name; this is a record among people who trust each other.
+#[cfg(unix)]
+pub fn operator() -> String {
+    let user = nix::unistd::getuid();
+    let known = nix::unistd::User::from_uid(user).ok().flatten();
+    let login = known.map_or_else(|| format!("user {user}"), |known| known.name);
+    match std::env::var("SUDO_USER") {
+        Ok(caller) if user.is_root() => format!("{caller} as {login}"),
+        _ => login,
+    }
+}
+
+/// Who runs this process, for the journal.
+#[cfg(not(unix))]
+pub fn operator() -> String {
+    std::env::var("USERNAME").unwrap_or_else(|_| "unknown".into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 use crate::say;
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use fedproj_net::identity::operator;
 use fedproj_net::server::journal::{Entry, Event, Journal};
 use fedproj_net::server::{Authority, INVITATION_LASTS, Registry};
 use std::path::PathBuf;
@@ -49,13 +50,13 @@ impl NodesArgs {
         // Created here if missing, so that nodes can be invited before the server's first start.
         let authority = Authority::open(&self.dir)?;
         let registry = Registry::open(&self.dir)?;
-        match self.action.unwrap_or(Action::List) {
-            Action::List => self::list(&registry, self.json),
-            Action::Invite { name, client, hours } => {
-                let lasts = Duration::from_hours(hours);
-                let (token, invitation) = registry.invite(&authority, &name, client, lasts)?;
+        match &self.action {
+            None | Some(Action::List) => self::list(&registry, self.json),
+            Some(Action::Invite { name, client, hours }) => {
+                let lasts = Duration::from_hours(*hours);
+                let (token, invitation) = registry.invite(&authority, name, *client, lasts)?;
                 let client = invitation.client;
-                Journal::open(&self.dir, &mut |_| ())?.append(Event::Invited { node: name.clone(), client })?;
+                self.note(Event::Invited { node: name.clone(), client })?;
                 if self.json {
                     let token = token.to_string();
                     say!("{}", serde_json::json!({ "node": name, "client": client, "token": token }));
@@ -65,13 +66,18 @@ impl NodesArgs {
                 }
                 Ok(())
             }
-            Action::Revoke { name } => {
-                registry.revoke(&name)?;
-                Journal::open(&self.dir, &mut |_| ())?.append(Event::Revoked { node: name.clone() })?;
+            Some(Action::Revoke { name }) => {
+                registry.revoke(name)?;
+                self.note(Event::Revoked { node: name.clone() })?;
                 say!("{name} is revoked; its next request is rejected");
                 Ok(())
             }
         }
+    }
+
+    /// Enters what an operator did in the journal.
+    fn note(&self, event: Event) -> Result<()> {
+        Ok(Journal::open(&self.dir, &mut |_| ())?.append_as(Some(operator()), event)?)
     }
 }
 
@@ -113,22 +119,15 @@ pub struct Audit {
 impl Audit {
     /// Checks the hash chain and shows its entries, up to the first broken one.
     pub fn run(self) -> Result<()> {
-        // Printed after reading: a slow pipe must not keep the journal locked.
-        let mut entries = Vec::new();
-        let mut keep = |entry: Entry| {
+        let print = &mut |entry: Entry| {
             if !self.json {
-                entries.push(serde_json::to_string(&entry).unwrap_or_default());
+                say!("{}", serde_json::to_string(&entry).unwrap_or_default());
             }
+            Ok(())
         };
-        if !self.dir.join("journal.jsonl").exists() {
+        let Some(tail) = Journal::read(&self.dir, print)? else {
             anyhow::bail!(fedproj_net::Error::Config(format!("`{}` has no journal", self.dir.display())));
-        }
-        let opened = Journal::open(&self.dir, &mut keep);
-        for entry in entries {
-            say!("{entry}");
-        }
-        let journal = opened?;
-        let tail = journal.tail();
+        };
         if self.json {
             say!("{}", serde_json::json!({ "entries": tail.n_entries, "hash": tail.hash }));
         } else {

@@ -1,16 +1,21 @@
-//! The journal: the server's durable round log and its audit log in one file.
+//! The journal: the server's durable round log and its audit log in one.
 //!
 //! Each event is a line of JSON with the hash of the previous line. It is synced to disk before anything is acknowledged, so
 //! the audit shows exactly what was acknowledged. A changed or missing line breaks the chain. A last line that a crash cut
 //! short is dropped. Several processes may append (a server and `fedproj nodes`); a lock on the file orders them.
+//!
+//! A file that has grown large is left as it is, and the chain continues in the next ([`Segments`]).
+
+mod segments;
 
 use crate::error::{Error, Result};
 use crate::files::sync_dir;
 use crate::wire::Contribution;
+use segments::{Segments, follow};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -102,6 +107,9 @@ pub struct Entry {
     pub time: String,
     /// Hash of the previous entry.
     pub previous: String,
+    /// Who ran the command that caused it, as the system knows them; none for what the server does by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operator: Option<String>,
     /// What happened.
     #[serde(flatten)]
     pub event: Event,
@@ -110,10 +118,16 @@ pub struct Entry {
 /// The journal of a federation.
 #[derive(Debug)]
 pub struct Journal {
-    path: PathBuf,
+    segments: Segments,
+    /// The number of the segment that is written.
+    segment: u32,
     file: File,
     tail: Tail,
+    segment_bytes_max: u64,
 }
+
+/// A segment that has grown beyond this is followed by the next.
+const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 
 /// Where the chain ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +136,7 @@ pub struct Tail {
     pub n_entries: u64,
     /// Hash of the last entry. Note it elsewhere to detect a journal that was cut short.
     pub hash: String,
-    /// Bytes of all whole lines.
+    /// Bytes of the segment's whole lines.
     n_bytes: u64,
 }
 
@@ -139,13 +153,34 @@ impl Journal {
     /// # Errors
     /// If a line does not follow from the previous one.
     pub fn open(dir: &Path, visit: &mut dyn FnMut(Entry)) -> Result<Self> {
-        let path = dir.join("journal.jsonl");
-        let file = OpenOptions::new().read(true).append(true).create(true).open(&path);
-        let file = file.map_err(Error::io("open", &path))?;
-        sync_dir(dir)?;
-        let mut journal = Self { path, file, tail: Tail::default() };
-        journal.locked(|journal| journal.catch_up(visit))?;
+        let segments = Segments::of(dir)?;
+        let (segment, tail) = (segments.first, Tail::default());
+        let file = open_segment(&segments, segment)?;
+        let mut journal = Self { segments, segment, file, tail, segment_bytes_max: SEGMENT_BYTES_MAX };
+        journal.locked(visit, |_| Ok(()))?;
+        if journal.segments.first > 0 && journal.tail.n_entries == 0 {
+            let path = journal.segments.path(journal.segment);
+            return Err(Error::corrupt(&path)("it is empty, and the part before it is missing"));
+        }
         Ok(journal)
+    }
+
+    /// Calls `visit` with every entry, without changing or locking anything; returns where the chain ends. `None` if there
+    /// is no journal.
+    ///
+    /// # Errors
+    /// If a line does not follow from the previous one, or `visit` fails.
+    pub fn read(dir: &Path, visit: &mut dyn FnMut(Entry) -> Result<()>) -> Result<Option<Tail>> {
+        let segments = Segments::of(dir)?;
+        let (mut tail, mut segment) = (Tail::default(), segments.first);
+        while segments.path(segment).exists() {
+            let path = segments.path(segment);
+            let file = File::open(&path).map_err(Error::io("open", &path))?;
+            tail.n_bytes = 0;
+            follow(&mut tail, &file, &path, segment, visit)?;
+            segment += 1;
+        }
+        Ok((segment > segments.first).then_some(tail))
     }
 
     /// Where the chain ends.
@@ -158,54 +193,86 @@ impl Journal {
     /// # Errors
     /// If the disk is full; the journal is unchanged then.
     pub fn append(&mut self, event: Event) -> Result<()> {
-        self.locked(|journal| {
-            // Another process may have appended.
-            journal.catch_up(&mut |_| ())?;
+        self.append_as(None, event)
+    }
+
+    /// As [`Journal::append`], for what an operator did.
+    ///
+    /// # Errors
+    /// If the disk is full; the journal is unchanged then.
+    pub fn append_as(&mut self, operator: Option<String>, event: Event) -> Result<()> {
+        // Another process may have appended.
+        self.locked(&mut |_| (), |journal| {
             let time = time::OffsetDateTime::now_utc();
             let time = time.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
-            let entry = Entry { seq: journal.tail.n_entries, time, previous: journal.tail.hash.clone(), event };
+            let Tail { n_entries: seq, hash: previous, .. } = journal.tail.clone();
+            let entry = Entry { seq, time, previous, operator, event };
             let line = serde_json::to_string(&entry).map_err(|e| Error::internal(format!("journal: {e}")))? + "\n";
             let written = journal.file.write_all(line.as_bytes()).and_then(|()| journal.file.sync_data());
             if let Err(source) = written {
                 // Half a line would break the chain. If removing it fails too, the next start removes it.
                 let _ = journal.file.set_len(journal.tail.n_bytes);
-                return Err(Error::io("append to", &journal.path)(source));
+                return Err(Error::io("append to", &journal.segments.path(journal.segment))(source));
             }
-            journal.tail.follow(&line);
+            journal.tail.follow(line.as_bytes());
+            if journal.tail.n_bytes > journal.segment_bytes_max {
+                open_segment(&journal.segments, journal.segment + 1)?;
+            }
             Ok(())
         })
     }
 
-    fn locked<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        self.file.lock().map_err(Error::io("lock", &self.path))?;
+    fn locked<T>(&mut self, visit: &mut dyn FnMut(Entry), work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.lock_newest(visit)?;
         let result = work(self);
-        self.file.unlock().map_err(Error::io("unlock", &self.path))?;
+        self.file.unlock().map_err(Error::io("unlock", &self.segments.path(self.segment)))?;
         result
+    }
+
+    /// Locks the newest segment and reads what was appended since.
+    fn lock_newest(&mut self, visit: &mut dyn FnMut(Entry)) -> Result<()> {
+        loop {
+            let (path, next) = (self.segments.path(self.segment), self.segment + 1);
+            self.file.lock().map_err(Error::io("lock", &path))?;
+            if let Err(error) = self.catch_up(visit) {
+                self.file.unlock().map_err(Error::io("unlock", &path))?;
+                return Err(error);
+            }
+            if !self.segments.path(next).exists() {
+                return Ok(());
+            }
+            // The lock ends with the file.
+            (self.file, self.segment, self.tail.n_bytes) = (open_segment(&self.segments, next)?, next, 0);
+        }
     }
 
     /// Reads what was appended since, and removes half a line at the end.
     fn catch_up(&mut self, visit: &mut dyn FnMut(Entry)) -> Result<()> {
-        let len = self.file.metadata().map_err(Error::io("read", &self.path))?.len();
+        let path = self.segments.path(self.segment);
+        let len = self.file.metadata().map_err(Error::io("read", &path))?.len();
         if len == self.tail.n_bytes {
             return Ok(());
         }
-        let mut text = Vec::new();
-        let start = SeekFrom::Start(self.tail.n_bytes);
-        let read = self.file.seek(start).and_then(|_| self.file.read_to_end(&mut text));
-        read.map_err(Error::io("read", &self.path))?;
-        for line in text.split_inclusive(|b| *b == b'\n') {
-            let Some(whole) = line.strip_suffix(b"\n") else { break };
-            let entry = self.tail.check(whole).map_err(Error::corrupt(&self.path))?;
-            self.tail.follow(&String::from_utf8_lossy(line));
+        let mut visit = |entry| {
             visit(entry);
-        }
+            Ok(())
+        };
+        follow(&mut self.tail, &self.file, &path, self.segment, &mut visit)?;
         if self.tail.n_bytes < len {
             // Synced at once: after a power cut the next entry must not follow the torn line.
             let cut = self.file.set_len(self.tail.n_bytes).and_then(|()| self.file.sync_data());
-            cut.map_err(Error::io("cut", &self.path))?;
+            cut.map_err(Error::io("cut", &path))?;
         }
         Ok(())
     }
+}
+
+fn open_segment(segments: &Segments, segment: u32) -> Result<File> {
+    let path = segments.path(segment);
+    let file = OpenOptions::new().read(true).append(true).create(true).open(&path);
+    let file = file.map_err(Error::io("open", &path))?;
+    sync_dir(&segments.dir)?;
+    Ok(file)
 }
 
 impl Tail {
@@ -222,8 +289,9 @@ impl Tail {
         Ok(entry)
     }
 
-    fn follow(&mut self, line: &str) {
-        self.hash = blake3::hash(line.trim_end_matches('\n').as_bytes()).to_hex().to_string();
+    /// Moves on over a line that follows, its line end included.
+    fn follow(&mut self, line: &[u8]) {
+        self.hash = blake3::hash(line.strip_suffix(b"\n").unwrap_or(line)).to_hex().to_string();
         self.n_entries += 1;
         self.n_bytes += line.len() as u64;
     }
@@ -289,5 +357,64 @@ mod tests {
             std::fs::write(&path, damaged).unwrap();
             assert!(read(dir.path()).unwrap_err().to_string().contains("has been changed"));
         }
+    }
+
+    #[test]
+    fn a_journal_is_rotated_under_two_writers_and_its_chain_goes_through_all_segments() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Journal { segment_bytes_max: 600, ..Journal::open(dir.path(), &mut |_| ()).unwrap() };
+        let (mut a, mut b) = (open(), open());
+        for n in 0..40 {
+            if n % 3 == 0 { &mut a } else { &mut b }.append(event(n)).unwrap();
+        }
+        let path = |name: &str| dir.path().join(name);
+        let sizes: Vec<u64> = ["journal.jsonl", "journal-00001.jsonl", "journal-00002.jsonl"]
+            .map(|name| std::fs::metadata(path(name)).unwrap().len())
+            .into();
+        assert!(sizes.iter().all(|n| (600..1000).contains(n)), "{sizes:?}");
+        let all = read(dir.path()).unwrap();
+        assert_eq!(all.iter().map(|e| e.event.clone()).collect::<Vec<_>>(), (0..40).map(event).collect::<Vec<_>>());
+        let tail = Journal::read(dir.path(), &mut |_| Ok(())).unwrap().unwrap();
+        assert_eq!((tail.n_entries, &tail), (40, open().tail()));
+        // A segment that is missing in the middle, or one that was exchanged, is found.
+        let second = std::fs::read(path("journal-00001.jsonl")).unwrap();
+        std::fs::remove_file(path("journal-00001.jsonl")).unwrap();
+        assert!(read(dir.path()).unwrap_err().to_string().contains("journal-00001.jsonl"));
+        std::fs::write(path("journal-00001.jsonl"), &second[second.iter().position(|b| *b == b'\n').unwrap() + 1..])
+            .unwrap();
+        assert!(read(dir.path()).unwrap_err().to_string().contains("has been changed"));
+        std::fs::write(path("journal-00001.jsonl"), &second).unwrap();
+        // Old segments may be archived elsewhere; the rest is still a chain.
+        std::fs::remove_file(path("journal.jsonl")).unwrap();
+        let rest = read(dir.path()).unwrap();
+        assert_eq!(
+            (rest[0].seq, rest.len()),
+            (40 - rest.len() as u64, all.iter().filter(|e| rest.contains(e)).count())
+        );
+        assert_eq!(open().tail(), &tail);
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_not_read_into_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::create(dir.path().join("journal.jsonl")).unwrap();
+        file.set_len(1 << 40).unwrap();
+        assert!(read(dir.path()).unwrap_err().to_string().contains("bytes without an end"));
+    }
+
+    #[test]
+    fn an_operator_is_part_of_the_chain_and_entries_without_one_stay_readable() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::open(dir.path(), &mut |_| ()).unwrap();
+        journal.append(event(0)).unwrap();
+        journal.append_as(Some("alice".into()), event(1)).unwrap();
+        journal.append(event(2)).unwrap();
+        let operators: Vec<Option<String>> = read(dir.path()).unwrap().into_iter().map(|e| e.operator).collect();
+        assert_eq!(operators, [None, Some("alice".to_owned()), None]);
+        let path = dir.path().join("journal.jsonl");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(!text.lines().next().unwrap().contains("operator"));
+        std::fs::write(&path, text.replace("alice", "mallory")).unwrap();
+        assert!(read(dir.path()).is_err());
     }
 }
