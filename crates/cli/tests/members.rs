@@ -3,8 +3,8 @@
 mod command;
 mod federate;
 
-use command::{failure, fedproj, json, stdout};
-use federate::Federation;
+use command::{failure, fedproj, json, output, stdout};
+use federate::{Federation, enrol_command};
 use fedproj_net::Link;
 use fedproj_net::node::{node_request, node_tls};
 use fedproj_net::server::Authority;
@@ -20,21 +20,21 @@ fn a_revoked_node_is_out_and_a_token_works_once() {
     federation.start_server();
     let token = federation.invite("node-0", 0);
     let server = format!("https://{}", federation.address("enrol"));
-    stdout(federation.path(), &["enrol", &server, &token, "--node", "node-0"]);
-    let (code, stolen) = failure(fedproj(federation.path(), &["enrol", &server, &token, "--node", "thief"]));
+    let enrol = |server: &str, token: &str, node: &str| enrol_command(federation.path(), server, token, node);
+    assert!(output(enrol(&server, &token, "node-0")).status.success());
+    let (code, stolen) = failure(enrol(&server, &token, "thief"));
     assert!(code == 1 && stolen.contains("has been used"), "{stolen}");
     // A token of another federation does not work here.
     let foreign = tempfile::tempdir().unwrap();
     let other = json(foreign.path(), &["nodes", "invite", "x"]);
-    let (_, error) =
-        failure(fedproj(federation.path(), &["enrol", &server, other["token"].as_str().unwrap(), "--node", "lost"]));
-    assert!(error.contains("UnknownIssuer"), "{error}");
+    let (_, error) = failure(enrol(&server, other["token"].as_str().unwrap(), "lost"));
+    assert!(error.contains("UnknownIssuer") && !error.contains("will try again"), "{error}");
     // The answer was lost and the server restarted: the same request is answered again and journaled once.
     std::fs::remove_file(federation.path().join("node-0/node.toml")).unwrap();
     federation.kill_server();
     federation.start_server();
     let server = format!("https://{}", federation.address("enrol"));
-    stdout(federation.path(), &["enrol", &server, &token, "--node", "node-0"]);
+    assert!(output(enrol_command(federation.path(), &server, &token, "node-0")).status.success());
     assert_eq!(federation.journal().iter().filter(|e| e["event"] == "enrolled").count(), 1);
     federation.enrol(1);
     stdout(federation.path(), &["nodes", "revoke", "node-1"]);
@@ -45,6 +45,61 @@ fn a_revoked_node_is_out_and_a_token_works_once() {
     assert!(federation.accepted().keys().all(|(_, client)| *client == 0));
     let listed = stdout(federation.path(), &["nodes"]);
     assert!(listed.contains("node-0") && listed.contains("revoked"), "{listed}");
+}
+
+#[test]
+fn a_token_comes_from_a_file_standard_input_or_the_environment_and_never_from_the_command_line() {
+    let mut federation = Federation::new(&["federation.rounds=1"]);
+    federation.start_server();
+    let server = format!("https://{}", federation.address("enrol"));
+    let token = federation.invite("seen", 9);
+    let (code, error) = failure(fedproj(federation.path(), &["enrol", &server, &token, "--node", "seen"]));
+    assert!(code == 2 && error.contains("--token-file") && !error.contains(&token), "{error}");
+    let file = federation.path().join("token");
+    std::fs::write(&file, federation.invite("by-file", 0) + "\n").unwrap();
+    stdout(federation.path(), &["enrol", &server, "--token-file", "token", "--node", "by-file"]);
+    std::fs::write(&file, federation.invite("by-stdin", 1) + "\n").unwrap();
+    let mut by_stdin = fedproj(federation.path(), &["enrol", &server, "--node", "by-stdin"]);
+    by_stdin.stdin(std::fs::File::open(&file).unwrap());
+    assert!(output(by_stdin).status.success());
+    let by_environment = enrol_command(federation.path(), &server, &federation.invite("by-env", 2), "by-env");
+    assert!(output(by_environment).status.success());
+    assert_eq!(federation.journal().iter().filter(|e| e["event"] == "enrolled").count(), 3);
+}
+
+#[cfg(unix)]
+#[test]
+fn folders_that_others_can_read_are_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut federation = Federation::new(&["federation.rounds=1"]);
+    federation.start_server();
+    federation.enrol(0);
+    federation.kill_server();
+    let open = |path: &std::path::Path| std::fs::set_permissions(path, PermissionsExt::from_mode(0o750)).unwrap();
+    open(&federation.server_dir());
+    open(&federation.path().join("node-0"));
+    let server = "https://127.0.0.1:1";
+    let serve = ["serve", "--threads", "1", "server.listen=127.0.0.1:0"];
+    for args in [&serve[..], &["nodes"], &["join", server, "--data", "run", "--node", "node-0"]] {
+        let (code, error) = failure(fedproj(federation.path(), args));
+        assert!(code == 2 && error.contains("mode 750") && error.contains("chmod 700"), "{args:?}: {error}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn the_journal_names_the_operator() {
+    let folder = tempfile::tempdir().unwrap();
+    stdout(folder.path(), &["nodes", "invite", "a"]);
+    stdout(folder.path(), &["nodes", "revoke", "a"]);
+    let me = String::from_utf8(std::process::Command::new("id").arg("-un").output().unwrap().stdout).unwrap();
+    let text = stdout(folder.path(), &["audit"]);
+    assert_eq!(text.lines().count(), 2);
+    for line in text.lines() {
+        let entry: serde_json::Value = serde_json::from_str(line).unwrap();
+        let operator = entry["operator"].as_str().unwrap();
+        assert!(operator.contains(me.trim()), "{operator}");
+    }
 }
 
 #[test]

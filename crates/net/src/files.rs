@@ -35,6 +35,32 @@ pub(crate) fn create_dir(dir: &Path) -> Result<()> {
     sync_dir(parent)
 }
 
+/// As [`create_dir`], for keys and state: a folder that others can enter is refused.
+pub(crate) fn create_private_dir(dir: &Path) -> Result<()> {
+    create_dir(dir)?;
+    refuse_others(dir, "700")
+}
+
+/// Refuses a file or folder that other users of this machine can read.
+#[cfg(unix)]
+pub(crate) fn refuse_others(path: &Path, mode: &str) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let found = std::fs::metadata(path).map_err(Error::io("read", path))?.permissions().mode() & 0o777;
+    let is_private = found & 0o700 == found;
+    if is_private {
+        return Ok(());
+    }
+    let path = path.display();
+    Err(Error::config(format!(
+        "`{path}` holds secrets, but other users of this machine may use it (mode {found:o})\nhint: chmod {mode} {path}"
+    )))
+}
+
+#[cfg(not(unix))]
+pub(crate) fn refuse_others(_: &Path, _: &str) -> Result<()> {
+    Ok(())
+}
+
 fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -89,6 +115,9 @@ mod tests {
         assert_eq!((mode(&theirs), mode(&theirs.join("a")), mode(&ours)), (0o755, 0o700, 0o700));
         write_private(&ours.join("key"), "secret").unwrap();
         assert_eq!(mode(&ours.join("key")), 0o600);
+        create_private_dir(&ours).unwrap();
+        let error = create_private_dir(&theirs).unwrap_err().to_string();
+        assert!(error.contains("mode 755") && error.contains("chmod 700"), "{error}");
         std::fs::write(theirs.join("file"), "x").unwrap();
         assert!(create_dir(&theirs.join("file/c")).unwrap_err().to_string().contains("file"));
     }

@@ -201,8 +201,9 @@ impl NodeProcess {
         let home = dir.join(format!("node-{client}"));
         let program = std::env::current_exe()?;
         let enrolled = Command::new(&program)
-            .args(["enrol", &format!("https://{enrol}"), token, "--node"])
+            .args(["enrol", &format!("https://{enrol}"), "--node"])
             .arg(&home)
+            .env("FEDPROJ_TOKEN", token)
             .stdin(Stdio::null())
             .output()?;
         if !enrolled.status.success() {

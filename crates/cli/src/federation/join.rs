@@ -2,10 +2,11 @@
 
 use super::{Logging, block_on};
 use crate::say;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_data::SourceConfig;
 use fedproj_net::{Error, Node, NodeData, Policy, Setup};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 /// Arguments of `enrol`.
@@ -13,19 +14,49 @@ use std::path::PathBuf;
 pub struct Enrol {
     /// Enrolment address of the server, https://host:port
     server: String,
-    /// Token from the server's owner (`fedproj nodes invite`)
-    token: String,
+    /// Tokens stood here once; other users of the machine can read a process's arguments
+    #[arg(hide = true)]
+    token: Option<String>,
+    /// File with the token of `fedproj nodes invite` [default: $FEDPROJ_TOKEN, then standard input]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
     /// Node folder
     #[arg(long, value_name = "DIR", default_value = "node")]
     node: PathBuf,
+    #[command(flatten)]
+    logging: Logging,
 }
 
 impl Enrol {
     /// Enrols.
     pub fn run(self) -> Result<()> {
-        let name = block_on(async { Ok(fedproj_net::enrol(&self.node, &self.server, &self.token).await?) })?;
+        let token = self.read_token()?;
+        self.logging.start();
+        let name = block_on(async { Ok(fedproj_net::enrol(&self.node, &self.server, &token).await?) })?;
         say!("enrolled as {name}; its key and certificate are in {}", self.node.display());
         Ok(())
+    }
+
+    fn read_token(&self) -> Result<String> {
+        if self.token.is_some() {
+            bail!(Error::Config(
+                "a token on the command line is visible to other users of this machine\n\
+                 hint: give it in a file (--token-file), in $FEDPROJ_TOKEN, or on standard input"
+                    .into()
+            ));
+        }
+        if let Some(path) = &self.token_file {
+            return std::fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()));
+        }
+        if let Ok(token) = std::env::var("FEDPROJ_TOKEN") {
+            return Ok(token);
+        }
+        if std::io::stdin().is_terminal() {
+            eprintln!("paste the token and press Enter:");
+        }
+        let mut token = String::new();
+        std::io::stdin().read_line(&mut token)?;
+        Ok(token)
     }
 }
 

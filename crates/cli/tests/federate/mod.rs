@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "not every test file uses every helper")]
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
-use crate::command::{fedproj, json, stdout};
+use crate::command::{fedproj, json, output, stdout};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -97,7 +97,8 @@ impl Federation {
         let name = format!("node-{client}");
         let token = self.invite(&name, client);
         let server = format!("https://{}", self.address("enrol"));
-        stdout(self.path(), &["enrol", &server, &token, "--node", &name]);
+        let enrolled = output(enrol_command(self.path(), &server, &token, &name));
+        assert!(enrolled.status.success(), "{}", String::from_utf8_lossy(&enrolled.stderr));
     }
 
     /// Starts a node's process.
@@ -209,6 +210,13 @@ impl Federation {
         }
         all
     }
+}
+
+/// `fedproj enrol` with a token, as nobody else can see it.
+pub fn enrol_command(folder: &Path, server: &str, token: &str, node: &str) -> Command {
+    let mut command = fedproj(folder, &["enrol", server, "--node", node]);
+    command.env("FEDPROJ_TOKEN", token);
+    command
 }
 
 impl Drop for Federation {

@@ -4,7 +4,9 @@
 //! belongs to it. So it matches the model whatever crashes in between.
 
 use crate::error::{Error, Result};
-use crate::files::{create_dir, read_if_exists, read_toml, sync_dir, write_private, write_synced, write_toml};
+use crate::files::{
+    create_private_dir, read_if_exists, read_toml, refuse_others, sync_dir, write_private, write_synced, write_toml,
+};
 use crate::identity::{certificate_from, expiry_of, has_passed};
 use crate::wire::{Contribution, EnrolReply, Store, decode, decode_f32, encode_f32};
 use fedproj_core::ClientState;
@@ -57,9 +59,7 @@ impl Home {
 
     fn not_enrolled(&self) -> Error {
         let dir = self.dir.display();
-        Error::config(format!(
-            "`{dir}` is not the folder of an enrolled node\nhint: fedproj enrol SERVER TOKEN --node {dir}"
-        ))
+        Error::config(format!("`{dir}` is not the folder of an enrolled node\nhint: fedproj enrol SERVER --node {dir}"))
     }
 
     fn text(&self, name: &str) -> Result<String> {
@@ -73,7 +73,7 @@ impl Home {
     /// # Errors
     /// If they cannot be made or stored.
     pub fn request(&self) -> Result<Vec<u8>> {
-        create_dir(&self.dir)?;
+        create_private_dir(&self.dir)?;
         let path = self.dir.join("request.der");
         if self.dir.join("node.toml").exists() {
             return Err(Error::config(format!(
@@ -104,9 +104,11 @@ impl Home {
     /// The node's identity.
     ///
     /// # Errors
-    /// If it is not enrolled.
+    /// If it is not enrolled, or others can read the folder.
     pub fn identity(&self) -> Result<Identity> {
-        read_toml(&self.dir.join("node.toml"))?.ok_or_else(|| self.not_enrolled())
+        let identity = read_toml(&self.dir.join("node.toml"))?.ok_or_else(|| self.not_enrolled())?;
+        refuse_others(&self.dir, "700")?;
+        Ok(identity)
     }
 
     /// The node's side of TLS.

@@ -1,7 +1,7 @@
 //! The server's small certificate authority.
 
 use crate::error::{Error, Result};
-use crate::files::{create_dir, lock, write_private, write_synced};
+use crate::files::{create_private_dir, lock, write_private, write_synced};
 use crate::identity::{alpn, certificate_from, provider};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -31,10 +31,10 @@ impl Authority {
     /// Opens the authority of a federation; creates it if there is none.
     ///
     /// # Errors
-    /// If its files cannot be read or written.
+    /// If its files cannot be read or written, or others can read its folder.
     pub fn open(dir: &Path) -> Result<Self> {
         let (certificate_path, key_path) = (dir.join("ca.pem"), dir.join("ca.key"));
-        create_dir(dir)?;
+        create_private_dir(dir)?;
         // Without a lock, two first starts at the same time would each create one.
         let _lock = lock(&dir.join("registry.lock"))?;
         if !certificate_path.exists() {
