@@ -166,6 +166,87 @@ async fn a_repeated_enrolment_is_answered_and_journaled_once() {
     scene.serving.abort();
 }
 
+/// A silent connection to the enrolment's door from this address of the machine.
+async fn silent_stranger(from: [u8; 4], to: std::net::SocketAddr) -> Option<TcpStream> {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind((from, 0).into()).unwrap();
+    socket.connect(to).await.ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_and_random_tokens_do_not_starve_an_honest_enrolment() {
+    let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
+    let door = scene.addresses.enrol.unwrap();
+    // Half of the places from one address, half from another.
+    let mut idle = Vec::new();
+    for n in 0..600 {
+        idle.extend(silent_stranger([127, 0, 0, 2 + (n % 2) as u8], door).await);
+    }
+    let authority = Authority::open(&scene.server_dir()).unwrap();
+    let guess = EnrolRequest { secret: vec![7; 32], request: node_request().unwrap().1 };
+    let links: Vec<Link> = (0..8)
+        .map(|_| {
+            let tls = enrol_tls(authority.fingerprint().unwrap()).unwrap();
+            Link::new(&format!("https://{door}"), tls).unwrap()
+        })
+        .collect();
+    let guesses = (0..160).map(|n| links[n % 8].send(&guess));
+    let answers = futures_util::future::join_all(guesses).await;
+    let n_of = |wanted: u16| {
+        let is = |a: &fedproj_net::Result<_>| matches!(a, Err(Error::Rejected { status, .. }) if *status == wanted);
+        answers.iter().filter(|answer| is(answer)).count()
+    };
+    assert!(n_of(400) >= 1 && n_of(429) >= 100, "{} wrong, {} too many", n_of(400), n_of(429));
+    // From the same address as the guesses, with a valid token, at once.
+    let registry = Registry::open(&scene.server_dir()).unwrap();
+    let (token, _) = registry.invite(&authority, "honest", None, INVITATION_LASTS).unwrap();
+    let ask = EnrolRequest { secret: token.secret.to_vec(), ..guess };
+    assert_eq!(links[0].send(&ask).await.unwrap().name, "honest");
+    drop(idle);
+    scene.serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_page_answers_only_under_our_names_and_shows_nothing_secret() {
+    let status = Some("127.0.0.1:0".parse().unwrap());
+    let scene = Scene::new(1, &["federation.rounds=1"], |server| {
+        (server.status, server.names) = (status, vec!["fed.example.org".into(), "127.0.0.1".into()]);
+    })
+    .await;
+    task_of(&scene.attacker(0)).await;
+    let address = scene.addresses.status.unwrap();
+    let visit = async |host: &str, path: &str| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\n{host}connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    for host in ["host: evil.example\r\n", "host: 127.0.0.1.evil.example\r\n", ""] {
+        let answer = visit(host, "/status.json").await;
+        assert!(!answer.contains(" 200 ") && !answer.contains("fedavg"), "{host}: {answer}");
+    }
+    let node = Registry::open(&scene.server_dir()).unwrap().nodes().unwrap().remove(0);
+    let authority = Authority::open(&scene.server_dir()).unwrap();
+    let (token, _) =
+        Registry::open(&scene.server_dir()).unwrap().invite(&authority, "b", None, INVITATION_LASTS).unwrap();
+    let folder = scene.server_dir().display().to_string();
+    for path in ["/", "/status.json", "/metrics"] {
+        for host in ["localhost:9000", "fed.example.org", "127.0.0.1"] {
+            let answer = visit(&format!("host: {host}\r\n"), path).await;
+            assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("cache-control: no-store"), "{answer}");
+            assert!(answer.contains("x-frame-options: DENY"), "{answer}");
+            for secret in
+                [&node.fingerprint, &node.fingerprint[..16], &folder, "PRIVATE KEY", &token.to_string()[9..25]]
+            {
+                assert!(!answer.contains(secret), "{path} shows {secret}: {answer}");
+            }
+        }
+    }
+    scene.serving.abort();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn garbage_too_much_and_too_often_are_rejected() {
     let scene = Scene::new(1, &["federation.rounds=1"], |server| server.requests_per_s = 5.0).await;

@@ -52,7 +52,9 @@ impl Link {
         limit: usize,
         take: &mut (dyn FnMut(&[u8]) -> Result<()> + Send),
     ) -> Result<usize> {
-        let unreachable = |e: reqwest::Error| Error::Unreachable(with_causes(&e));
+        let unreachable = |e: reqwest::Error| {
+            if distrusts(&e) { Error::Identity(with_causes(&e)) } else { Error::Unreachable(with_causes(&e)) }
+        };
         let mut response = request.send().await.map_err(unreachable)?;
         let status = response.status();
         let (mut n, mut reason) = (0, Vec::new());
@@ -147,6 +149,18 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// Whether the server's certificate is the problem. Trying again cannot help then.
+fn distrusts(error: &(dyn std::error::Error + 'static)) -> bool {
+    if let Some(tls) = error.downcast_ref::<rustls::Error>() {
+        return matches!(tls, rustls::Error::InvalidCertificate(_));
+    }
+    // The source of an I/O error is that of the error inside it.
+    match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        Some(inside) => distrusts(inside),
+        None => error.source().is_some_and(distrusts),
+    }
 }
 
 #[cfg(test)]

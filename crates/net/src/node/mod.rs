@@ -20,7 +20,7 @@ use session::Session;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time between heartbeats. They do not wait for uploads or training.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -31,6 +31,9 @@ const REASON_MAX: usize = 500;
 /// The first and the longest wait after a failure. Each node adds a little of its own.
 const WAIT_FIRST: Duration = Duration::from_millis(250);
 const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// How long an enrolment tries to get through: a minute of other people's attempts must not end it.
+pub const ENROL_PATIENCE: Duration = Duration::from_mins(1);
 
 /// A node that has been enrolled.
 #[derive(Debug)]
@@ -119,7 +122,7 @@ impl Node {
         match self.train(task).await {
             Ok(()) => Ok(()),
             // A failure of the network is no reason to decline.
-            Err(error @ (Error::Unreachable(_) | Error::Rejected { .. })) => Err(error),
+            Err(error @ (Error::Unreachable(_) | Error::Identity(_) | Error::Rejected { .. })) => Err(error),
             Err(error) => {
                 tracing::error!(round, %error, "declined");
                 let reason = error.to_string().chars().take(REASON_MAX).collect();
@@ -195,15 +198,30 @@ fn later_version() -> Error {
     Error::protocol("the server has a later protocol version; use the same release")
 }
 
-/// Turns a token into a certificate in a node's folder; returns the node's name.
+/// Turns a token into a certificate in a node's folder; returns the node's name. A server that cannot be reached or has too
+/// much to do is asked again, with back-off.
 ///
 /// # Errors
-/// If the server is not the token's, or rejects it.
+/// If the server is not the token's, or rejects it, or could not be reached for [`ENROL_PATIENCE`].
 pub async fn enrol(dir: &Path, server: &str, token: &str) -> Result<String> {
     let token = Token::parse(token)?;
     let home = Home::new(dir);
     let link = Link::new(server, enrol_tls(token.authority)?)?;
-    let reply = link.send(&EnrolRequest { secret: token.secret.to_vec(), request: home.request()? }).await?;
+    let ask = EnrolRequest { secret: token.secret.to_vec(), request: home.request()? };
+    let (start, mut back_off) = (Instant::now(), BackOff::new(WAIT_FIRST, Duration::from_secs(5)));
+    let reply = loop {
+        match link.send(&ask).await {
+            Ok(reply) => break reply,
+            Err(error @ (Error::Unreachable(_) | Error::Rejected { status: 429 | 503, .. }))
+                if start.elapsed() < ENROL_PATIENCE =>
+            {
+                let wait = back_off.next();
+                tracing::warn!(%error, wait_ms = wait.as_millis() as u64, "will try again");
+                tokio::time::sleep(wait).await;
+            }
+            Err(error) => return Err(error),
+        }
+    };
     home.enrolled(&reply)?;
     Ok(reply.name)
 }

@@ -4,6 +4,7 @@
 
 use super::config::ServerConfig;
 use super::journal::{Event, Journal};
+use super::limit::MemberWarnings;
 use super::lock;
 use super::presence::Presence;
 use crate::error::Result;
@@ -68,6 +69,8 @@ pub struct Desk {
     pub bytes_down: AtomicU64,
     /// Contributions rejected since the start.
     pub n_rejected: AtomicU64,
+    /// Limits the log lines that each member can cause.
+    pub(crate) warnings: MemberWarnings,
 }
 
 #[derive(Debug, Default)]
@@ -116,6 +119,7 @@ impl Desk {
             bytes_up: AtomicU64::new(0),
             bytes_down: AtomicU64::new(0),
             n_rejected: AtomicU64::new(0),
+            warnings: MemberWarnings::default(),
         })
     }
 

@@ -1,8 +1,9 @@
 //! A door accepts connections: it limits their number, does the TLS handshake, and serves HTTP/2 or HTTP/1.1. It closes a
-//! connection when its time is over or its node is no longer a member.
+//! connection when its time is over, when a newcomer needs its place, or when its node is no longer a member.
 
 use super::limit::Warnings;
 use super::routes::REQUEST_TIME_MAX;
+use super::strangers::{Strangers, origin};
 use super::{Registry, lock};
 use crate::error::Error;
 use crate::identity::fingerprint;
@@ -13,7 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -23,7 +24,8 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(20);
+/// How long strangers may take for the handshake, and browsers for each request.
+const STRANGERS_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// How long a visitor's connection may last: there are few places, and a page or an enrolment is quick.
 pub(crate) const VISIT_TIME_MAX: Duration = Duration::from_secs(30);
@@ -51,61 +53,88 @@ pub(crate) enum Visitors {
 /// A listening socket's rules.
 pub(crate) struct Door {
     pub visitors: Visitors,
-    /// Max connections at a time.
-    pub connections_max: usize,
+    /// The places of strangers, shared by all doors.
+    pub strangers: Arc<Strangers>,
+    /// Max connections of members.
+    pub members_max: usize,
     /// See [`VISIT_TIME_MAX`].
     pub visit_time_max: Duration,
     pub warnings: Arc<Warnings>,
     pub routes: Router,
 }
 
+/// Where a connection comes from: an address or a network, see [`origin`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct From(pub IpAddr);
+
 /// The fingerprint of a connection's certificate.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer(pub String);
 
 impl Door {
-    /// Accepts connections for ever. Those beyond the limit wait in the system's queue.
+    /// Accepts connections for ever.
     pub async fn open(self, listener: TcpListener) {
-        let places = Arc::new(Semaphore::new(self.connections_max));
-        let (door, guests) = (Arc::new(self), Guests::default());
+        let members = Guests { n_connections: Arc::default(), places: Arc::new(Semaphore::new(self.members_max)) };
+        let door = Arc::new(self);
         loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, peer)) => {
-                    let (door, guests) = (Arc::clone(&door), guests.clone());
-                    tokio::spawn(async move {
-                        door.welcome(stream, peer, &guests).await;
-                        drop(place);
-                    });
+                    let (door, members) = (Arc::clone(&door), members.clone());
+                    tokio::spawn(async move { door.welcome(stream, peer, &members).await });
                 }
                 Err(error) => {
-                    // Probably out of file descriptors: ending connections free some.
-                    tracing::warn!(%error, "cannot accept a connection");
+                    // Another process may have used up the system's open files; ending connections free some.
+                    if let Some(left_out) = door.warnings.next() {
+                        tracing::warn!(%error, left_out, "cannot accept a connection; trying again");
+                    }
                     sleep(Duration::from_millis(100)).await;
                 }
             }
         }
     }
 
-    async fn welcome(&self, stream: TcpStream, peer: SocketAddr, guests: &Guests) {
-        let visit = sleep(self.visit_time_max);
-        match &self.visitors {
-            Visitors::Browsers => talk(stream, peer, self.routes.clone(), visit).await,
-            Visitors::Strangers(tls) => {
-                if let Some(stream) = self.handshake(tls, stream, peer).await {
-                    talk(stream, peer, self.routes.clone(), visit).await;
+    async fn welcome(&self, stream: TcpStream, peer: SocketAddr, members: &Guests) {
+        let Some(place) = self.strangers.place(peer.ip()) else {
+            return self.warn(peer, &"too many connections from this address");
+        };
+        let visit = async |stream| {
+            let routes = self.routes.clone().layer(Extension(From(origin(peer.ip()))));
+            talk(stream, peer, routes, sleep(self.visit_time_max)).await;
+        };
+        let visited = async {
+            timeout(STRANGERS_TIME_MAX, stream.readable()).await.ok()?.ok()?;
+            place.speaks();
+            match &self.visitors {
+                Visitors::Browsers => {
+                    let routes = self.routes.clone();
+                    talk_to_browser(stream, peer, routes, sleep(self.visit_time_max)).await;
+                    None
                 }
-            }
-            Visitors::Nodes(tls, registry) => {
-                if let Some(stream) = self.handshake(tls, stream, peer).await {
-                    self.receive(stream, peer, registry, guests).await;
+                Visitors::Strangers(tls) => {
+                    visit(self.handshake(tls, stream, peer).await?).await;
+                    None
                 }
+                Visitors::Nodes(tls, registry) => Some((self.handshake(tls, stream, peer).await?, registry)),
             }
+        };
+        let handshake = tokio::select! {
+            visited = visited => visited,
+            () = place.taken() => return self.warn(peer, &"its place was needed"),
+        };
+        drop(place);
+        if let Some((stream, registry)) = handshake {
+            self.receive(stream, peer, registry, members).await;
+        }
+    }
+
+    fn warn(&self, peer: SocketAddr, error: &dyn std::fmt::Display) {
+        if let Some(left_out) = self.warnings.next() {
+            tracing::warn!(%peer, %error, left_out, "connection rejected");
         }
     }
 
     async fn handshake(&self, tls: &TlsAcceptor, stream: TcpStream, peer: SocketAddr) -> Option<TlsStream<TcpStream>> {
-        let problem = match timeout(HANDSHAKE_TIME_MAX, tls.accept(stream)).await {
+        let problem = match timeout(STRANGERS_TIME_MAX, tls.accept(stream)).await {
             Ok(Ok(stream)) => return Some(stream),
             Ok(Err(error)) => error.to_string(),
             Err(_) => "it took too long".into(),
@@ -117,7 +146,7 @@ impl Door {
     }
 
     /// Serves a connection with a certificate of this federation. A node that is not a member learns only that.
-    async fn receive(&self, stream: TlsStream<TcpStream>, peer: SocketAddr, registry: &Registry, guests: &Guests) {
+    async fn receive(&self, stream: TlsStream<TcpStream>, peer: SocketAddr, registry: &Registry, members: &Guests) {
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let Some(fingerprint) = certificate.map(|c| fingerprint(c)) else { return };
         let warn = |error: &dyn std::fmt::Display| {
@@ -125,8 +154,11 @@ impl Door {
                 tracing::warn!(%peer, fingerprint, %error, left_out, "connection rejected");
             }
         };
-        let Some(_place) = guests.place(&fingerprint) else {
+        let Some(_place) = members.place(&fingerprint) else {
             return warn(&format!("this node already has {CONNECTIONS_PER_NODE} connections"));
+        };
+        let Ok(_seat) = members.places.try_acquire() else {
+            return warn(&"there are as many connections as server.connections_max and the system's open files allow");
         };
         if let Err(error) = registry.admit(&fingerprint) {
             warn(&error);
@@ -167,6 +199,25 @@ where
         .initial_stream_window_size(1 << 18)
         .initial_connection_window_size(1 << 19)
         .max_send_buf_size(BLOCK_BYTES);
+    serve(&builder, stream, peer, routes, has_to_leave).await;
+}
+
+/// As [`talk`], over HTTP/1.1 only: there, a visit that sends no request ends soon.
+async fn talk_to_browser(stream: TcpStream, peer: SocketAddr, routes: Router, has_to_leave: impl Future<Output = ()>) {
+    let mut builder = auto::Builder::new(TokioExecutor::new()).http1_only();
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(STRANGERS_TIME_MAX);
+    serve(&builder, stream, peer, routes, has_to_leave).await;
+}
+
+async fn serve<S>(
+    builder: &auto::Builder<TokioExecutor>,
+    stream: S,
+    peer: SocketAddr,
+    routes: Router,
+    has_to_leave: impl Future<Output = ()>,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let mut connection =
         std::pin::pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)));
     let ended = tokio::select! {
@@ -181,10 +232,11 @@ where
     }
 }
 
-/// Open connections per certificate.
-#[derive(Clone, Default)]
+/// Open connections of members, per certificate and in all.
+#[derive(Clone)]
 struct Guests {
     n_connections: Arc<Mutex<BTreeMap<String, usize>>>,
+    places: Arc<Semaphore>,
 }
 
 /// One of a certificate's connections, until it is dropped.
@@ -222,29 +274,67 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    #[tokio::test]
-    async fn silent_connections_do_not_keep_the_few_places_for_ever() {
+    async fn door(n_places: usize, visit_time_max: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let door = Door {
             visitors: Visitors::Browsers,
-            connections_max: 2,
-            visit_time_max: Duration::from_millis(200),
+            strangers: Arc::new(Strangers::new(n_places)),
+            members_max: 1,
+            visit_time_max,
             warnings: Arc::new(Warnings::new()),
             routes: Router::new().fallback(|| async { "here" }),
         };
         tokio::spawn(door.open(listener));
+        address
+    }
+
+    async fn get(address: SocketAddr) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        // A visitor that finds no place is hung up on.
+        let _ = stream.read_to_string(&mut answer).await;
+        answer
+    }
+
+    #[tokio::test]
+    async fn silent_connections_do_not_keep_the_few_places() {
+        let address = door(4, Duration::from_mins(10)).await;
         let mut silent = Vec::new();
-        for _ in 0..4 {
+        for _ in 0..20 {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
-        let mut late = TcpStream::connect(address).await.unwrap();
-        late.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        late.read_to_string(&mut answer).await.unwrap();
-        assert!(answer.ends_with("here"), "{answer}");
-        for mut connection in silent {
-            assert_eq!(connection.read(&mut [0; 10]).await.unwrap_or(0), 0);
-        }
+        assert!(get(address).await.ends_with("here"));
+    }
+
+    #[tokio::test]
+    async fn an_idle_visit_ends_within_seconds_before_and_after_a_request() {
+        let address = door(8, Duration::from_mins(10)).await;
+        let (mut silent, mut idle) =
+            (TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap());
+        idle.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        let closed =
+            async { (silent.read(&mut [0; 10]).await.unwrap_or(0), idle.read_to_end(&mut answer).await.is_ok()) };
+        let closed = timeout(Duration::from_mins(1), closed).await.expect("both are closed");
+        assert_eq!(closed, (0, true));
+        assert!(answer.ends_with(b"here"));
+    }
+
+    #[tokio::test]
+    async fn a_visit_ends_however_busy_it_is() {
+        let address = door(8, Duration::from_millis(200)).await;
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let mut answer = [0; 1000];
+        let busy = async {
+            loop {
+                let sent = stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.is_ok();
+                if !sent || !stream.read(&mut answer).await.is_ok_and(|n| n > 0) {
+                    return;
+                }
+            }
+        };
+        timeout(Duration::from_mins(1), busy).await.expect("the visit is ended");
     }
 }

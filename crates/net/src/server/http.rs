@@ -3,29 +3,31 @@
 //! Three doors: for nodes, where the handshake fails without a certificate of this federation; for enrolment; and for the
 //! status page. The last two open only if the configuration gives their addresses.
 
+use super::descriptors::{Shares, raise_limit};
 use super::desk::Desk;
 use super::door::{Door, VISIT_TIME_MAX, Visitors};
-use super::limit::{Bucket, Warnings};
+use super::host::only_our_hosts;
+use super::limit::{Bucket, Buckets, Warnings};
 use super::routes::{enrol_routes, node_routes};
 use super::status::{self, Status};
-use super::{Authority, Registry, ServerConfig, lock};
+use super::strangers::Strangers;
+use super::{Authority, Registry, ServerConfig};
 use crate::error::{Error, Result};
-use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, LazyLock, Mutex};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
-
-/// Connections at a time that are not nodes.
-const VISITORS_MAX: usize = 16;
 
 /// Enrolments per second, and at once: each costs a signature and several syncs.
 const ENROLMENTS_PER_S: f64 = 10.0;
 const ENROLMENTS_AT_ONCE: f64 = 100.0;
+
+/// Wrong or repeated tokens per second and address, and at once.
+const WRONG_TOKENS_PER_S: f64 = 1.0;
+const WRONG_TOKENS_AT_ONCE: f64 = 20.0;
 
 /// What all requests need.
 #[derive(Debug)]
@@ -42,10 +44,12 @@ pub struct Server {
     pub status: Arc<Status>,
     /// Certificates whose enrolment is in the journal.
     pub(crate) enrolled: Mutex<BTreeSet<String>>,
-    /// The rate limit of enrolments.
+    /// The rate limit of enrolments with an open invitation.
     pub(crate) enrolments: Mutex<Bucket>,
-    /// The rate limit of each client.
-    buckets: Mutex<BTreeMap<u32, Bucket>>,
+    /// The rate limit of each address that tries other tokens.
+    pub(crate) wrong_tokens: Buckets<IpAddr>,
+    /// The rate limit of each client. It may use two seconds' worth at once.
+    pub(crate) requests: Buckets<u32>,
     /// Limits the log lines that strangers can cause.
     pub(crate) warnings: Arc<Warnings>,
 }
@@ -71,6 +75,7 @@ impl Server {
         status: Arc<Status>,
         enrolled: BTreeSet<String>,
     ) -> Self {
+        let requests = Buckets::new(config.requests_per_s, 2.0 * config.requests_per_s);
         Self {
             desk,
             registry,
@@ -79,7 +84,8 @@ impl Server {
             status,
             enrolled: Mutex::new(enrolled),
             enrolments: Mutex::new(Bucket::new(ENROLMENTS_PER_S, ENROLMENTS_AT_ONCE)),
-            buckets: Mutex::default(),
+            wrong_tokens: Buckets::new(WRONG_TOKENS_PER_S, WRONG_TOKENS_AT_ONCE),
+            requests,
             warnings: Arc::new(Warnings::new()),
         }
     }
@@ -87,40 +93,36 @@ impl Server {
     /// Opens the doors and serves in the background until the runtime ends.
     ///
     /// # Errors
-    /// If an address is taken or a certificate cannot be made.
+    /// If an address is taken, a certificate cannot be made, or the system allows too few open files.
     pub async fn listen(self: &Arc<Self>) -> Result<Addresses> {
+        let shares = Shares::of(raise_limit(), self.config.connections_max)?;
+        let strangers = Arc::new(Strangers::new(shares.strangers));
+        let open = |listener, visitors, routes| {
+            let (strangers, warnings) = (Arc::clone(&strangers), Arc::clone(&self.warnings));
+            let (members_max, visit_time_max) = (shares.members, VISIT_TIME_MAX);
+            tokio::spawn(Door { visitors, strangers, members_max, visit_time_max, warnings, routes }.open(listener));
+        };
         let bind = async |address: SocketAddr| {
             let bound = TcpListener::bind(address).await.and_then(|l| Ok((l.local_addr()?, l)));
             bound.map_err(|source| Error::Listen { address, source })
         };
         let (listen, nodes) = bind(self.config.listen).await?;
         let tls = TlsAcceptor::from(self.authority.server_tls(&self.config.names, true)?);
-        self.open(nodes, Visitors::Nodes(tls, self.registry.clone()), self.config.connections_max, node_routes(self));
+        open(nodes, Visitors::Nodes(tls, self.registry.clone()), node_routes(self));
         let mut addresses = Addresses { listen, enrol: None, status: None };
         if let Some(address) = self.config.enrol {
             let (address, listener) = bind(address).await?;
             let tls = TlsAcceptor::from(self.authority.server_tls(&self.config.names, false)?);
-            self.open(listener, Visitors::Strangers(tls), VISITORS_MAX, enrol_routes(self));
+            open(listener, Visitors::Strangers(tls), enrol_routes(self));
             addresses.enrol = Some(address);
         }
         if let Some(address) = self.config.status {
             let (address, listener) = bind(address).await?;
-            self.open(listener, Visitors::Browsers, VISITORS_MAX, status::routes(&self.status, &self.desk));
+            let routes = only_our_hosts(status::routes(&self.status, &self.desk), &self.config.names);
+            open(listener, Visitors::Browsers, routes);
             addresses.status = Some(address);
         }
         Ok(addresses)
-    }
-
-    fn open(&self, listener: TcpListener, visitors: Visitors, connections_max: usize, routes: Router) {
-        let warnings = Arc::clone(&self.warnings);
-        let door = Door { visitors, connections_max, visit_time_max: VISIT_TIME_MAX, warnings, routes };
-        tokio::spawn(door.open(listener));
-    }
-
-    /// Whether a client may make another request now. It may use two seconds' worth at once.
-    pub(crate) fn has_time(&self, client: u32) -> bool {
-        let per_s = self.config.requests_per_s;
-        lock(&self.buckets).entry(client).or_insert_with(|| Bucket::new(per_s, 2.0 * per_s)).take(Instant::now())
     }
 }
 
@@ -134,7 +136,11 @@ impl Error {
             Self::NotNow(_) => StatusCode::SERVICE_UNAVAILABLE,
             // For example a full disk: the node keeps its contribution and tries again.
             _ => {
-                tracing::error!(error = %self, "request failed");
+                // A node repeats such a request at once.
+                static FAILURES: LazyLock<Warnings> = LazyLock::new(Warnings::new);
+                if let Some(left_out) = FAILURES.next() {
+                    tracing::error!(error = %self, left_out, "request failed");
+                }
                 let told = "the server cannot do this now; see its log";
                 return (StatusCode::SERVICE_UNAVAILABLE, told).into_response();
             }

@@ -24,7 +24,9 @@ impl Desk {
             return Ok(());
         }
         let reason = shorten(&reason);
-        tracing::warn!(round, client, reason, "declined");
+        if let Some(left_out) = self.warnings.next(client) {
+            tracing::warn!(round, client, reason, left_out, "declined");
+        }
         self.log(Event::Declined { run, round, client, reason })
     }
 
@@ -97,7 +99,9 @@ impl Desk {
             // Between two rounds, or at the start: only the next round can answer.
             return Err(Error::NotNow("no round is open at present; ask again".into()));
         };
-        tracing::warn!(client, round = c.round, reason = problem, "contribution not accepted");
+        if let Some(left_out) = self.warnings.next(client) {
+            tracing::warn!(client, round = c.round, reason = problem, left_out, "contribution not accepted");
+        }
         Ok(Err(rejected(problem)))
     }
 
@@ -119,7 +123,9 @@ impl Desk {
     fn reject(&self, client: u32, c: &Contribution, spool: &Spool, problem: &Error) -> Result<Verdict> {
         self.n_rejected.fetch_add(1, Ordering::Relaxed);
         let reason = shorten(&problem.to_string());
-        tracing::warn!(client, round = c.round, reason, "contribution rejected");
+        if let Some(left_out) = self.warnings.next(client) {
+            tracing::warn!(client, round = c.round, reason, left_out, "contribution rejected");
+        }
         if self.drop_out(client, &c.run, c.round) {
             self.log(Event::Rejected { run: c.run.clone(), round: c.round, client, reason: reason.clone() })?;
             spool.clear(client);

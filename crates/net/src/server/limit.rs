@@ -1,6 +1,7 @@
-//! Rate limits: of requests, and of log lines that strangers cause.
+//! Rate limits: of requests, and of log lines that others cause.
 
 use super::lock;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -32,7 +33,38 @@ impl Bucket {
     }
 }
 
-/// Limits warnings about strangers: a few at once, then one per second, with a count of those left out.
+/// One bucket per key, for example per address.
+#[derive(Debug)]
+pub(crate) struct Buckets<K> {
+    per_s: f64,
+    most: f64,
+    all: Mutex<BTreeMap<K, Bucket>>,
+}
+
+impl<K: Ord> Buckets<K> {
+    /// Strangers choose their addresses. Beyond this number, buckets that have filled up again are forgotten.
+    const KEYS_MAX: usize = 4096;
+
+    pub fn new(per_s: f64, most: f64) -> Self {
+        Self { per_s, most, all: Mutex::default() }
+    }
+
+    /// Takes one token from the key's bucket, if there is one.
+    pub fn take(&self, key: K) -> bool {
+        self.take_at(key, Instant::now())
+    }
+
+    fn take_at(&self, key: K, now: Instant) -> bool {
+        let mut all = lock(&self.all);
+        if all.len() >= Self::KEYS_MAX {
+            let fills_in_s = self.most / self.per_s;
+            all.retain(|_, bucket| now.saturating_duration_since(bucket.at).as_secs_f64() < fills_in_s);
+        }
+        all.entry(key).or_insert_with(|| Bucket::new(self.per_s, self.most)).take(now)
+    }
+}
+
+/// Limits warnings: a few at once, then one per second, with a count of those left out.
 #[derive(Debug)]
 pub(crate) struct Warnings {
     state: Mutex<(Bucket, u64)>,
@@ -56,6 +88,19 @@ impl Warnings {
         }
         *left_out += 1;
         None
+    }
+}
+
+/// Limits the warnings that each member causes, so that none can hide another's.
+#[derive(Debug, Default)]
+pub(crate) struct MemberWarnings {
+    all: Mutex<BTreeMap<u32, Warnings>>,
+}
+
+impl MemberWarnings {
+    /// As [`Warnings::next`], for a client.
+    pub fn next(&self, client: u32) -> Option<u64> {
+        lock(&self.all).entry(client).or_insert_with(Warnings::new).next()
     }
 }
 
@@ -89,5 +134,17 @@ mod tests {
         assert_eq!(take(&mut bucket, start), 0);
         assert_eq!(take(&mut bucket, start + Duration::from_hours(1)), 20);
         assert!(Bucket::new(0.01, 0.02).take(start));
+    }
+
+    #[test]
+    fn an_address_empties_its_own_bucket_only_and_many_addresses_do_not_fill_the_memory() {
+        let (buckets, start) = (Buckets::new(5.0, 10.0), Instant::now());
+        let take = |key: u32, now| (0..100).filter(|_| buckets.take_at(key, now)).count();
+        assert_eq!((take(1, start), take(1, start), take(2, start)), (10, 0, 10));
+        for key in 0..100_000 {
+            buckets.take_at(key, start + Duration::from_millis(u64::from(key)));
+        }
+        let n = lock(&buckets.all).len();
+        assert!(n <= 4096, "{n}");
     }
 }

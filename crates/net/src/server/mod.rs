@@ -4,8 +4,10 @@
 mod authority;
 mod check;
 mod config;
+mod descriptors;
 pub mod desk;
 mod door;
+mod host;
 pub mod http;
 mod intake;
 pub mod journal;
@@ -16,6 +18,7 @@ pub mod rounds;
 mod routes;
 pub mod spool;
 pub mod status;
+mod strangers;
 
 pub use authority::{Authority, key_of_request};
 pub use config::{Ensemble, ServerConfig};

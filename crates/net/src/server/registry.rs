@@ -169,8 +169,17 @@ impl Registry {
         let token = Token::new(authority.fingerprint()?)?;
         let expires = seconds_since_1970().saturating_add(lasts.as_secs());
         let invitation = Invitation { name: name.into(), client, expires };
-        write_toml(&self.tokens.join(Token::name_of(&token.secret) + ".toml"), &invitation)?;
+        write_toml(&self.token_path(&token.secret), &invitation)?;
         Ok((token, invitation))
+    }
+
+    /// Whether there is an open invitation with this secret.
+    pub(crate) fn is_invited(&self, secret: &[u8]) -> bool {
+        self.token_path(secret).exists()
+    }
+
+    fn token_path(&self, secret: &[u8]) -> PathBuf {
+        self.tokens.join(Token::name_of(secret) + ".toml")
     }
 
     /// Uses a token: signs the request and adds the node. A second use fails, even at the same time. Only the very same
@@ -188,7 +197,7 @@ impl Registry {
         let unknown =
             || Error::protocol("this token is unknown or has been used; ask the server's owner for a new one");
         let _lock = self.lock()?;
-        let path = self.tokens.join(Token::name_of(secret) + ".toml");
+        let path = self.token_path(secret);
         let spent_path = path.with_extension("spent");
         let request_hash = blake3::hash(request).to_hex().to_string();
         let Some(invitation) = read_toml::<Invitation>(&path)? else {
@@ -356,7 +365,7 @@ mod tests {
     fn a_token_expires_and_its_place_is_free_again() {
         let (_dir, authority, registry) = federation();
         let (token, invitation) = registry.invite(&authority, "a", Some(0), INVITATION_LASTS).unwrap();
-        let path = registry.tokens.join(Token::name_of(&token.secret) + ".toml");
+        let path = registry.token_path(&token.secret);
         let late = Invitation { expires: 1, ..invitation };
         write_toml(&path, &late).unwrap();
         let error = registry.enrol(&authority, &token.secret, &node_request().unwrap().1, 10).unwrap_err();

@@ -1,6 +1,6 @@
 //! The requests of nodes, and of strangers with a token.
 
-use super::door::Peer;
+use super::door::{From, Peer};
 use super::http::Server;
 use super::journal::Event;
 use super::{NodeEntry, lock};
@@ -75,18 +75,20 @@ async fn only_nodes(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let admitted = server.registry.admit(&peer.0).and_then(|node| {
-        if server.has_time(node.client) { Ok(node) } else { Err(Error::TooMany("too many requests; wait a second")) }
-    });
-    let node = match admitted {
-        Ok(node) => node,
-        Err(error) => {
-            if let Some(left_out) = server.warnings.next() {
-                tracing::warn!(fingerprint = peer.0, %error, left_out, "request rejected");
-            }
-            return error.into_response();
+    let reject = |error: Error, left_out: Option<u64>| {
+        if let Some(left_out) = left_out {
+            tracing::warn!(fingerprint = peer.0, %error, left_out, "request rejected");
         }
+        error.into_response()
     };
+    let node = match server.registry.admit(&peer.0) {
+        Ok(node) => node,
+        Err(error) => return reject(error, server.warnings.next()),
+    };
+    if !server.requests.take(node.client) {
+        let left_out = server.desk.warnings.next(node.client);
+        return reject(Error::TooMany("too many requests; wait a second"), left_out);
+    }
     let up = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     server.desk.bytes_up.fetch_add(up.unwrap_or(0).min(PIECE_BYTES as u64), Ordering::Relaxed);
     request.extensions_mut().insert(node);
@@ -200,11 +202,21 @@ async fn receive(
     }
 }
 
-async fn enrol(State(server): TheServer, Proto(request): Proto<EnrolRequest>) -> Result<Response> {
-    if !lock(&server.enrolments).take(Instant::now()) {
+async fn enrol(
+    State(server): TheServer,
+    Extension(From(origin)): Extension<From>,
+    Proto(request): Proto<EnrolRequest>,
+) -> Result<Response> {
+    let EnrolRequest { secret, request } = request;
+    // The secret first: wrong ones use up what their own address may try, never what those with an invitation share.
+    let may_try = if server.registry.is_invited(&secret) {
+        lock(&server.enrolments).take(Instant::now())
+    } else {
+        server.wrong_tokens.take(origin)
+    };
+    if !may_try {
         return Err(Error::TooMany("too many enrolments at present; try again in a minute"));
     }
-    let EnrolRequest { secret, request } = request;
     let for_reply = Arc::clone(&server);
     let enrolled = blocking(move || {
         let days = server.config.certificate_days;
