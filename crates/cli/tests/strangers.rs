@@ -48,7 +48,7 @@ fn stay_silent(addresses: &[SocketAddr], n_each: usize, done: &AtomicBool) {
                 open.push((*address, stream));
             }
         }
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_secs(1));
     }
 }
 

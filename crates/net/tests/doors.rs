@@ -21,7 +21,7 @@ async fn strangers_do_not_get_past_the_door() {
     let scene = Scene::new(1, &["federation.rounds=1"], |_| ()).await;
     let authority = Authority::open(&scene.server_dir()).unwrap();
     let foreign_dir = tempfile::tempdir().unwrap();
-    let foreign = Authority::open(foreign_dir.path()).unwrap();
+    let foreign = Authority::open(&foreign_dir.path().join("federation")).unwrap();
     let (key, request) = node_request().unwrap();
     let try_with = async |certificate: &str| {
         let tls = node_tls(authority.certificate(), certificate, &key).unwrap();

@@ -145,7 +145,8 @@ mod tests {
     #[test]
     fn only_a_request_signed_by_its_own_key_is_signed() {
         let dir = tempfile::tempdir().unwrap();
-        let authority = Authority::open(dir.path()).unwrap();
+        let dir = dir.path().join("federation");
+        let authority = Authority::open(&dir).unwrap();
         let (_, request) = node_request().unwrap();
         authority.sign(&request, "site-a", 10).unwrap();
         // The subject, the key, and the end of the signature; the bytes between them are encoding.
@@ -154,7 +155,7 @@ mod tests {
             damaged[at] ^= 1;
             assert!(authority.sign(&damaged, "site-a", 10).is_err(), "byte {at}");
         }
-        assert_eq!(Authority::open(dir.path()).unwrap().certificate(), authority.certificate());
+        assert_eq!(Authority::open(&dir).unwrap().certificate(), authority.certificate());
     }
 
     #[test]
@@ -181,8 +182,9 @@ mod tests {
     fn keys_are_for_their_owner_only() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        Authority::open(dir.path()).unwrap();
-        let mode = std::fs::metadata(dir.path().join("ca.key")).unwrap().permissions().mode();
+        let dir = dir.path().join("federation");
+        Authority::open(&dir).unwrap();
+        let mode = std::fs::metadata(dir.join("ca.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 }

@@ -15,7 +15,7 @@ const STRANGERS_MAX: usize = 512;
 /// How many connections there may be at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shares {
-    /// Of strangers: before the handshake, at enrolment, on the status page.
+    /// Of strangers: before the handshake, at enrolment, on the status page. As many more may be about to close.
     pub strangers: usize,
     /// Of members.
     pub members: usize,
@@ -35,8 +35,8 @@ impl Shares {
                 RESERVE + CONNECTIONS_MIN
             )));
         }
-        let strangers = STRANGERS_MAX.min(connections / 4);
-        Ok(Self { strangers, members: connections_max.min(connections - strangers) })
+        let strangers = STRANGERS_MAX.min(connections / 8);
+        Ok(Self { strangers, members: connections_max.min(connections - 2 * strangers) })
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     fn connections_never_get_the_last_open_files() {
         for open_files_max in [160, 256, 1024, 4096, 65_536, usize::MAX] {
             let Shares { strangers, members } = Shares::of(open_files_max, 4096).unwrap();
-            assert!(strangers >= 8 && members >= 24 && strangers + members + RESERVE <= open_files_max);
+            assert!(strangers >= 4 && members >= 24 && 2 * strangers + members + RESERVE <= open_files_max);
             assert!(strangers <= STRANGERS_MAX && members <= 4096);
         }
         assert_eq!(Shares::of(65_536, 10).unwrap().members, 10);

@@ -291,7 +291,8 @@ mod tests {
 
     fn federation() -> (tempfile::TempDir, Authority, Registry) {
         let dir = tempfile::tempdir().unwrap();
-        let (authority, registry) = (Authority::open(dir.path()).unwrap(), Registry::open(dir.path()).unwrap());
+        let folder = dir.path().join("federation");
+        let (authority, registry) = (Authority::open(&folder).unwrap(), Registry::open(&folder).unwrap());
         (dir, authority, registry)
     }
 
