@@ -33,6 +33,10 @@ pub(crate) fn save(path: &Path, state: &ServerState, clients: &ClientStates, con
         sections.push(("targets.logits".into(), &targets.logits));
         sections.push(("targets.features".into(), &targets.features));
     }
+    if let Some((weights, buffers)) = &state.evaluated {
+        sections.push(("evaluated.weights".into(), weights));
+        sections.push(("evaluated.buffers".into(), buffers));
+    }
     for (client, vectors) in clients {
         sections.extend(vectors.iter().map(|(name, v)| (format!("client:{client}:{name}"), &v[..])));
     }
@@ -101,6 +105,8 @@ pub(crate) fn load(path: &Path, config_hash: &str) -> Result<(ServerState, Clien
             ["buffers"] => state.buffers = values,
             ["targets.logits"] => (targets.logits, has_targets) = (values, true),
             ["targets.features"] => targets.features = values,
+            ["evaluated.weights"] => state.evaluated.get_or_insert_default().0 = values,
+            ["evaluated.buffers"] => state.evaluated.get_or_insert_default().1 = values,
             ["vector", name] => drop(state.vectors.insert(name.to_owned(), values)),
             ["client", id, name] => {
                 let id: u32 = id.parse().map_err(|_| corrupt(&format!("section `{id}`")))?;
@@ -125,6 +131,7 @@ mod tests {
         state.buffers = vec![f32::MIN_POSITIVE / 2.0];
         state.vectors.insert("send.c".into(), vec![7.0; 2]);
         state.targets = Some(Arc::new(targets));
+        state.evaluated = Some((vec![0.25, 4.0], vec![1.0]));
         state
     }
 

@@ -133,8 +133,7 @@ impl Coordinator {
         let start = Instant::now();
         let mut fusing = Fusion::new(&experiment, &self.evaluator, self.device.n_threads(), results, &mut self.state)?;
         self.method.fuse(&mut fusing)?;
-        let (evaluated, before_distillation, distill_loss) =
-            (fusing.evaluated.take(), fusing.before_distillation.take(), fusing.distill_loss.take());
+        let (before_distillation, distill_loss) = (fusing.before_distillation.take(), fusing.distill_loss.take());
         if self.state.weights.iter().chain(&self.state.buffers).any(|v| !v.is_finite()) {
             return Err(Error::FusionNotFinite { round, what: "a weight of the global model" });
         }
@@ -143,11 +142,9 @@ impl Coordinator {
 
         let start = Instant::now();
         let is_due = (round + 1).is_multiple_of(federation.evaluate_every) || round + 1 == federation.rounds;
-        let score = match &evaluated {
-            _ if !is_due && !federation.evaluate_clients => None,
-            Some((weights, buffers)) => Some(self.score(weights, buffers)?),
-            None => Some(self.score(&self.state.weights, &self.state.buffers)?),
-        };
+        let published = self.state.published();
+        let is_evaluated = is_due || federation.evaluate_clients;
+        let score = is_evaluated.then(|| self.score(published.weights, published.buffers)).transpose()?;
         let mut record = self.describe(round, results, &opening.download);
         if let Some(score) = &score {
             record.accuracy = Some(score.accuracy);
@@ -157,7 +154,7 @@ impl Coordinator {
         if let (true, Some(before)) = (federation.evaluate_clients, &opening.global_before) {
             self.describe_clients(results, before, &mut record)?;
         }
-        self.last_score = score.filter(|_| evaluated.is_none());
+        self.last_score = score.filter(|_| self.state.evaluated.is_none());
         record.accuracy_before_distillation = before_distillation.map(|s| s.accuracy);
         record.distill_loss = distill_loss;
         record.seconds = Seconds { local, fusion, evaluation: start.elapsed().as_secs_f64() };

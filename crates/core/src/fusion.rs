@@ -28,6 +28,17 @@ pub struct ServerState {
     pub vectors: BTreeMap<String, Vec<f32>>,
     /// Targets of the memory.
     pub targets: Option<Arc<Targets>>,
+    /// Weights and buffers that a method evaluates instead of those that it sends.
+    pub evaluated: Option<(Vec<f32>, Vec<f32>)>,
+}
+
+impl ServerState {
+    /// The model that is evaluated and published: the one that is sent, unless the method evaluates another.
+    pub fn published(&self) -> Model<'_> {
+        let sent = (&self.weights, &self.buffers);
+        let (weights, buffers) = self.evaluated.as_ref().map_or(sent, |(weights, buffers)| (weights, buffers));
+        Model { weights, buffers }
+    }
 }
 
 /// The global model and its evaluator, for the server's work before the first round.
@@ -77,8 +88,6 @@ pub struct Fusion<'a> {
     clipped: Option<(Vec<f32>, Vec<f32>)>,
     /// Becomes the next state. `weights` still hold what the clients received.
     pub state: &'a mut ServerState,
-    /// The model to evaluate, if it is not the one that is sent.
-    pub(crate) evaluated: Option<(Vec<f32>, Vec<f32>)>,
     pub(crate) before_distillation: Option<Score>,
     pub(crate) distill_loss: Option<f64>,
 }
@@ -92,6 +101,7 @@ impl<'a> Fusion<'a> {
         results: &'a dyn Contributions,
         state: &'a mut ServerState,
     ) -> Result<Self> {
+        state.evaluated = None;
         let mut fusion = Self {
             experiment,
             evaluator,
@@ -101,7 +111,6 @@ impl<'a> Fusion<'a> {
             chosen: (0..results.n()).collect(),
             clipped: None,
             state,
-            evaluated: None,
             before_distillation: None,
             distill_loss: None,
         };
@@ -277,9 +286,9 @@ impl Fusion<'_> {
         Ok(())
     }
 
-    /// Evaluates these weights instead of those that are sent.
+    /// Evaluates and publishes these weights instead of those that are sent.
     pub fn evaluate_instead(&mut self, weights: Vec<f32>) {
-        self.evaluated = Some((weights, self.state.buffers.clone()));
+        self.state.evaluated = Some((weights, self.state.buffers.clone()));
     }
 
     /// A vector of the server's own; starts as `initial`.

@@ -139,7 +139,8 @@ impl RunDir {
         let csv: String = self.rounds.iter().map(|r| r.to_csv() + "\n").collect();
         write_atomically(&self.dir.join("metrics.csv"), format!("{}\n{csv}", RoundRecord::CSV_HEADER).as_bytes())?;
         let path = self.dir.join("model.safetensors");
-        fedproj_nn::weights::save(&path, &experiment.graph, &state.weights, &state.buffers)?;
+        let model = state.published();
+        fedproj_nn::weights::save(&path, &experiment.graph, model.weights, model.buffers)?;
         let cohort = config.federation.cohort(experiment.partition.n_clients());
         let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &self.rounds);
         let text = serde_json::to_string_pretty(&summary).map_err(Error::internal("writing the summary"))?;
