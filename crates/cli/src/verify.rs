@@ -1,4 +1,4 @@
-//! `fedproj verify`: repeats a stored run and compares every round's model hash.
+//! `fedproj verify`: repeats a stored run and compares everything that it publishes.
 
 use crate::device::DeviceArgs;
 use crate::say;
@@ -39,13 +39,19 @@ impl VerifyArgs {
             data_dir.as_deref(),
             self.device.open()?,
             VerifyPart { from_checkpoint: self.from_checkpoint, rounds: self.rounds },
-            &|round| bar.set_message(format!("round {round} is identical")),
+            &|round| bar.set_message(format!("round {round} is repeated")),
         )?;
         bar.finish_and_clear();
         if self.json {
             say!("{}", serde_json::to_string(&verified)?);
         } else {
-            say!("{} rounds from round {} on are identical, bit for bit", verified.n_rounds, verified.from);
+            verified.notes.iter().for_each(|note| eprintln!("note: {note}"));
+            say!(
+                "{} rounds from round {} on are identical, bit for bit ({}; times are not compared)",
+                verified.n_rounds,
+                verified.from,
+                verified.compared.join(", ")
+            );
         }
         Ok(())
     }

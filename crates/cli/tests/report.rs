@@ -117,7 +117,7 @@ fn an_old_run_gets_its_partition_from_the_data() {
     stdout(folder, &["report", "new", "--out", "a"]);
     let path = folder.join("new/manifest.json");
     let mut manifest: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-    for key in ["classes", "class_counts"] {
+    for key in ["classes", "class_counts", "seal"] {
         manifest.as_object_mut().unwrap().remove(key).unwrap();
     }
     fs::write(&path, manifest.to_string()).unwrap();
@@ -157,6 +157,11 @@ fn bad_input_is_told_and_nothing_is_written() {
     let mut lines: Vec<&str> = metrics.lines().collect();
     lines[1] = "{\"round\": oops";
     fs::write(folder.join("good/metrics.jsonl"), lines.join("\n")).unwrap();
+    check(&["good"], 1, &["`good`: does not match its seal: metrics.jsonl has changed"]);
+    // Without a seal, as earlier versions left runs.
+    let manifest = fs::read_to_string(folder.join("good/manifest.json")).unwrap();
+    let unsealed: Vec<&str> = manifest.lines().filter(|line| !line.contains("\"seal\"")).collect();
+    fs::write(folder.join("good/manifest.json"), unsealed.join("\n")).unwrap();
     check(&["good"], 1, &["metrics.jsonl", "line 2"]);
     fs::write(folder.join("good/metrics.jsonl"), format!("{}\n", metrics.lines().next().unwrap())).unwrap();
     check(&["good"], 1, &["holds 1 rounds", "asks for 3", "hint"]);
@@ -167,6 +172,7 @@ fn bad_input_is_told_and_nothing_is_written() {
     // Beside a finished run, an unfinished one is a note.
     let text = stdout(folder, &["report", "good", "half", "--out", "out"]);
     assert!(text.contains("Left out: `half` is unfinished"), "{text}");
+    assert!(text.contains("`good` is not sealed"), "{text}");
     assert!(read(folder, "out/report.html").contains("Left out: `half` is unfinished"));
     fs::write(folder.join("file"), "").unwrap();
     let (_, message) = failure(fedproj(folder, &["report", "good", "--out", "file"]));

@@ -223,7 +223,9 @@ fn verify_passes_a_true_run_and_names_the_round_of_a_false_one() {
     let folder = folder();
     run(folder.path(), "a", &[]);
     let verified = json(folder.path(), &["verify", "a", "--threads", "1"]);
-    assert_eq!(verified, serde_json::json!({ "from": 0, "n_rounds": 3 }));
+    assert_eq!((&verified["from"], &verified["n_rounds"], &verified["sealed"]), (&0.into(), &3.into(), &true.into()));
+    let all = ["manifest.json", "metrics.jsonl", "summary.json", "model.safetensors", "metrics.csv"];
+    assert_eq!((&verified["compared"], &verified["notes"]), (&serde_json::json!(all), &serde_json::json!([])));
     assert_eq!(json(folder.path(), &["verify", "a", "--from-checkpoint"])["n_rounds"], 1);
 
     let path = folder.path().join("a/metrics.jsonl");
@@ -235,5 +237,13 @@ fn verify_passes_a_true_run_and_names_the_round_of_a_false_one() {
     assert_eq!(code, 1);
     assert!(message.contains("round 1") && message.contains(&other) && message.contains(&hash), "{message}");
     // What precedes it is still true.
-    assert_eq!(json(folder.path(), &["verify", "a", "--rounds", "1"]), serde_json::json!({ "from": 0, "n_rounds": 1 }));
+    let verified = json(folder.path(), &["verify", "a", "--rounds", "1"]);
+    assert_eq!((&verified["n_rounds"], &verified["sealed"]), (&1.into(), &false.into()));
+    assert!(verified["notes"].to_string().contains("metrics.jsonl has changed"), "{verified}");
+    // Nor is it a result to compare, to report, or to skip when the run is asked for again.
+    for command in [&["compare", "a"][..], &["report", "a"], &[&["run", "--out", "a"], SMALL].concat()] {
+        let (code, message) = failure(fedproj(folder.path(), command));
+        assert_eq!(code, 1, "{command:?}: {message}");
+        assert!(message.contains("`a`: does not match its seal: metrics.jsonl has changed"), "{command:?}: {message}");
+    }
 }

@@ -83,15 +83,13 @@ pub enum Error {
     /// Another process writes to the run directory.
     #[error("`{}` is in use by another process; wait for it, or choose another directory with --out", .0.display())]
     Locked(PathBuf),
-    /// A rerun gave other bytes.
-    #[error("round {round}: the rerun's model hash {found} differs from the recorded {expected}")]
+    /// A rerun gave something else than a run publishes.
+    #[error("`{}` is not what its rerun gives:\n  {}", .dir.display(), .differences)]
     Differs {
-        /// The first round that differs.
-        round: u32,
-        /// The recorded hash.
-        expected: String,
-        /// The rerun's hash.
-        found: String,
+        /// The run.
+        dir: PathBuf,
+        /// File, place and both values of each difference, one per line.
+        differences: String,
     },
 }
 

@@ -75,6 +75,12 @@ impl RoundRecord {
         projection_rate,cosine,memory_loss_before,memory_loss_after,forgetting,client_accuracy,personal_accuracy,\
         seconds_local,seconds_fusion,seconds_evaluation,bytes_down,bytes_up,model_hash";
 
+    /// `metrics.csv`.
+    pub fn csv(rounds: &[Self]) -> String {
+        let lines: String = rounds.iter().map(|r| r.to_csv() + "\n").collect();
+        format!("{}\n{lines}", Self::CSV_HEADER)
+    }
+
     /// A line of `metrics.csv`.
     pub fn to_csv(&self) -> String {
         let cell = |v: Option<f64>| v.map(|v| v.to_string()).unwrap_or_default();

@@ -20,8 +20,7 @@ fn every_method_publishes_the_model_that_it_evaluated() {
         let run = Run::open(&dir, &config, None, 2, true).unwrap();
         run.finish().unwrap();
         let (experiment, last) = (run.simulation().experiment(), run.rounds().last().unwrap());
-        let (weights, buffers) =
-            fedproj_nn::weights::load(&dir.join("model.safetensors"), &experiment.graph).unwrap();
+        let (weights, buffers) = fedproj_nn::weights::load(&dir.join("model.safetensors"), &experiment.graph).unwrap();
         let model = Model { weights: &weights, buffers: &buffers };
         let evaluator = Evaluator::new(&experiment.graph, 1).unwrap();
         let score = &evaluator.scores(&[model], &experiment.test).unwrap()[0];

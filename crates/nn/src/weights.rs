@@ -16,6 +16,15 @@ const IGNORED_SUFFIX: &str = ".num_batches_tracked";
 /// # Errors
 /// If a vector does not fit the graph or the file cannot be written.
 pub fn save(path: &Path, graph: &Graph, params: &[f32], buffers: &[f32]) -> Result<()> {
+    let bytes = to_bytes(path, graph, params, buffers)?;
+    std::fs::write(path, bytes).map_err(|source| Error::Io { path: path.into(), source })
+}
+
+/// The bytes that [`save`] writes to `path`.
+///
+/// # Errors
+/// If a vector does not fit the graph.
+pub fn to_bytes(path: &Path, graph: &Graph, params: &[f32], buffers: &[f32]) -> Result<Vec<u8>> {
     crate::cpu::check_len("the parameter vector", graph.params().len(), params.len())?;
     crate::cpu::check_len("the buffer vector", graph.buffers().len(), buffers.len())?;
     let spans = graph.params().spans().iter().map(|span| (span, params));
@@ -29,8 +38,7 @@ pub fn save(path: &Path, graph: &Graph, params: &[f32], buffers: &[f32]) -> Resu
             .map_err(|e| weights_error(path, format!("tensor `{}`: {e}", span.name)))?;
         views.push((span.name.as_str(), view));
     }
-    let bytes = safetensors::serialize(views, None).map_err(|e| weights_error(path, e.to_string()))?;
-    std::fs::write(path, bytes).map_err(|source| Error::Io { path: path.into(), source })
+    safetensors::serialize(views, None).map_err(|e| weights_error(path, e.to_string()))
 }
 
 /// Reads parameters and buffers. Succeeds only if every tensor is present, fits and is finite.

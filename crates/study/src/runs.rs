@@ -14,10 +14,17 @@ pub struct Loaded {
     pub manifest: Option<Manifest>,
 }
 
+impl Loaded {
+    /// Whether the run has a seal, which its files match.
+    pub fn is_sealed(&self) -> bool {
+        self.manifest.as_ref().is_some_and(Manifest::is_sealed)
+    }
+}
+
 /// Reads all finished runs at or below the paths, in the order of their names. Notes name what is left out.
 ///
 /// # Errors
-/// If a path holds no run, no run is finished, or a run cannot be read.
+/// If a path holds no run, no run is finished, or a run cannot be read or does not match its seal.
 pub fn load(paths: &[PathBuf]) -> Result<(Vec<Loaded>, Vec<String>)> {
     let (mut runs, mut unfinished) = (Vec::new(), Vec::new());
     for dir in find_all(paths)? {
@@ -40,7 +47,22 @@ pub fn load(paths: &[PathBuf]) -> Result<(Vec<Loaded>, Vec<String>)> {
         let versions: Vec<&str> = versions.into_iter().collect();
         notes.push(format!("The runs were made by several versions of the program: {}.", versions.join(", ")));
     }
+    notes.extend(not_sealed(&runs));
     Ok((runs, notes))
+}
+
+/// Marks runs without a seal.
+fn not_sealed(runs: &[Loaded]) -> Option<String> {
+    let open: Vec<String> = runs.iter().filter(|r| !r.is_sealed()).map(|r| r.run.dir.display().to_string()).collect();
+    let who = match &open[..] {
+        [] => return None,
+        [one] => format!("`{one}` is"),
+        all if all.len() == runs.len() => format!("All {} runs are", all.len()),
+        [first, others @ ..] => format!("`{first}` and {} others are", others.len()),
+    };
+    Some(format!(
+        "{who} not sealed, as earlier versions left runs: only `fedproj verify` shows whether files were changed."
+    ))
 }
 
 /// The run directories at or below the paths, each once.

@@ -1,16 +1,17 @@
 //! A run directory that is being written.
 
-use super::manifest::{Manifest, check_device};
-use super::stored::{config_text, hash_of, read_config, read_metrics, read_summary};
+use super::manifest::{Manifest, check_gpu};
+use super::seal;
+use super::stored::{config_text, hash_of, metrics_text, read_config, read_metrics, read_summary};
 use crate::checkpoint;
 use crate::config::{Config, FederationConfig};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::files::write_atomically;
 use crate::fusion::ServerState;
 use crate::record::{RoundRecord, Summary};
 use crate::trainer::ClientStates;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -30,30 +31,33 @@ impl RunDir {
     /// The summary of a finished run with this configuration, if the directory holds one.
     ///
     /// # Errors
-    /// If the directory holds a run of another configuration, finished or not.
+    /// If the directory holds a run of another configuration, finished or not, or a run that does not match its seal.
     pub fn finished(dir: &Path, config: &Config) -> Result<Option<Summary>> {
         if dir.join("config.toml").exists() {
             check_config(dir, config)?;
         }
-        if dir.join("summary.json").exists() { read_summary(dir).map(Some) } else { Ok(None) }
+        if !dir.join("summary.json").exists() {
+            return Ok(None);
+        }
+        seal::check(dir)?;
+        read_summary(dir).map(Some)
     }
 
-    /// Makes a directory for a run. If it holds an unfinished run and `resume` is set, opens that run with the state of
-    /// its newest checkpoint.
+    /// Makes a directory for a run with this manifest. If it holds an unfinished run and `resume` is set, opens that run
+    /// with the state of its newest checkpoint.
     ///
     /// # Errors
     /// If the directory is in use, holds another run, or cannot be written.
     pub fn open(
         dir: &Path,
-        experiment: &Experiment,
-        device: impl Into<Device>,
+        config: &Config,
+        manifest: &Manifest,
         resume: bool,
     ) -> Result<(Self, Option<(ServerState, ClientStates)>)> {
-        let (config, device) = (&experiment.config, device.into());
         let exists = dir.join("config.toml").exists();
         if exists {
             check_config(dir, config)?;
-            check_device(dir, &device)?;
+            check_gpu(dir, manifest.hardware.get("gpu"))?;
             if !resume {
                 return Err(Error::config(format!(
                     "`{}` holds an unfinished run of this configuration; resume it with --resume, or choose another --out",
@@ -73,13 +77,18 @@ impl RunDir {
         };
         if !exists {
             // The configuration comes last: where it is, the manifest is too.
-            write_atomically(&dir.join("manifest.json"), Manifest::of(experiment, device).to_json().as_bytes())?;
+            manifest.write(dir)?;
             write_atomically(&dir.join("config.toml"), text.as_bytes())?;
+        } else if let (false, Some(begun)) = (dir.join("summary.json").exists(), Manifest::read(dir)?) {
+            // An unfinished run has no seal: its files will change.
+            Manifest { federated: manifest.federated, seal: BTreeMap::new(), ..begun }.write(dir)?;
         }
-        // Drops the lines after the checkpoint, and half a line that a crash left.
-        let lines = rounds.iter().map(line_of).collect::<Result<String>>()?;
+        // Drops the lines after the checkpoint, and half a line that a crash left. The others keep their bytes: a finished
+        // run's are sealed.
         let path = dir.join("metrics.jsonl");
-        write_atomically(&path, lines.as_bytes())?;
+        let text = if rounds.is_empty() { String::new() } else { metrics_text(dir)? };
+        let kept: String = text.lines().take(rounds.len()).flat_map(|line| [line, "\n"]).collect();
+        write_atomically(&path, kept.as_bytes())?;
         let metrics = OpenOptions::new().append(true).open(&path).map_err(Error::io("open", &path))?;
         Ok((Self { dir: dir.into(), rounds, metrics, config_hash, _lock: lock }, state))
     }
@@ -130,20 +139,22 @@ impl RunDir {
         Ok(())
     }
 
-    /// Writes the results of a finished run: `metrics.csv`, the final model and `summary.json`.
+    /// Writes the results of a finished run: `metrics.csv`, the final model, the manifest with the seal, and `summary.json`.
     ///
     /// # Errors
     /// If the disk is full.
     pub fn finish(&self, experiment: &Experiment, state: &ServerState) -> Result<Summary> {
         let config = &experiment.config;
-        let csv: String = self.rounds.iter().map(|r| r.to_csv() + "\n").collect();
-        write_atomically(&self.dir.join("metrics.csv"), format!("{}\n{csv}", RoundRecord::CSV_HEADER).as_bytes())?;
-        let path = self.dir.join("model.safetensors");
-        let model = state.published();
-        fedproj_nn::weights::save(&path, &experiment.graph, model.weights, model.buffers)?;
+        write_atomically(&self.dir.join("metrics.csv"), RoundRecord::csv(&self.rounds).as_bytes())?;
+        let (path, model) = (self.dir.join("model.safetensors"), state.published());
+        let bytes = fedproj_nn::weights::to_bytes(&path, &experiment.graph, model.weights, model.buffers)?;
+        write_atomically(&path, &bytes)?;
         let cohort = config.federation.cohort(experiment.partition.n_clients());
         let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &self.rounds);
         let text = serde_json::to_string_pretty(&summary).map_err(Error::internal("writing the summary"))?;
+        if let Some(manifest) = Manifest::read(&self.dir)? {
+            seal::seal(&self.dir, manifest, &text)?.write(&self.dir)?;
+        }
         write_atomically(&self.dir.join("summary.json"), text.as_bytes())?;
         Ok(summary)
     }

@@ -3,6 +3,7 @@
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
+use crate::files::write_atomically;
 use fedproj_nn::Isa;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -27,6 +28,13 @@ pub struct Manifest {
     /// Samples per class of the first clients; empty in runs of earlier versions.
     #[serde(default)]
     pub class_counts: Vec<Vec<u32>>,
+    /// Whether nodes of a federation trained the clients. A federation decides who takes part and measures its traffic, so
+    /// [`verify`](super::verify()) takes both as recorded.
+    #[serde(default)]
+    pub federated: bool,
+    /// Hashes of a finished run's files, by name; empty in unfinished runs and in those of earlier versions.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub seal: BTreeMap<String, String>,
 }
 
 /// Largest number of clients whose classes a manifest counts; there may be a million.
@@ -48,11 +56,17 @@ impl Manifest {
         }
     }
 
-    /// One line per key: one per number would fill pages with counts of classes.
-    pub(super) fn to_json(&self) -> String {
-        let Ok(serde_json::Value::Object(keys)) = serde_json::to_value(self) else { return String::new() };
-        let lines: Vec<String> = keys.iter().map(|(key, value)| format!("  \"{key}\": {value}")).collect();
-        format!("{{\n{}\n}}\n", lines.join(",\n"))
+    /// Whether it is that of a finished run, made by a version that seals runs.
+    pub fn is_sealed(&self) -> bool {
+        !self.seal.is_empty()
+    }
+
+    /// Writes it, one line per key: one per number would fill pages with counts of classes.
+    pub(super) fn write(&self, dir: &Path) -> Result<()> {
+        let value = serde_json::to_value(self).map_err(Error::internal("writing a manifest"))?;
+        let keys = value.as_object().into_iter().flatten();
+        let lines: Vec<String> = keys.map(|(key, value)| format!("  \"{key}\": {value}")).collect();
+        write_atomically(&dir.join("manifest.json"), format!("{{\n{}\n}}\n", lines.join(",\n")).as_bytes())
     }
 
     /// What a run of this experiment is made of.
@@ -111,26 +125,28 @@ impl Manifest {
             sizes,
             classes: e.private.class_names().to_vec(),
             class_counts: counted.map(|client| e.partition.class_counts(client, labels, n_classes)).collect(),
+            federated: false,
+            seal: BTreeMap::new(),
         }
     }
 }
 
 /// A run resumes, and is verified, on the device that began it: devices and precisions agree only up to rounding.
-pub(super) fn check_device(dir: &Path, device: &Device) -> Result<()> {
+pub(super) fn check_gpu(dir: &Path, now: Option<&String>) -> Result<()> {
     let Some(manifest) = Manifest::read(dir)? else { return Ok(()) };
-    let (begun, now) = (manifest.hardware.get("gpu").cloned(), device.gpu_name());
+    let begun = manifest.hardware.get("gpu");
     if begun == now {
         return Ok(());
     }
-    let name = |gpu: &Option<String>| gpu.clone().unwrap_or_else(|| "the CPU".into());
-    let hint = match begun.as_deref().and_then(|gpu| gpu.rsplit_once(", ")) {
+    let name = |gpu: Option<&String>| gpu.cloned().unwrap_or_else(|| "the CPU".into());
+    let hint = match begun.and_then(|gpu| gpu.rsplit_once(", ")) {
         Some((_, precision)) => format!("--device cuda --precision {precision}, on such a GPU"),
         None => "--device cpu".into(),
     };
     Err(Error::config(format!(
         "the run in `{}` was begun on {}; on {} its numbers would differ\nhint: {hint}",
         dir.display(),
-        name(&begun),
-        name(&now)
+        name(begun),
+        name(now)
     )))
 }

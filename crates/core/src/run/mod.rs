@@ -3,8 +3,10 @@
 //! A round's line is appended to `metrics.jsonl` and synced before its checkpoint is written. A run that was killed resumes
 //! from its last checkpoint, drops later lines and makes them again, bit for bit.
 
+mod compare;
 mod directory;
 mod manifest;
+mod seal;
 mod stored;
 mod verify;
 
@@ -51,7 +53,8 @@ impl Run {
         let device = device.into();
         let method = config.method.build()?;
         let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
-        let (directory, state) = RunDir::open(dir, &experiment, device.clone(), resume)?;
+        let manifest = Manifest::of(&experiment, device.clone());
+        let (directory, state) = RunDir::open(dir, config, &manifest, resume)?;
         let simulation = match state {
             Some((state, clients)) => Simulation::resume(experiment, method, device, state, clients)?,
             None => Simulation::new(experiment, method, device)?,

@@ -1,5 +1,6 @@
 //! Finished runs, and the files of a run directory.
 
+use super::seal;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::record::{RoundRecord, Summary};
@@ -22,8 +23,9 @@ impl StoredRun {
     /// Reads a finished run.
     ///
     /// # Errors
-    /// If a file is missing or does not hold what it should.
+    /// If a file is missing, does not hold what it should, or does not match the run's seal.
     pub fn open(dir: &Path) -> Result<Self> {
+        seal::check(dir)?;
         let (config, summary) = (read_config(dir)?, read_summary(dir)?);
         Ok(Self { dir: dir.into(), config, summary, rounds: read_metrics(dir, None)? })
     }
@@ -50,10 +52,14 @@ pub(super) fn hash_of(config_text: &str) -> String {
     blake3::hash(config_text.as_bytes()).to_hex().to_string()
 }
 
+pub(super) fn metrics_text(dir: &Path) -> Result<String> {
+    let path = dir.join("metrics.jsonl");
+    std::fs::read_to_string(&path).map_err(Error::io("read", &path))
+}
+
 /// The rounds stored in a run directory; with `n_rounds`, exactly the first `n_rounds`.
 pub(super) fn read_metrics(dir: &Path, n_rounds: Option<u32>) -> Result<Vec<RoundRecord>> {
-    let path = dir.join("metrics.jsonl");
-    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    let (path, text) = (dir.join("metrics.jsonl"), metrics_text(dir)?);
     let mut rounds = Vec::new();
     for (at, line) in text.lines().enumerate() {
         if n_rounds.is_some_and(|n| at >= n as usize) {

@@ -1,23 +1,32 @@
-//! Repeats recorded rounds and compares them, bit for bit.
+//! Repeats recorded rounds and compares everything that a run publishes, bit for bit.
 
+use super::compare::Differences;
 use super::directory::checkpoints;
-use super::manifest::check_device;
-use super::stored::{config_text, hash_of, read_config, read_metrics};
+use super::manifest::{Manifest, check_gpu};
+use super::seal;
+use super::stored::{config_text, hash_of, read_config, read_metrics, read_summary};
 use crate::checkpoint;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
+use crate::record::{RoundRecord, Summary};
 use crate::simulate::Simulation;
 use serde::Serialize;
 use std::path::Path;
 
 /// What [`verify`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verified {
     /// First round that was run again.
     pub from: u32,
     /// Rounds compared.
     pub n_rounds: u32,
+    /// Files that were compared.
+    pub compared: Vec<&'static str>,
+    /// Whether the run has a seal, and its files match it.
+    pub sealed: bool,
+    /// What was not compared, and why.
+    pub notes: Vec<String>,
 }
 
 /// Which rounds [`verify`] repeats. The default is all.
@@ -29,10 +38,11 @@ pub struct VerifyPart {
     pub rounds: Option<u32>,
 }
 
-/// Repeats a recorded run or a part of it, and compares every round's model hash.
+/// Repeats a recorded run or a part of it, and compares all that it publishes but times: the manifest, the repeated rounds'
+/// lines of `metrics.jsonl` and, if the last round was repeated, the seal, `metrics.csv`, `summary.json` and the model.
 ///
 /// # Errors
-/// [`Error::Differs`] at the first round that is not the same; or if the run cannot be read.
+/// [`Error::Differs`] with everything that is not the same or missing; or if the run cannot be read or repeated.
 pub fn verify(
     dir: &Path,
     data_dir: Option<&Path>,
@@ -41,32 +51,172 @@ pub fn verify(
     progress: &(dyn Fn(u32) + Sync),
 ) -> Result<Verified> {
     let device = device.into();
-    check_device(dir, &device)?;
-    let config = read_config(dir)?;
+    check_gpu(dir, device.gpu_name().as_ref())?;
+    let (config, recorded, manifest) = (read_config(dir)?, read_metrics(dir, None)?, Manifest::read(dir)?);
     let method = config.method.build()?;
-    let recorded = read_metrics(dir, None)?;
-    let hash = hash_of(&config_text(dir)?);
     let experiment = Experiment::load(config, method.as_ref(), data_dir)?;
+    let mut check = Check { dir, recorded, manifest, found: Differences::default(), compared: vec![], notes: vec![] };
+    check.manifest(&Manifest::of(&experiment, device.clone()))?;
     let oldest = if part.from_checkpoint { checkpoints(dir)?.into_iter().next() } else { None };
     let mut simulation = match oldest {
         Some((_, path)) => {
-            let (state, clients) = checkpoint::load(&path, &hash)?;
+            let (state, clients) = checkpoint::load(&path, &hash_of(&config_text(dir)?))?;
             Simulation::resume(experiment, method, device, state, clients)?
         }
         None => Simulation::new(experiment, method, device)?,
     };
     let from = simulation.state().n_rounds_done;
-    let most = part.rounds.map_or(usize::MAX, |n| n as usize);
-    let repeated = recorded.iter().skip(from as usize).take(most);
-    let n_rounds = repeated.len() as u32;
-    for expected in repeated {
-        // The recorded clients, not those that the seed draws: in a federation some may have been late.
-        let found = simulation.round_of(&expected.cohort, &|_| ())?;
-        progress(found.round);
-        if found.model_hash != expected.model_hash {
-            let (expected, found_hash) = (expected.model_hash.clone(), found.model_hash);
-            return Err(Error::Differs { round: found.round, expected, found: found_hash });
+    let n_rounds = check.rounds(&mut simulation, part.rounds.unwrap_or(u32::MAX), progress)?;
+    let broken: Vec<String> = seal::broken(dir)?.iter().map(|broken| format!("the seal: {broken}")).collect();
+    let sealed = check.is_sealed() && broken.is_empty();
+    if simulation.is_done() || (from + n_rounds) as usize == check.recorded.len() {
+        for broken in broken {
+            check.found.add(broken);
         }
+        check.results(&simulation)?;
+    } else {
+        check
+            .notes
+            .push("not compared, since the last round was not repeated: metrics.csv, summary.json, model".into());
+        check.notes.extend(broken);
     }
-    Ok(Verified { from, n_rounds })
+    check.found.into_result(dir, check.manifest.as_ref())?;
+    Ok(Verified { from, n_rounds, compared: check.compared, sealed, notes: check.notes })
+}
+
+/// A run directory that is being compared with its rerun.
+struct Check<'a> {
+    dir: &'a Path,
+    recorded: Vec<RoundRecord>,
+    manifest: Option<Manifest>,
+    found: Differences,
+    compared: Vec<&'static str>,
+    notes: Vec<String>,
+}
+
+impl Check<'_> {
+    fn is_sealed(&self) -> bool {
+        self.manifest.as_ref().is_some_and(Manifest::is_sealed)
+    }
+
+    fn is_federated(&self) -> bool {
+        self.manifest.as_ref().is_some_and(|manifest| manifest.federated)
+    }
+
+    /// All but what describes the program and the machine.
+    fn manifest(&mut self, again: &Manifest) -> Result<()> {
+        let Some(recorded) = self.manifest.clone() else {
+            self.found.add("manifest.json is missing".into());
+            return Ok(());
+        };
+        let Manifest { version, hardware, federated, seal, .. } = recorded.clone();
+        let mut again = Manifest { version, hardware, federated, seal, ..again.clone() };
+        if !self.is_sealed() {
+            self.notes.push("the run is not sealed: an earlier version made it, or it is unfinished".into());
+            // Earlier versions counted less.
+            again.sizes.retain(|key, _| recorded.sizes.contains_key(key));
+            if recorded.class_counts.is_empty() {
+                (again.classes, again.class_counts) = (recorded.classes.clone(), Vec::new());
+            }
+        }
+        self.compared.push("manifest.json");
+        self.found.compare("manifest.json", &recorded, &again)
+    }
+
+    /// Repeats recorded rounds and returns how many. Ends where the model differs: all later rounds would differ too.
+    fn rounds(&mut self, simulation: &mut Simulation, most: u32, progress: &(dyn Fn(u32) + Sync)) -> Result<u32> {
+        let from = simulation.state().n_rounds_done;
+        if self.is_federated() {
+            self.notes.push("not compared: the federation's choice of clients, and its traffic in bytes".into());
+        }
+        self.compared.push("metrics.jsonl");
+        let mut n_rounds = 0;
+        while n_rounds < most && !simulation.is_done() {
+            let Some(mut expected) = self.recorded.get((from + n_rounds) as usize).cloned() else { break };
+            let mut again = if self.is_federated() {
+                // Some clients may have been late.
+                check_cohort(&expected, simulation.experiment())?;
+                simulation.round_of(&expected.cohort, &|_| ())?
+            } else {
+                simulation.round(&|_| ())?
+            };
+            n_rounds += 1;
+            again.seconds = expected.seconds;
+            if self.is_federated() {
+                (again.bytes_up, again.bytes_down) = (expected.bytes_up, expected.bytes_down);
+            }
+            if !self.is_sealed() && expected.forgetting_by_client.is_none() {
+                // Earlier versions did not record it.
+                expected.forgetting_by_client.clone_from(&again.forgetting_by_client);
+            }
+            self.found.compare(&format!("metrics.jsonl, round {}", again.round), &expected, &again)?;
+            progress(again.round);
+            if expected.model_hash != again.model_hash {
+                break;
+            }
+        }
+        Ok(n_rounds)
+    }
+
+    /// What is written when a run finishes.
+    fn results(&mut self, simulation: &Simulation) -> Result<()> {
+        let experiment = simulation.experiment();
+        let (config, n_recorded) = (&experiment.config, self.recorded.len());
+        let (is_finished, rounds) = (self.dir.join("summary.json").exists(), config.federation.rounds);
+        if n_recorded > rounds as usize || (is_finished && n_recorded != rounds as usize) {
+            self.found.add(format!("metrics.jsonl has {n_recorded} lines, but the configuration has {rounds} rounds"));
+            return Ok(());
+        }
+        if !is_finished {
+            // The seal names a missing file.
+            if !self.is_sealed() {
+                self.notes.push("the run is unfinished: it has no summary.json".into());
+            }
+            return Ok(());
+        }
+        let cohort = config.federation.cohort(experiment.partition.n_clients());
+        let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &self.recorded);
+        self.found.compare("summary.json", &read_summary(self.dir)?, &summary)?;
+        self.compared.push("summary.json");
+        let (path, model) = (self.dir.join("model.safetensors"), simulation.state().published());
+        let again = fedproj_nn::weights::to_bytes(&path, &experiment.graph, model.weights, model.buffers)?;
+        self.file("model.safetensors", &again, |found| {
+            found.compare_model(&path, &experiment.graph, model, simulation.state());
+        })?;
+        self.file("metrics.csv", RoundRecord::csv(&self.recorded).as_bytes(), |found| {
+            found.add("metrics.csv: is not the table of metrics.jsonl".into());
+        })
+    }
+
+    /// Compares a file, and explains where it differs.
+    fn file(&mut self, name: &'static str, again: &[u8], explain: impl FnOnce(&mut Differences)) -> Result<()> {
+        let path = self.dir.join(name);
+        match std::fs::read(&path) {
+            // The seal names a missing file. Earlier runs are often stored without these.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                if !self.is_sealed() {
+                    self.notes.push(format!("{name} is missing"));
+                }
+            }
+            Err(error) => return Err(Error::io("read", &path)(error)),
+            Ok(bytes) => {
+                self.compared.push(name);
+                if bytes != again {
+                    explain(&mut self.found);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A federation's clients are taken as recorded, so they must be clients of the partition.
+fn check_cohort(record: &RoundRecord, experiment: &Experiment) -> Result<()> {
+    let (cohort, n) = (&record.cohort, experiment.partition.n_clients());
+    let is_increasing = cohort.windows(2).all(|pair| pair[0] < pair[1]);
+    if is_increasing && cohort.last().is_some_and(|last| (*last as usize) < n) {
+        return Ok(());
+    }
+    let problem = format!("round {}: {cohort:?} are not clients of a federation of {n}", record.round);
+    Err(Error::Corrupt { path: "metrics.jsonl".into(), problem })
 }

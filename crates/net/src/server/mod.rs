@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::files::create_dir;
 use crate::wire::{Done, reject_texts};
 use desk::Desk;
-use fedproj_core::{Config, Coordinator, Experiment, RunDir, Summary};
+use fedproj_core::{Config, Coordinator, Experiment, Manifest, RunDir, Summary};
 use http::{Addresses, Server};
 use journal::{Event, Journal};
 use rounds::{Recovered, Rounds};
@@ -93,7 +93,8 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let method = config.method.build()?;
     let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir.as_deref())?;
     create_dir(&run_dir.join("checkpoints"))?;
-    let (directory, state) = RunDir::open(&run_dir, &experiment, n_threads, true)?;
+    let manifest = Manifest { federated: true, ..Manifest::of(&experiment, n_threads) };
+    let (directory, state) = RunDir::open(&run_dir, &config, &manifest, true)?;
     let status = Arc::new(Status::new(&run, &config.method.name, config.federation.rounds, directory.rounds()));
     let registry = Registry::open(&dir)?;
     let server = Server::new(Arc::clone(&desk), registry, authority, settings.clone(), Arc::clone(&status), enrolled);

@@ -216,11 +216,11 @@ pub fn deviations(results: &[GroupResult]) -> Option<Sheet> {
     (!table.rows.is_empty()).then(|| Sheet { name: "deviations", shown: table.clone(), raw: table })
 }
 
-/// Each run: seed, version, hardware, hashes.
+/// Each run: seed, version, hardware, seal, hashes.
 pub fn runs(settings: &[Group]) -> Sheet {
     const HASHES: [&str; 5] = ["private", "test", "public", "partition", "initial_model"];
     const SHORT: usize = 8;
-    let heads = ["setting", "method", "seed", "version", "hardware", "threads"];
+    let heads = ["setting", "method", "seed", "version", "hardware", "threads", "seal"];
     let heads = heads.into_iter().chain(HASHES).chain(["final_model"]).map(|h| h.replace('_', " "));
     let mut raw = Table { headers: heads.collect(), n_names: 2, rows: Vec::new() };
     for setting in settings {
@@ -233,7 +233,8 @@ pub fn runs(settings: &[Group]) -> Sheet {
                 let hash = |key: &&str| manifest.and_then(|m| m.hashes.get(*key)).cloned().unwrap_or_default();
                 let version = manifest.map(|m| m.version.clone()).unwrap_or_default();
                 let mut row = vec![setting.short.clone(), arm.name.clone(), run.run.summary.seed.to_string(), version];
-                row.extend([machine.join(" "), hardware("threads")]);
+                let seal = if run.is_sealed() { "sealed" } else { "not sealed" };
+                row.extend([machine.join(" "), hardware("threads"), seal.into()]);
                 row.extend(HASHES.iter().map(hash));
                 row.push(run.run.summary.model_hash.clone());
                 raw.rows.push(row);
@@ -242,7 +243,7 @@ pub fn runs(settings: &[Group]) -> Sheet {
     }
     let mut shown = raw.clone();
     for row in &mut shown.rows {
-        row[6..].iter_mut().for_each(|hash| hash.truncate(SHORT));
+        row[7..].iter_mut().for_each(|hash| hash.truncate(SHORT));
     }
     if settings.len() == 1 {
         shown.n_names = 1;
@@ -277,5 +278,6 @@ mod tests {
         one.manifest = Some(serde_json::from_str(manifest).unwrap());
         let sheet = runs(&sort(vec![one], &mut Vec::new()));
         assert_eq!(sheet.raw.rows[0][4], "linux NVIDIA H200, tf32");
+        assert_eq!(sheet.raw.rows[0][6], "not sealed");
     }
 }

@@ -1,0 +1,99 @@
+//! The seal of a finished run: hashes of its files, in its manifest.
+//!
+//! It finds accidents and careless edits. Whoever changes a file on purpose can renew the seal; only
+//! [`verify`](super::verify()) proves a run.
+
+use super::manifest::Manifest;
+use crate::error::{Error, Result};
+use std::path::Path;
+
+/// The key of the manifest's own hash, which covers everything but the seal.
+const MANIFEST: &str = "manifest.json";
+
+/// Files that a run is sealed with.
+const FILES: [&str; 5] = ["config.toml", "metrics.jsonl", "metrics.csv", "model.safetensors", "summary.json"];
+
+/// Files that no reader of results opens. A run is often stored without them.
+const OPTIONAL: [&str; 2] = ["metrics.csv", "model.safetensors"];
+
+/// A file that is not as it was when the run finished.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Broken {
+    pub file: &'static str,
+    pub is_missing: bool,
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.file, if self.is_missing { "is missing" } else { "has changed since the run finished" })
+    }
+}
+
+/// Seals the manifest of a run whose files are on disk, but for `summary.json`. That file marks a finished run and comes
+/// last.
+pub(super) fn seal(dir: &Path, mut manifest: Manifest, summary: &str) -> Result<Manifest> {
+    manifest.seal.clear();
+    let value = serde_json::to_value(&manifest).map_err(Error::internal("sealing a run"))?;
+    manifest.seal.insert(MANIFEST.into(), hash(value.to_string().as_bytes()));
+    for file in FILES {
+        let hash = if file == "summary.json" { Some(hash(summary.as_bytes())) } else { hash_of_file(&dir.join(file))? };
+        manifest.seal.extend(hash.map(|hash| (file.to_owned(), hash)));
+    }
+    Ok(manifest)
+}
+
+/// All files that do not match the seal. A run without a seal has none.
+pub(super) fn broken(dir: &Path) -> Result<Vec<Broken>> {
+    let path = dir.join(MANIFEST);
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    let mut manifest: serde_json::Value =
+        serde_json::from_str(&text).map_err(|e| Error::Corrupt { path, problem: e.to_string() })?;
+    // Not as a `Manifest`: a later version has other fields, and the hash must cover those that are there.
+    let Some(serde_json::Value::Object(seal)) = manifest.as_object_mut().and_then(|keys| keys.remove("seal")) else {
+        return Ok(Vec::new());
+    };
+    let found = |file: &str| match file {
+        MANIFEST => Ok(Some(hash(manifest.to_string().as_bytes()))),
+        _ => hash_of_file(&dir.join(file)),
+    };
+    let mut broken = Vec::new();
+    for file in FILES.into_iter().chain([MANIFEST]) {
+        let found = found(file)?;
+        if found.is_none() || found.as_deref() != seal.get(file).and_then(serde_json::Value::as_str) {
+            broken.push(Broken { file, is_missing: found.is_none() });
+        }
+    }
+    Ok(broken)
+}
+
+/// Rejects a finished run whose files do not match its seal.
+pub(super) fn check(dir: &Path) -> Result<()> {
+    let mut broken = broken(dir)?;
+    broken.retain(|b| !(b.is_missing && OPTIONAL.contains(&b.file)));
+    if broken.is_empty() {
+        return Ok(());
+    }
+    let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
+    let problem = format!(
+        "does not match its seal: {}\nhint: restore these files or leave this run out; `fedproj verify` shows which \
+         numbers are wrong",
+        broken.join(", ")
+    );
+    Err(Error::Corrupt { path: dir.into(), problem })
+}
+
+fn hash(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex().to_string()
+}
+
+/// `None` if there is no such file.
+fn hash_of_file(path: &Path) -> Result<Option<String>> {
+    match std::fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io("read", path)(error)),
+        Ok(bytes) => Ok(Some(hash(&bytes))),
+    }
+}
