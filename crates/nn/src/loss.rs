@@ -6,6 +6,7 @@ mod rows;
 
 use crate::error::{Error, Result};
 use crate::graph::Shape;
+pub(crate) use relaxed::Memory;
 use serde::{Deserialize, Serialize};
 
 /// Which distribution the divergence is an expectation over.
@@ -152,7 +153,8 @@ impl Loss {
         let features = z.len() / batch.max(1);
         self.check(targets, batch, features)?;
         let mut unused = vec![0.0; z.len()];
-        Ok(self.add_gradient(targets, Shape::vector(features), z, 0.0, &mut unused))
+        let memory = &mut Memory::default();
+        Ok(self.add_gradient(targets, Shape::vector(features), z, 0.0, &mut unused, memory))
     }
 
     /// Adds weight·∂L/∂z to `grad` and returns L, for samples of a shape.
@@ -163,6 +165,7 @@ impl Loss {
         z: &[f32],
         weight: f32,
         grad: &mut [f32],
+        memory: &mut Memory,
     ) -> f64 {
         let features = shape.len();
         match *self {
@@ -177,7 +180,7 @@ impl Loss {
                 let others = [targets.embedding(positive), targets.embedding(negative)];
                 contrast::add_gradient(features, z, others, temperature, weight, grad)
             }
-            Self::RelaxedContrast(c) => relaxed::add_gradient(&c, shape, z, targets.labels, weight, grad),
+            Self::RelaxedContrast(c) => relaxed::add_gradient(&c, shape, z, targets.labels, weight, grad, memory),
         }
     }
 }

@@ -33,8 +33,7 @@ pub(crate) struct Tally {
     pub stats: LocalStats,
 }
 
-/// Memory that runs programs. A program's first step may allocate. Its later steps do not, except for FedRCL's loss
-/// ([`Loss::RelaxedContrast`](fedproj_nn::Loss::RelaxedContrast)).
+/// Memory that runs programs. A program's first step may allocate; its later steps do not.
 #[derive(Debug)]
 pub(crate) struct Executor {
     pub ws: Workspace,

@@ -33,6 +33,7 @@ pub struct Workspace {
     saved: Vec<Buffer>,
     saved_bytes: Vec<Vec<u8>>,
     scratch: ScratchMemory,
+    loss_memory: crate::loss::Memory,
 }
 
 #[derive(Debug)]
@@ -89,6 +90,7 @@ impl Workspace {
             saved: saved.iter().map(|saved| Buffer::zeros(saved.floats)).collect(),
             saved_bytes: saved.iter().map(|saved| vec![0; saved.bytes]).collect(),
             scratch: ScratchMemory { shared: Buffer::zeros(shared), private },
+            loss_memory: crate::loss::Memory::default(),
         })
     }
 
@@ -167,7 +169,10 @@ impl Workspace {
         check_loss_at(&self.graph, node)?;
         let shape = self.graph.shape(node);
         loss.check(targets, self.batch, shape.len())?;
-        self.inject(node, |value, grad| loss.add_gradient(targets, shape, value, weight, grad))
+        let mut memory = std::mem::take(&mut self.loss_memory);
+        let loss = self.inject(node, |z, grad| loss.add_gradient(targets, shape, z, weight, grad, &mut memory));
+        self.loss_memory = memory;
+        loss
     }
 
     /// The gradient that the last backward pass left at a tap, (batch, …).
