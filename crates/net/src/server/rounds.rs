@@ -8,13 +8,12 @@ use super::status::Status;
 use crate::backoff::BackOff;
 use crate::error::{Error, Result};
 use crate::wire::{
-    Blob, Contribution, Done, NamedBlob, Task, TaskMemory, encode_f32, encode_public, encode_u32, gather_rows,
-    part_name,
+    Blob, Contribution, Done, NamedBlob, Task, TaskMemory, encode_f32, encode_public, encode_u32, part_name,
 };
 use fedproj_core::{
     ClientStates, Coordinator, Download, Experiment, FederationConfig, Method, Opening, Part, RunDir, Summary,
 };
-use fedproj_data::Dataset;
+use fedproj_data::{Dataset, gather_rows};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -288,11 +287,16 @@ impl Rounds {
         let put = |values: &[f32]| store.put(&encode_f32(values));
         let named = |(name, values): (&String, &Vec<f32>)| Ok(NamedBlob { name: name.clone(), blob: put(values)? });
         let n_public = self.coordinator.experiment().public.as_ref().map_or(0, Dataset::n_samples);
+        let mut rows = Vec::new();
+        let mut put_rows = |matrix: &[f32], indices: &[u32]| {
+            gather_rows(matrix, n_public, indices, &mut rows);
+            put(&rows)
+        };
         let memory = match &download.memory {
             Some((indices, targets)) => Some(TaskMemory {
                 indices: store.put(&encode_u32(indices))?,
-                logits: put(&gather_rows(&targets.logits, indices, n_public))?,
-                features: put(&gather_rows(&targets.features, indices, n_public))?,
+                logits: put_rows(&targets.logits, indices)?,
+                features: put_rows(&targets.features, indices)?,
             }),
             None => None,
         };

@@ -17,7 +17,7 @@ pub use message::{
     Task, TaskMemory, Verdict, VerdictKind, Wait, Work, WorkKind, WorkRequest,
 };
 pub use public::{decode_public, encode_public};
-pub use vectors::{decode_f32, decode_u32, encode_f32, encode_u32, gather_rows, place_rows};
+pub use vectors::{decode_f32, decode_u32, encode_f32, encode_u32, place_rows};
 
 use crate::error::{Error, Result};
 use fedproj_core::Config;
