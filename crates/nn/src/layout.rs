@@ -44,8 +44,8 @@ pub enum Role {
     Normal {
         /// Its standard deviation.
         std: f32,
-        /// The same in the FedProj authors' code.
-        std_authors: f32,
+        /// The same under [`Init::Xavier`].
+        std_xavier: f32,
     },
     /// The scale of a normalisation, or a running variance: starts at 1.
     Scale,
@@ -60,8 +60,9 @@ pub enum Init {
     /// As PyTorch's layers do by default: uniform in ±1/√fan_in, normalisations at 1 and 0.
     #[default]
     Torch,
-    /// As the FedProj authors' code does: Xavier-normal weights, N(1, 0.02) scales, N(0, 1) biases of linear layers.
-    Authors,
+    /// Xavier-normal weights, N(1, 0.02) scales, N(0, 1) biases of linear layers.
+    #[serde(rename = "authors")]
+    Xavier,
 }
 
 /// One tensor inside a flat vector.
@@ -140,7 +141,7 @@ impl Span {
             |bound: f64| out.iter_mut().for_each(|v| *v = ((2.0 * stream.uniform() - 1.0) * bound) as f32);
         match (self.role, init) {
             (Role::Scale, Init::Torch) => return out.fill(1.0),
-            (Role::Shift, _) | (Role::ConvBias { .. }, Init::Authors) => return out.fill(0.0),
+            (Role::Shift, _) | (Role::ConvBias { .. }, Init::Xavier) => return out.fill(0.0),
             (Role::Weight { fan_in, .. } | Role::ConvBias { fan_in } | Role::LinearBias { fan_in }, Init::Torch) => {
                 return uniform(1.0 / (fan_in as f64).sqrt());
             }
@@ -149,7 +150,7 @@ impl Span {
         let (mean, std) = match self.role {
             Role::Weight { fan_in, fan_out } => (0.0, (2.0 / (fan_in + fan_out) as f64).sqrt()),
             Role::Normal { std, .. } if init == Init::Torch => (0.0, f64::from(std)),
-            Role::Normal { std_authors, .. } => (0.0, f64::from(std_authors)),
+            Role::Normal { std_xavier, .. } => (0.0, f64::from(std_xavier)),
             Role::Scale => (1.0, 0.02),
             _ => (0.0, 1.0),
         };
@@ -236,7 +237,7 @@ mod tests {
         two.push("extra".into(), vec![7], Storage::Plain, role);
         one.push("w".into(), vec![4, 4], Storage::Plain, role);
         two.push("w".into(), vec![4, 4], Storage::Plain, role);
-        for init in [Init::Torch, Init::Authors] {
+        for init in [Init::Torch, Init::Xavier] {
             assert_eq!(one.init(3, init), two.init(3, init)[7..]);
             assert_ne!(one.init(3, init), one.init(4, init));
         }

@@ -1,4 +1,4 @@
-//! The networks of the FedProj paper and of its benchmarks. Text encoders are in [`bert()`].
+//! Ready-made networks. Text encoders are in [`bert()`].
 //!
 //! Parameters have PyTorch's names, so weights can be exchanged both ways.
 

@@ -149,7 +149,7 @@ fn a_pass_does_not_depend_on_the_pass_before() {
 #[test]
 fn inference_gives_the_bytes_of_a_training_workspace() {
     for (name, graph) in networks() {
-        let (params, mut buffers) = (graph.init_params(5, Init::Authors), graph.init_buffers());
+        let (params, mut buffers) = (graph.init_params(5, Init::Xavier), graph.init_buffers());
         let x = normals(&mut stream(33), 7 * IMAGE.len(), 0.0, 1.0);
         let mut evaluate = |options: Options<'_>| {
             let mut ws = Workspace::new(&graph, &options, Cpu::new(1)).unwrap();

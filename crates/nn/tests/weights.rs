@@ -54,7 +54,7 @@ fn write(path: &Path, tensors: &Tensors) {
 fn saved() -> (tempfile::TempDir, PathBuf, Graph) {
     let folder = tempfile::tempdir().unwrap();
     let (path, graph) = (folder.path().join("weights.safetensors"), resnet());
-    weights::save(&path, &graph, &graph.init_params(1, Init::Authors), &graph.init_buffers()).unwrap();
+    weights::save(&path, &graph, &graph.init_params(1, Init::Xavier), &graph.init_buffers()).unwrap();
     (folder, path, graph)
 }
 
@@ -81,7 +81,7 @@ fn what_is_saved_is_loaded_bit_for_bit() {
     let group = Variant { norm: Norm::Group(2), ..Variant::default() };
     let grouped = ResNet { widths: &[4, 6], blocks: 2, stem_pool: false, variant: group }.build(IMAGE, 3).unwrap();
     for graph in [resnet(), cnn(), grouped] {
-        let mut params = graph.init_params(2, Init::Authors);
+        let mut params = graph.init_params(2, Init::Xavier);
         let buffers: Vec<f32> = (0..graph.buffers().len()).map(|i| 0.25 + i as f32).collect();
         // Signed zero, the smallest and the largest numbers are weights like any other.
         params[..4].copy_from_slice(&[-0.0, f32::from_bits(1), f32::MAX, f32::MIN_POSITIVE]);

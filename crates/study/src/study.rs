@@ -386,7 +386,7 @@ mod tests {
             (Draw::Balanced, 512),
             "only the authors' code looks at labels"
         );
-        assert_eq!((model.init, data.byte_cast), (Init::Authors, false));
+        assert_eq!((model.init, data.byte_cast), (Init::Xavier, false));
     }
 
     #[test]

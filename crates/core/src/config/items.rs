@@ -64,6 +64,7 @@ pub(super) fn parse(sources: &[&str]) -> BTreeMap<String, Item> {
 /// Fields or variants up to the closing brace.
 fn members<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Member> {
     let (mut all, mut doc): (Vec<Member>, Vec<&str>) = (Vec::new(), Vec::new());
+    let mut renamed = None;
     for line in lines.take_while(|line| *line != "}") {
         let text = line.trim();
         if let Some(text) = text.strip_prefix("///") {
@@ -71,6 +72,7 @@ fn members<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Member> {
             continue;
         }
         if text.starts_with('#') {
+            renamed = quoted(text, "rename = ");
             continue;
         }
         let (name, kind) = text.trim_end_matches([',', '{']).trim().split_once(": ").unwrap_or_else(|| {
@@ -78,7 +80,7 @@ fn members<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Member> {
             (name, "")
         });
         let kind = kind.strip_prefix("Option<").and_then(|inner| inner.strip_suffix('>')).unwrap_or(kind);
-        let name = name.trim_start_matches("pub ").to_owned();
+        let name = renamed.take().unwrap_or(name).trim_start_matches("pub ").to_owned();
         let member = Member { name, doc: first_paragraph(&doc), kind: kind.to_owned(), fields: Vec::new() };
         doc.clear();
         match all.last_mut() {

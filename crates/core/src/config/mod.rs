@@ -136,7 +136,7 @@ pub struct ModelConfig {
     pub hidden: Vec<usize>,
     /// Groups of group-norm. 0: batch-norm.
     pub group_norm: usize,
-    /// How initial weights are drawn.
+    /// How initial weights are drawn. The published code uses `authors`.
     pub init: Init,
     /// A safetensors file with weights to start from, relative to the working directory. Empty: none.
     pub weights: String,

@@ -45,7 +45,7 @@ impl Graph {
             format!("has {positions} positions, but texts of up to {} tokens", slots.w)
         } else {
             let mut table = |suffix: &str, rows: usize| {
-                let role = Role::Normal { std: STD, std_authors: STD };
+                let role = Role::Normal { std: STD, std_xavier: STD };
                 self.params.push(format!("{name}.{suffix}_embeddings.weight"), vec![rows, width], Storage::Plain, role)
             };
             let params = [table("word", vocabulary), table("position", positions), table("token_type", types)];
@@ -143,13 +143,13 @@ impl Graph {
         self.add_node(name, op, &[x], Shape::vector(self.shape(x).c))
     }
 
-    /// Initialises all layers as BERT does: weights from N(0, 0.02²), biases at 0. Under [`crate::Init::Authors`] the weight
+    /// Initialises all layers as BERT does: weights from N(0, 0.02²), biases at 0. Under [`crate::Init::Xavier`] the weight
     /// of the classifier comes from N(0, 1).
     pub(crate) fn start_as_bert(&mut self, classifier: &str) {
         let classifier = format!("{classifier}.weight");
         self.params.set_roles(|span| match span.role {
             Role::Weight { .. } => {
-                Role::Normal { std: STD, std_authors: if span.name == classifier { 1.0 } else { STD } }
+                Role::Normal { std: STD, std_xavier: if span.name == classifier { 1.0 } else { STD } }
             }
             Role::LinearBias { .. } => Role::Shift,
             role => role,
