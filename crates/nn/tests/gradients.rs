@@ -177,6 +177,21 @@ fn losses_have_the_right_gradients() {
 }
 
 #[test]
+fn masked_squares_leave_out_what_is_negative_on_both_sides() {
+    for batch in [1, 3, 7] {
+        let net = Net::chain(Shape::vector(6), &[linear(17)]);
+        let problem = Problem::at_output(net, batch, NormMode::Frozen, Kind::Masked, 19);
+        check_gradients(&problem, &[0, 1]);
+        let run = problem.run(Cpu::new(1), &[1]);
+        let (_, targets) = problem.terms[0].loss();
+        for ((z, t), slope) in run.output.iter().zip(targets.features).zip(&run.grads[0]) {
+            assert_eq!(*slope == 0.0, *z <= 0.0 && *t <= 0.0, "z {z}, t {t}: {slope}");
+        }
+        assert!(run.grads[0].contains(&0.0), "no value is masked");
+    }
+}
+
+#[test]
 fn a_loss_at_an_image_has_the_right_gradients() {
     let net = Net::chain(Shape::image(5, 4, 3), &[conv_bias(4, 3, 1, 1), TANH]);
     check_gradients(&Problem::at_output(net, 2, NormMode::Frozen, Kind::Squared, 4), &[0, 1]);

@@ -171,6 +171,9 @@ pub enum Kind {
     },
     /// Masked squares to positive targets, so that the mask leaves nothing out and the loss is smooth.
     Squared,
+    /// Masked squares to targets of both signs. A value that changes its sign between the ends of a difference has no
+    /// slope, so only for few values.
+    Masked,
 }
 
 /// A weighted loss at a node.
@@ -193,7 +196,7 @@ impl Term {
         };
         let loss = match self.kind {
             Kind::CrossEntropy => Loss::CrossEntropy,
-            Kind::Squared => Loss::MaskedSquares,
+            Kind::Squared | Kind::Masked => Loss::MaskedSquares,
             Kind::Kl { temperature, direction, times_t_squared } => {
                 Loss::Kl { temperature, direction, times_t_squared, only_marked: false }
             }
@@ -210,7 +213,10 @@ impl Term {
                 let rows = z.chunks_exact(features).zip(&self.labels);
                 rows.map(|(z, &label)| -log_softmax(z, 1.0)[label as usize]).sum()
             }
-            Kind::Squared => z.iter().zip(&target).map(|(z, t)| (z - t).powi(2)).sum(),
+            Kind::Squared | Kind::Masked => {
+                let counted = z.iter().zip(&target).filter(|(z, t)| **z > 0.0 || **t > 0.0);
+                counted.map(|(z, t)| (z - t).powi(2)).sum()
+            }
             Kind::Kl { temperature, direction, times_t_squared } => {
                 let t = f64::from(temperature);
                 let rows = z.chunks_exact(features).zip(target.chunks_exact(features));
