@@ -4,6 +4,7 @@ use super::{Workspace, check_len, len_of, spans_mut};
 use crate::error::Result;
 use crate::graph::{NORM_EPS, Node, Op};
 use crate::kernels::attention::Attention;
+use crate::kernels::conv::Backward;
 use crate::kernels::dense::Dense;
 use crate::kernels::layer_norm::{self, LayerNorm};
 use crate::kernels::linear::Linear;
@@ -146,10 +147,10 @@ impl Workspace {
             norm::column_sums(cpu, dy, second, &mut scratch.shared);
         }
         match (node.op, dx) {
-            (Op::Conv(geometry), dx) => geometry.backward(cpu, x, w, dy, dx, dw, scratch.both()),
+            (Op::Conv(geometry), dx) => geometry.backward(cpu, Backward { x, w, dy, dx, dw }, scratch.both()),
             (Op::StandardizedConv(geometry), dx) => {
                 let (w, inverses) = saved[i].split_at(w.len());
-                geometry.backward(cpu, x, w, dy, dx, dw, scratch.both());
+                geometry.backward(cpu, Backward { x, w, dy, dx, dw }, scratch.both());
                 layer_norm::standardize_backward(cpu, w, inverses, dw);
             }
             (Op::Linear, dx) => linear_backward(node, cpu, x, w, dy, dx, dw, &mut scratch.shared),

@@ -4,7 +4,7 @@ use super::{Workspace, check_len, len_of, spans_mut};
 use crate::error::{Error, Result};
 use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
 use crate::kernels::attention::Attention;
-use crate::kernels::conv::Epilogue;
+use crate::kernels::conv::{Epilogue, Forward};
 use crate::kernels::dense::Dense;
 use crate::kernels::layer_norm::{self, LayerNorm};
 use crate::kernels::linear::Linear;
@@ -58,11 +58,11 @@ impl Workspace {
         let end = Epilogue { bias: node.has_bias().then_some(bias), relu: step.relu };
         let c = node.shape.c;
         match node.op {
-            Op::Conv(geometry) => geometry.forward(cpu, x, weight, end, y, scratch.both()),
+            Op::Conv(geometry) => geometry.forward(cpu, Forward { x, w: weight, end, y }, scratch.both()),
             Op::StandardizedConv(geometry) => {
                 let (w, inverses) = saved[i].split_at_mut(weight.len());
                 layer_norm::standardize(cpu, weight, NORM_EPS, w, inverses);
-                geometry.forward(cpu, x, w, end, y, scratch.both());
+                geometry.forward(cpu, Forward { x, w, end, y }, scratch.both());
             }
             Op::Linear if node.packed => {
                 let layer = Dense { inputs: node.linear_inputs(), outputs: c };

@@ -6,7 +6,7 @@ use super::super::team::{Private, Shards, nth_range};
 use super::super::{Cpu, Sum};
 use super::tiles::{self, FilterRun, Planes};
 use super::winograd::{Tile, position_stride, times_panels};
-use super::{Conv, Epilogue, Scratch};
+use super::{Backward, Conv, Forward, Scratch};
 
 /// Tiles per block: their transforms and the weights' should fit the second-level cache together.
 const BLOCK_TILES: usize = 48;
@@ -45,17 +45,8 @@ pub(super) fn scratch_len(conv: &Conv, tile: Tile, n_max: usize) -> (usize, usiz
     ((1 + SLICES) * weights, plan.positions * (plan.stride(conv.ci) + plan.stride(conv.co)))
 }
 
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
-pub(super) fn forward(
-    cpu: &mut Cpu,
-    conv: &Conv,
-    tile: Tile,
-    x: &[f32],
-    w: &[f32],
-    end: Epilogue<'_>,
-    y: &mut [f32],
-    scratch: Scratch<'_>,
-) {
+pub(super) fn forward(cpu: &mut Cpu, conv: &Conv, tile: Tile, pass: Forward<'_>, scratch: Scratch<'_>) {
+    let Forward { x, w, end, y } = pass;
     let n_images = conv.n_images(x);
     let plan = Plan::new(conv, tile, n_images);
     let (isa, ci, co) = (cpu.isa, conv.ci, conv.co);
@@ -78,25 +69,15 @@ pub(super) fn forward(
             let n_tiles = images.len() * plan.tiles_per_image;
             times_panels(isa, n_tiles, ci, co, v, &u[p * weight_stride..][..ci * co], m);
         }
-        tiles::output(isa, tile, conv, m, 0, &y, images.clone());
+        tiles::output(isa, tile, conv, m, &y, images.clone());
         // SAFETY: each unit owns its image.
         end.apply(isa, co, unsafe { y.part(images.start * image_out..images.end * image_out) });
     });
     cpu.team.forget(u);
 }
 
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
-pub(super) fn backward(
-    cpu: &mut Cpu,
-    conv: &Conv,
-    tile: Tile,
-    x: &[f32],
-    w: &[f32],
-    dy: &[f32],
-    dx: Option<Sum<'_>>,
-    dw: &mut [f32],
-    scratch: Scratch<'_>,
-) {
+pub(super) fn backward(cpu: &mut Cpu, conv: &Conv, tile: Tile, pass: Backward<'_>, scratch: Scratch<'_>) {
+    let Backward { x, w, dy, dx, dw } = pass;
     let n_images = conv.n_images(x);
     let plan = Plan::new(conv, tile, n_images);
     let (isa, ci, co) = (cpu.isa, conv.ci, conv.co);
@@ -139,7 +120,7 @@ pub(super) fn backward(
             let Some(dx) = &dx else { continue };
             // SAFETY: each unit owns its image. Taking the part clears it if it is fresh.
             unsafe { dx.part(images.start * image_in..images.end * image_in) };
-            tiles::input_adjoint(isa, tile, conv, v, 0, &dx.shards, images);
+            tiles::input_adjoint(isa, tile, conv, v, &dx.shards, images);
         }
     });
     filter_adjoint(cpu, conv, tile, du, weight_stride, dw);

@@ -1,11 +1,11 @@
 //! Convolution as a matrix product with the unrolled image. Each output pixel has a row with the patch under the
 //! kernel. Rows are unrolled one block at a time, into memory that stays in the cache.
 
+use super::super::Cpu;
 use super::super::elementwise::sum_slices;
 use super::super::gemm::{Dims, Order, PANEL, gemm, pack_panels};
 use super::super::team::{Private, Shards, nth_range};
-use super::super::{Cpu, Sum};
-use super::{Conv, Epilogue, Scratch};
+use super::{Backward, Conv, Forward, Scratch};
 
 /// Floats of unrolled image per block: a large part of a core's second-level cache.
 const BLOCK_FLOATS: usize = 48 * 1024;
@@ -21,15 +21,8 @@ pub(super) fn scratch_len(conv: &Conv) -> (usize, usize) {
     (weights * SLICES, rows_per_block(conv) * conv.patch())
 }
 
-pub(super) fn forward(
-    cpu: &mut Cpu,
-    conv: &Conv,
-    x: &[f32],
-    w: &[f32],
-    end: Epilogue<'_>,
-    y: &mut [f32],
-    scratch: Scratch<'_>,
-) {
+pub(super) fn forward(cpu: &mut Cpu, conv: &Conv, pass: Forward<'_>, scratch: Scratch<'_>) {
+    let Forward { x, w, end, y } = pass;
     let (k, co, isa) = (conv.patch(), conv.co, cpu.isa);
     let packed = &mut scratch.shared[..k * co];
     pack_panels(cpu, w, co, k, packed);
@@ -53,17 +46,8 @@ pub(super) fn forward(
     cpu.team.forget(packed);
 }
 
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
-pub(super) fn backward(
-    cpu: &mut Cpu,
-    conv: &Conv,
-    x: &[f32],
-    w: &[f32],
-    dy: &[f32],
-    dx: Option<Sum<'_>>,
-    dw: &mut [f32],
-    scratch: Scratch<'_>,
-) {
+pub(super) fn backward(cpu: &mut Cpu, conv: &Conv, pass: Backward<'_>, scratch: Scratch<'_>) {
+    let Backward { x, w, dy, dx, dw } = pass;
     let (k, co, isa) = (conv.patch(), conv.co, cpu.isa);
     let n_images = conv.n_images(x);
     let n_rows = n_images * conv.ho * conv.wo;

@@ -45,6 +45,23 @@ pub(crate) struct Epilogue<'a> {
     pub relu: bool,
 }
 
+/// Operands of y = conv(x, w), then the epilogue: x (N, H, W, I), w (O, K, K, I), y (N, Ho, Wo, O).
+pub(crate) struct Forward<'a> {
+    pub x: &'a [f32],
+    pub w: &'a [f32],
+    pub end: Epilogue<'a>,
+    pub y: &'a mut [f32],
+}
+
+/// Operands of the gradients: dw = ∂L/∂w, and dx += ∂L/∂x if requested, from dy = ∂L/∂y.
+pub(crate) struct Backward<'a> {
+    pub x: &'a [f32],
+    pub w: &'a [f32],
+    pub dy: &'a [f32],
+    pub dx: Option<Sum<'a>>,
+    pub dw: &'a mut [f32],
+}
+
 impl Conv {
     /// Length of an unrolled patch.
     fn patch(&self) -> usize {
@@ -63,29 +80,19 @@ impl Conv {
         }
     }
 
-    /// y = conv(x, w), then the epilogue. x (N, H, W, I), w (O, K, K, I), y (N, Ho, Wo, O).
-    pub fn forward(&self, cpu: &mut Cpu, x: &[f32], w: &[f32], end: Epilogue<'_>, y: &mut [f32], s: Scratch<'_>) {
+    /// The forward pass.
+    pub fn forward(&self, cpu: &mut Cpu, pass: Forward<'_>, scratch: Scratch<'_>) {
         match self.tile() {
-            Some(tile) => winograd::forward(cpu, self, tile, x, w, end, y, s),
-            None => direct::forward(cpu, self, x, w, end, y, s),
+            Some(tile) => winograd::forward(cpu, self, tile, pass, scratch),
+            None => direct::forward(cpu, self, pass, scratch),
         }
     }
 
-    /// dw = ∂L/∂w, and dx += ∂L/∂x if requested, from dy = ∂L/∂y.
-    #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
-    pub fn backward(
-        &self,
-        cpu: &mut Cpu,
-        x: &[f32],
-        w: &[f32],
-        dy: &[f32],
-        dx: Option<Sum<'_>>,
-        dw: &mut [f32],
-        s: Scratch<'_>,
-    ) {
+    /// The backward pass.
+    pub fn backward(&self, cpu: &mut Cpu, pass: Backward<'_>, scratch: Scratch<'_>) {
         match self.tile() {
-            Some(tile) => winograd::backward(cpu, self, tile, x, w, dy, dx, dw, s),
-            None => direct::backward(cpu, self, x, w, dy, dx, dw, s),
+            Some(tile) => winograd::backward(cpu, self, tile, pass, scratch),
+            None => direct::backward(cpu, self, pass, scratch),
         }
     }
 

@@ -6,7 +6,7 @@ use super::super::team::{Private, Shards, Team, nth_range};
 use super::super::{Cpu, Sum};
 use super::tiles::{self, FilterRun, Planes};
 use super::winograd::{Tile, position_stride, times_panels};
-use super::{Conv, Epilogue, Scratch};
+use super::{Backward, Conv, Forward, Scratch};
 use std::ops::Range;
 
 /// Channels per strip: up to a panel of the product, fewer if four threads would not get a strip each.
@@ -53,17 +53,8 @@ fn all_planes<'a>(
     planes
 }
 
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
-pub(super) fn forward(
-    cpu: &mut Cpu,
-    conv: &Conv,
-    tile: Tile,
-    x: &[f32],
-    w: &[f32],
-    end: Epilogue<'_>,
-    y: &mut [f32],
-    scratch: Scratch<'_>,
-) {
+pub(super) fn forward(cpu: &mut Cpu, conv: &Conv, tile: Tile, pass: Forward<'_>, scratch: Scratch<'_>) {
+    let Forward { x, w, end, y } = pass;
     let (n_images, isa, ci, co) = (conv.n_images(x), cpu.isa, conv.ci, conv.co);
     let (image, n_tiles) = (conv.h * conv.w * ci, n_images * tile.per_image(conv));
     let v = all_planes(&mut cpu.team, n_images, scratch.shared, (tile, conv, ci), &|images, first, v| {
@@ -90,7 +81,7 @@ pub(super) fn forward(
             let (v, m) = unsafe { (v.read(p), m.position(p)) };
             times_panels(isa, n_tiles, ci, width, v, &u[p * stride..][..ci * width], m);
         }
-        tiles::output(isa, tile, conv, m, 0, &out, 0..n_images);
+        tiles::output(isa, tile, conv, m, &out, 0..n_images);
     });
     // SAFETY: all units have ended.
     cpu.team.forget(unsafe { v.memory() });
@@ -101,18 +92,8 @@ pub(super) fn forward(
     });
 }
 
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
-pub(super) fn backward(
-    cpu: &mut Cpu,
-    conv: &Conv,
-    tile: Tile,
-    x: &[f32],
-    w: &[f32],
-    dy: &[f32],
-    dx: Option<Sum<'_>>,
-    dw: &mut [f32],
-    scratch: Scratch<'_>,
-) {
+pub(super) fn backward(cpu: &mut Cpu, conv: &Conv, tile: Tile, pass: Backward<'_>, scratch: Scratch<'_>) {
+    let Backward { x, w, dy, dx, dw } = pass;
     let (n_images, isa, ci, co) = (conv.n_images(x), cpu.isa, conv.ci, conv.co);
     let (image, n_tiles) = (conv.ho * conv.wo * co, n_images * tile.per_image(conv));
     let m = all_planes(&mut cpu.team, n_images, scratch.shared, (tile, conv, co), &|images, first, m| {
@@ -155,7 +136,7 @@ pub(super) fn backward(
             // SAFETY: this strip owns these channels. Taking them clears them if they are fresh.
             unsafe { dx.part(pixel * ci + channels.start..pixel * ci + channels.end) };
         }
-        tiles::input_adjoint(isa, tile, conv, v, 0, &dx.shards, 0..n_images);
+        tiles::input_adjoint(isa, tile, conv, v, &dx.shards, 0..n_images);
     });
     // SAFETY: all units have ended.
     cpu.team.forget(unsafe { m.memory() });

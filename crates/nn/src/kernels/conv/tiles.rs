@@ -70,76 +70,47 @@ impl<'a> Planes<'a> {
     }
 }
 
-/// V = Bᵀ d B for every tile of the images `x`. The first tile becomes tile `first` of `v`.
-pub(super) fn input(isa: Isa, tile: Tile, conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) {
-    assert!(v.channel + v.n_channels <= conv.ci, "channels that the images do not have");
-    match tile {
-        Tile::Two => input_2(isa, conv, x, first, v),
-        Tile::Four => input_4(isa, conv, x, first, v),
-    }
-}
-dispatch! { fn input_2(conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) = input_tiles::<F2, 2, 4> }
-dispatch! { fn input_4(conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) = input_tiles::<F4, 4, 6> }
-
-/// Y = Aᵀ m A for every tile of the images `y`.
-pub(super) fn output(
-    isa: Isa,
-    tile: Tile,
-    conv: &Conv,
-    m: Planes<'_>,
-    first: usize,
-    y: &Shards<'_, f32>,
-    images: Range<usize>,
-) {
-    assert!(m.channel + m.n_channels <= conv.co, "channels that the images do not have");
-    match tile {
-        Tile::Two => output_2(isa, conv, m, first, y, images),
-        Tile::Four => output_4(isa, conv, m, first, y, images),
-    }
-}
-dispatch! {
-    fn output_2(conv: &Conv, m: Planes<'_>, first: usize, y: &Shards<'_, f32>, images: Range<usize>)
-        = output_tiles::<F2, 2, 4>
-}
-dispatch! {
-    fn output_4(conv: &Conv, m: Planes<'_>, first: usize, y: &Shards<'_, f32>, images: Range<usize>)
-        = output_tiles::<F4, 4, 6>
+/// A kernel for both tiles. It checks its operands itself.
+macro_rules! by_tile {
+    ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),*) = $kernel:ident) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
+        pub(super) fn $name(isa: Isa, tile: Tile, $($arg: $ty),*) {
+            dispatch! { fn two($($arg: $ty),*) = $kernel::<F2, 2, 4> }
+            dispatch! { fn four($($arg: $ty),*) = $kernel::<F4, 4, 6> }
+            match tile {
+                Tile::Two => two(isa, $($arg),*),
+                Tile::Four => four(isa, $($arg),*),
+            }
+        }
+    };
 }
 
-/// W = A dy Aᵀ for every tile of the gradient images `dy`.
-pub(super) fn output_adjoint(isa: Isa, tile: Tile, conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) {
-    assert!(m.channel + m.n_channels <= conv.co, "channels that the images do not have");
-    match tile {
-        Tile::Two => output_adjoint_2(isa, conv, dy, first, m),
-        Tile::Four => output_adjoint_4(isa, conv, dy, first, m),
-    }
+by_tile! {
+    /// V = Bᵀ d B for every tile of the images `x`. The first tile becomes tile `first` of `v`.
+    fn input(conv: &Conv, x: &[f32], first: usize, v: Planes<'_>) = input_tiles
 }
-dispatch! { fn output_adjoint_2(conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) = output_adjoint_tiles::<F2, 2, 4> }
-dispatch! { fn output_adjoint_4(conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) = output_adjoint_tiles::<F4, 4, 6> }
-
-/// dx += B dv Bᵀ for every tile. Neighbouring tiles overlap by two pixels.
-pub(super) fn input_adjoint(
-    isa: Isa,
-    tile: Tile,
-    conv: &Conv,
-    v: Planes<'_>,
-    first: usize,
-    dx: &Shards<'_, f32>,
-    images: Range<usize>,
-) {
-    assert!(v.channel + v.n_channels <= conv.ci, "channels that the images do not have");
-    match tile {
-        Tile::Two => input_adjoint_2(isa, conv, v, first, dx, images),
-        Tile::Four => input_adjoint_4(isa, conv, v, first, dx, images),
-    }
+by_tile! {
+    /// Y = Aᵀ m A for every tile of the images `y`.
+    fn output(conv: &Conv, m: Planes<'_>, y: &Shards<'_, f32>, images: Range<usize>) = output_tiles
 }
-dispatch! {
-    fn input_adjoint_2(conv: &Conv, v: Planes<'_>, first: usize, dx: &Shards<'_, f32>, images: Range<usize>)
-        = input_adjoint_tiles::<F2, 2, 4>
+by_tile! {
+    /// W = A dy Aᵀ for every tile of the gradient images `dy`. The first tile becomes tile `first` of `m`.
+    fn output_adjoint(conv: &Conv, dy: &[f32], first: usize, m: Planes<'_>) = output_adjoint_tiles
 }
-dispatch! {
-    fn input_adjoint_4(conv: &Conv, v: Planes<'_>, first: usize, dx: &Shards<'_, f32>, images: Range<usize>)
-        = input_adjoint_tiles::<F4, 4, 6>
+by_tile! {
+    /// dx += B dv Bᵀ for every tile. Neighbouring tiles overlap by two pixels.
+    fn input_adjoint(conv: &Conv, v: Planes<'_>, dx: &Shards<'_, f32>, images: Range<usize>) = input_adjoint_tiles
+}
+by_tile! {
+    /// u = G g Gᵀ for a run of weights, written from `at`.
+    fn filter(run: FilterRun, g: &[f32], u: &Shards<'_, f32>, at: usize) = filter_run
+}
+by_tile! {
+    /// dg = Gᵀ (Σ_slices du) G for a run of weights, written from `at`. Slices are `slice_stride` apart.
+    fn filter_adjoint(
+        run: FilterRun, du: &[f32], n_slices: usize, slice_stride: usize, dg: &Shards<'_, f32>, at: usize
+    ) = filter_adjoint_run
 }
 
 /// A run of weights. Its nine taps are `tap_stride` apart, its transforms `position_stride` apart.
@@ -148,53 +119,6 @@ pub(super) struct FilterRun {
     pub len: usize,
     pub tap_stride: usize,
     pub position_stride: usize,
-}
-
-/// u = G g Gᵀ for a run of weights, written from `at`.
-pub(super) fn filter(isa: Isa, tile: Tile, run: FilterRun, g: &[f32], u: &Shards<'_, f32>, at: usize) {
-    if run.len == 0 {
-        return;
-    }
-    let n_positions = if tile == Tile::Two { 16 } else { 36 };
-    assert!(8 * run.tap_stride + run.len <= g.len(), "weights are too short");
-    assert!(at + (n_positions - 1) * run.position_stride + run.len <= u.len(), "transformed weights are too short");
-    match tile {
-        Tile::Two => filter_2(isa, run, g.as_ptr(), u.at(at)),
-        Tile::Four => filter_4(isa, run, g.as_ptr(), u.at(at)),
-    }
-}
-dispatch! { fn filter_2(run: FilterRun, g: *const f32, u: *mut f32) = filter_run::<F2, 2, 4> }
-dispatch! { fn filter_4(run: FilterRun, g: *const f32, u: *mut f32) = filter_run::<F4, 4, 6> }
-
-/// dg = Gᵀ (Σ_slices du) G for a run of weights, written from `at`. Slices are `slice_stride` apart.
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
-pub(super) fn filter_adjoint(
-    isa: Isa,
-    tile: Tile,
-    run: FilterRun,
-    du: &[f32],
-    n_slices: usize,
-    slice_stride: usize,
-    dg: &Shards<'_, f32>,
-    at: usize,
-) {
-    let n_positions = if tile == Tile::Two { 16 } else { 36 };
-    let last = (n_slices - 1) * slice_stride + (n_positions - 1) * run.position_stride;
-    assert!(last + run.len <= du.len(), "transformed gradients are too short");
-    assert!(at + 8 * run.tap_stride + run.len <= dg.len(), "weight gradients are too short");
-    let (du, dg) = (du.as_ptr(), dg.at(at));
-    match tile {
-        Tile::Two => filter_adjoint_2(isa, run, du, n_slices, slice_stride, dg),
-        Tile::Four => filter_adjoint_4(isa, run, du, n_slices, slice_stride, dg),
-    }
-}
-dispatch! {
-    fn filter_adjoint_2(run: FilterRun, du: *const f32, n_slices: usize, slice_stride: usize, dg: *mut f32)
-        = filter_adjoint_run::<F2, 2, 4>
-}
-dispatch! {
-    fn filter_adjoint_4(run: FilterRun, du: *const f32, n_slices: usize, slice_stride: usize, dg: *mut f32)
-        = filter_adjoint_run::<F4, 4, 6>
 }
 
 /// Reads a vector, or its first lanes.
@@ -276,6 +200,7 @@ unsafe fn input_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usiz
     first: usize,
     v: Planes<'_>,
 ) {
+    assert!(v.channel + v.n_channels <= conv.ci, "channels that the images do not have");
     let (ci, image) = (conv.ci, conv.h * conv.w * conv.ci);
     for_each_tile!(conv, M, 0..x.len() / image, first, v, |img, ty, tx, at| {
         let (top, left) = (ty as isize - conv.padding as isize, tx as isize - conv.padding as isize);
@@ -308,13 +233,13 @@ unsafe fn input_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usiz
 unsafe fn output_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usize>(
     conv: &Conv,
     m: Planes<'_>,
-    first: usize,
     y: &Shards<'_, f32>,
     images: Range<usize>,
 ) {
+    assert!(m.channel + m.n_channels <= conv.co, "channels that the images do not have");
     let (co, image) = (conv.co, conv.ho * conv.wo * conv.co);
     assert!(images.end * image <= y.len(), "images {images:?}");
-    for_each_tile!(conv, M, images, first, m, |img, ty, tx, at| {
+    for_each_tile!(conv, M, images, 0, m, |img, ty, tx, at| {
         let offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
         for c in (0..m.n_channels).step_by(S::LANES) {
             // SAFETY: this unit owns the tile's rows at all positions. The offsets are pixels of image `img`; this unit
@@ -350,6 +275,7 @@ unsafe fn output_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, cons
     first: usize,
     m: Planes<'_>,
 ) {
+    assert!(m.channel + m.n_channels <= conv.co, "channels that the images do not have");
     let (co, image) = (conv.co, conv.ho * conv.wo * conv.co);
     for_each_tile!(conv, M, 0..dy.len() / image, first, m, |img, ty, tx, at| {
         let offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
@@ -380,13 +306,13 @@ unsafe fn output_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, cons
 unsafe fn input_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usize>(
     conv: &Conv,
     v: Planes<'_>,
-    first: usize,
     dx: &Shards<'_, f32>,
     images: Range<usize>,
 ) {
+    assert!(v.channel + v.n_channels <= conv.ci, "channels that the images do not have");
     let (ci, image) = (conv.ci, conv.h * conv.w * conv.ci);
     assert!(images.end * image <= dx.len(), "images {images:?}");
-    for_each_tile!(conv, M, images, first, v, |img, ty, tx, at| {
+    for_each_tile!(conv, M, images, 0, v, |img, ty, tx, at| {
         let (top, left) = (ty as isize - conv.padding as isize, tx as isize - conv.padding as isize);
         let offsets = patch::<N>(top, left, conv.h, conv.w, ci);
         for c in (0..v.n_channels).step_by(S::LANES) {
@@ -420,11 +346,18 @@ unsafe fn input_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, const
 #[inline(always)]
 unsafe fn filter_run<S: Simd, F: Transform<M, N>, const M: usize, const N: usize>(
     run: FilterRun,
-    g: *const f32,
-    u: *mut f32,
+    g: &[f32],
+    u: &Shards<'_, f32>,
+    at: usize,
 ) {
+    if run.len == 0 {
+        return;
+    }
+    assert!(8 * run.tap_stride + run.len <= g.len(), "weights are too short");
+    assert!(at + (N * N - 1) * run.position_stride + run.len <= u.len(), "transformed weights are too short");
+    let (g, u) = (g.as_ptr(), u.at(at));
     for c in (0..run.len).step_by(S::LANES) {
-        // SAFETY: `filter` has checked both lengths; c < len.
+        // SAFETY: both lengths are checked above; c < len.
         unsafe {
             let lanes = run.len - c;
             let mut columns = [[S::splat(0.0); 3]; N];
@@ -448,13 +381,18 @@ unsafe fn filter_run<S: Simd, F: Transform<M, N>, const M: usize, const N: usize
 #[inline(always)]
 unsafe fn filter_adjoint_run<S: Simd, F: Transform<M, N>, const M: usize, const N: usize>(
     run: FilterRun,
-    du: *const f32,
+    du: &[f32],
     n_slices: usize,
     slice_stride: usize,
-    dg: *mut f32,
+    dg: &Shards<'_, f32>,
+    at: usize,
 ) {
+    let last = (n_slices - 1) * slice_stride + (N * N - 1) * run.position_stride;
+    assert!(last + run.len <= du.len(), "transformed gradients are too short");
+    assert!(at + 8 * run.tap_stride + run.len <= dg.len(), "weight gradients are too short");
+    let (du, dg) = (du.as_ptr(), dg.at(at));
     for c in (0..run.len).step_by(S::LANES) {
-        // SAFETY: `filter_adjoint` has checked both lengths; c < len.
+        // SAFETY: both lengths are checked above; c < len.
         unsafe {
             let lanes = run.len - c;
             let mut columns = [[S::splat(0.0); N]; 3];

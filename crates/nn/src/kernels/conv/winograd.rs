@@ -13,10 +13,10 @@
 //! are multiplied with all weights. If the weights are large and the tiles few, [`strips`] of channels are multiplied
 //! with all images.
 
+use super::super::Cpu;
 use super::super::gemm::{Dims, Order, PANEL, gemm};
 use super::super::simd::Isa;
-use super::super::{Cpu, Sum};
-use super::{Conv, Epilogue, Scratch, blocks, strips};
+use super::{Backward, Conv, Forward, Scratch, blocks, strips};
 
 /// Which algorithm: F(2×2, 3×3) or F(4×4, 3×3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,40 +66,19 @@ pub(super) fn scratch_len(conv: &Conv, tile: Tile, n_max: usize) -> (usize, usiz
     (of_strips.0.max(of_blocks.0), of_strips.1.max(of_blocks.1))
 }
 
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
-pub(super) fn forward(
-    cpu: &mut Cpu,
-    conv: &Conv,
-    tile: Tile,
-    x: &[f32],
-    w: &[f32],
-    end: Epilogue<'_>,
-    y: &mut [f32],
-    scratch: Scratch<'_>,
-) {
-    if conv.n_images(x) <= strips_max(conv, tile) {
-        strips::forward(cpu, conv, tile, x, w, end, y, scratch);
+pub(super) fn forward(cpu: &mut Cpu, conv: &Conv, tile: Tile, pass: Forward<'_>, scratch: Scratch<'_>) {
+    if conv.n_images(pass.x) <= strips_max(conv, tile) {
+        strips::forward(cpu, conv, tile, pass, scratch);
     } else {
-        blocks::forward(cpu, conv, tile, x, w, end, y, scratch);
+        blocks::forward(cpu, conv, tile, pass, scratch);
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
-pub(super) fn backward(
-    cpu: &mut Cpu,
-    conv: &Conv,
-    tile: Tile,
-    x: &[f32],
-    w: &[f32],
-    dy: &[f32],
-    dx: Option<Sum<'_>>,
-    dw: &mut [f32],
-    scratch: Scratch<'_>,
-) {
-    if conv.n_images(x) <= strips_max(conv, tile) {
-        strips::backward(cpu, conv, tile, x, w, dy, dx, dw, scratch);
+pub(super) fn backward(cpu: &mut Cpu, conv: &Conv, tile: Tile, pass: Backward<'_>, scratch: Scratch<'_>) {
+    if conv.n_images(pass.x) <= strips_max(conv, tile) {
+        strips::backward(cpu, conv, tile, pass, scratch);
     } else {
-        blocks::backward(cpu, conv, tile, x, w, dy, dx, dw, scratch);
+        blocks::backward(cpu, conv, tile, pass, scratch);
     }
 }
 
