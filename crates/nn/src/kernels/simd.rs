@@ -170,6 +170,16 @@ mod x86 {
     #[allow(clippy::wildcard_imports, reason = "dozens of intrinsics, all from one place")]
     use std::arch::x86_64::*;
 
+    /// Functions of [`Simd`] that are one intrinsic each.
+    macro_rules! intrinsics {
+        ($($name:ident($($arg:ident: $ty:ty),*) $(-> $out:ty)? = $intrinsic:ident($($given:ident),*);)*) => {$(
+            #[inline(always)]
+            unsafe fn $name($($arg: $ty),*) $(-> $out)? {
+                unsafe { $intrinsic($($given),*) }
+            }
+        )*};
+    }
+
     /// 256-bit vectors with fused multiply-add.
     #[derive(Clone, Copy)]
     pub(in super::super) struct Avx2;
@@ -183,17 +193,16 @@ mod x86 {
         const LANES: usize = 8;
         const REGISTERS: usize = 16;
 
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self::V {
-            unsafe { _mm256_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(p: *const f32) -> Self::V {
-            unsafe { _mm256_loadu_ps(p) }
-        }
-        #[inline(always)]
-        unsafe fn store(p: *mut f32, v: Self::V) {
-            unsafe { _mm256_storeu_ps(p, v) }
+        intrinsics! {
+            splat(x: f32) -> Self::V = _mm256_set1_ps(x);
+            load(p: *const f32) -> Self::V = _mm256_loadu_ps(p);
+            store(p: *mut f32, v: Self::V) = _mm256_storeu_ps(p, v);
+            load_masked(p: *const f32, m: Self::Mask) -> Self::V = _mm256_maskload_ps(p, m);
+            store_masked(p: *mut f32, v: Self::V, m: Self::Mask) = _mm256_maskstore_ps(p, m, v);
+            add(a: Self::V, b: Self::V) -> Self::V = _mm256_add_ps(a, b);
+            sub(a: Self::V, b: Self::V) -> Self::V = _mm256_sub_ps(a, b);
+            mul(a: Self::V, b: Self::V) -> Self::V = _mm256_mul_ps(a, b);
+            fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V = _mm256_fmadd_ps(a, b, c);
         }
         #[inline(always)]
         unsafe fn mask(n: usize) -> Self::Mask {
@@ -201,30 +210,6 @@ mod x86 {
                 let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
                 _mm256_cmpgt_epi32(_mm256_set1_epi32(n.min(8) as i32), lane)
             }
-        }
-        #[inline(always)]
-        unsafe fn load_masked(p: *const f32, m: Self::Mask) -> Self::V {
-            unsafe { _mm256_maskload_ps(p, m) }
-        }
-        #[inline(always)]
-        unsafe fn store_masked(p: *mut f32, v: Self::V, m: Self::Mask) {
-            unsafe { _mm256_maskstore_ps(p, m, v) }
-        }
-        #[inline(always)]
-        unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
-            unsafe { _mm256_add_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
-            unsafe { _mm256_sub_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
-            unsafe { _mm256_mul_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-            unsafe { _mm256_fmadd_ps(a, b, c) }
         }
         #[inline(always)]
         unsafe fn sum(v: Self::V) -> f32 {
@@ -251,49 +236,21 @@ mod x86 {
         const LANES: usize = 16;
         const REGISTERS: usize = 32;
 
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self::V {
-            unsafe { _mm512_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(p: *const f32) -> Self::V {
-            unsafe { _mm512_loadu_ps(p) }
-        }
-        #[inline(always)]
-        unsafe fn store(p: *mut f32, v: Self::V) {
-            unsafe { _mm512_storeu_ps(p, v) }
+        intrinsics! {
+            splat(x: f32) -> Self::V = _mm512_set1_ps(x);
+            load(p: *const f32) -> Self::V = _mm512_loadu_ps(p);
+            store(p: *mut f32, v: Self::V) = _mm512_storeu_ps(p, v);
+            load_masked(p: *const f32, m: Self::Mask) -> Self::V = _mm512_maskz_loadu_ps(m, p);
+            store_masked(p: *mut f32, v: Self::V, m: Self::Mask) = _mm512_mask_storeu_ps(p, m, v);
+            add(a: Self::V, b: Self::V) -> Self::V = _mm512_add_ps(a, b);
+            sub(a: Self::V, b: Self::V) -> Self::V = _mm512_sub_ps(a, b);
+            mul(a: Self::V, b: Self::V) -> Self::V = _mm512_mul_ps(a, b);
+            fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V = _mm512_fmadd_ps(a, b, c);
+            sum(v: Self::V) -> f32 = _mm512_reduce_add_ps(v);
         }
         #[inline(always)]
         unsafe fn mask(n: usize) -> Self::Mask {
             ((1u32 << n.min(16)) - 1) as u16
-        }
-        #[inline(always)]
-        unsafe fn load_masked(p: *const f32, m: Self::Mask) -> Self::V {
-            unsafe { _mm512_maskz_loadu_ps(m, p) }
-        }
-        #[inline(always)]
-        unsafe fn store_masked(p: *mut f32, v: Self::V, m: Self::Mask) {
-            unsafe { _mm512_mask_storeu_ps(p, m, v) }
-        }
-        #[inline(always)]
-        unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
-            unsafe { _mm512_add_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
-            unsafe { _mm512_sub_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
-            unsafe { _mm512_mul_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-            unsafe { _mm512_fmadd_ps(a, b, c) }
-        }
-        #[inline(always)]
-        unsafe fn sum(v: Self::V) -> f32 {
-            unsafe { _mm512_reduce_add_ps(v) }
         }
         #[inline(always)]
         fn fma_scalar(a: f32, b: f32, c: f32) -> f32 {
