@@ -6,13 +6,21 @@ mod small;
 
 use fedproj_core::{Config, Experiment, Simulation};
 use fedproj_nn::models::{self, Variant};
-use fedproj_nn::{Cpu, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace, vector};
+use fedproj_nn::vector::{self, Bounds, Conflict};
+use fedproj_nn::{Cpu, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use small::{SGD, config, run_all, simulation};
 
 const BATCH: usize = 24;
 const FEATURES: usize = 6;
 const CLASSES: usize = 4;
+
+fn project(g: &mut [f32], r: &[f32]) -> Conflict {
+    let mut cpu = Cpu::new(1);
+    let conflict = Conflict::between(&cpu, g, r);
+    conflict.resolve(&mut cpu, g, r, &Bounds::default());
+    conflict
+}
 
 /// A random perceptron with a private batch and a memory batch.
 struct Case {
@@ -69,7 +77,7 @@ fn memory_loss_does_not_rise_to_first_order_over_a_projected_step() {
         let mut case = Case::new(seed);
         let (g, r) = case.gradients();
         let mut projected = g.clone();
-        let found = vector::project(&mut Cpu::new(1), &mut projected, &r, 0.0);
+        let found = project(&mut projected, &r);
         let cosine = found.dot / (found.squared_norm * vector::squared_norm(&Cpu::new(1), &g)).sqrt();
         if cosine > -0.2 {
             continue;
@@ -97,7 +105,7 @@ fn memory_loss_does_not_rise_to_first_order_over_a_projected_step() {
 #[test]
 fn the_guarantee_is_for_sgd_and_two_coordinates_are_enough_to_break_it_under_adam() {
     let (mut z, r) = ([-1.0f32, 1.0], [2.0f32, 1.0]);
-    vector::project(&mut Cpu::new(1), &mut z, &r, 0.0);
+    project(&mut z, &r);
     assert!((z[0] + 0.6).abs() < 1e-6 && (z[1] - 1.2).abs() < 1e-6, "{z:?}");
     // The change of a memory loss whose gradient is r, to first order, in units of the rate.
     let rise = |rule: Rule| {

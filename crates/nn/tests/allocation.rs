@@ -5,9 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 use fedproj_nn::models::{self, BertConfig, Variant};
-use fedproj_nn::{
-    Cpu, Graph, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace, clip_norm, vector,
-};
+use fedproj_nn::vector::{Bounds, Conflict};
+use fedproj_nn::{Cpu, Graph, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace, clip_norm};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -65,7 +64,8 @@ fn allocations_of_steps(graph: &Graph, x: &[f32], n_threads: usize) -> [usize; 5
             ws.add_loss(tap, &(Loss::MaskedSquares, LossTargets::features(&target)), 0.1).unwrap();
             ws.backward(&params, out).unwrap();
         }
-        vector::project(ws.cpu(), &mut grad, &reference, 1e-12);
+        let conflict = Conflict::between(ws.cpu(), &grad, &reference);
+        conflict.resolve(ws.cpu(), &mut grad, &reference, &Bounds::default());
         clip_norm(ws.cpu(), &mut grad, 0.5);
         adam.step(ws.cpu(), &mut params, &grad, 1.0);
         ALLOCATIONS.load(Ordering::SeqCst) - before

@@ -13,6 +13,13 @@ pub(super) fn for_each_chunk(team: &mut Team, len: usize, f: &(dyn Fn(Range<usiz
     team.run(len.div_ceil(CHUNK), &|unit, _| f(unit * CHUNK..((unit + 1) * CHUNK).min(len)));
 }
 
+/// Calls `f` with the chunks of a vector, which it may write.
+pub(super) fn for_each_part(cpu: &mut Cpu, out: &mut [f32], f: &(dyn Fn(Range<usize>, &mut [f32]) + Sync)) {
+    let (len, out) = (out.len(), Shards::new(out));
+    // SAFETY: each unit owns its chunk.
+    for_each_chunk(&mut cpu.team, len, &|range| f(range.clone(), unsafe { out.part(range) }));
+}
+
 /// out = Σ slices, in order. `slices` is a whole number of vectors of `out`'s length.
 pub(super) fn sum_slices(cpu: &mut Cpu, slices: &[f32], out: &mut [f32]) {
     add_slices(cpu, slices, Sum { values: out, fresh: true });
@@ -33,12 +40,7 @@ pub(super) fn add_slices(cpu: &mut Cpu, slices: &[f32], sum: Sum<'_>) {
 
 /// y = x. Each part is copied by the thread that will read it.
 pub(crate) fn copy(cpu: &mut Cpu, x: &[f32], y: &mut [f32]) {
-    let len = x.len();
-    let y = Shards::new(y);
-    for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each unit owns its chunk.
-        unsafe { y.part(range.clone()) }.copy_from_slice(&x[range]);
-    });
+    for_each_part(cpu, &mut y[..x.len()], &|range, y| y.copy_from_slice(&x[range]));
 }
 
 /// sum += x
@@ -75,13 +77,8 @@ pub enum Activation {
 impl Activation {
     /// y = f(x)
     pub(crate) fn forward(self, cpu: &mut Cpu, x: &[f32], y: &mut [f32]) {
-        let (isa, len) = (cpu.isa, y.len());
-        let y = Shards::new(y);
-        for_each_chunk(&mut cpu.team, len, &|range| {
-            // SAFETY: each unit owns its chunk.
-            let y = unsafe { y.part(range.clone()) };
-            activate_chunk(isa, self, &x[range], y);
-        });
+        let isa = cpu.isa;
+        for_each_part(cpu, y, &|range, y| activate_chunk(isa, self, &x[range], y));
     }
 
     /// dx += f'(x) dy, from the input x and the output y.
@@ -126,12 +123,8 @@ unsafe fn derive<S: Simd>(f: Activation, x: &[f32], y: &[f32], dy: &[f32], dx: &
 
 /// dz = 0 where z ≤ 0: the backward pass of an in-place ReLU.
 pub(crate) fn mask_negative(cpu: &mut Cpu, z: &[f32], dz: &mut [f32]) {
-    let (isa, len) = (cpu.isa, dz.len());
-    let dz = Shards::new(dz);
-    for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each unit owns its chunk.
-        mask_chunk(isa, &z[range.clone()], unsafe { dz.part(range) });
-    });
+    let isa = cpu.isa;
+    for_each_part(cpu, dz, &|range, dz| mask_chunk(isa, &z[range], dz));
 }
 
 dispatch! { fn mask_chunk(z: &[f32], dz: &mut [f32]) = mask_kernel }

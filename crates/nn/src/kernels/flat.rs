@@ -1,8 +1,8 @@
 //! Arithmetic on flat vectors. The reduction order depends only on lengths.
 
 use super::Cpu;
-use super::elementwise::for_each_chunk;
-use super::simd::{Isa, Simd};
+use super::elementwise::{for_each_chunk, for_each_part};
+use super::simd::Simd;
 use super::team::Shards;
 
 /// Products summed in single precision before they are added in double precision.
@@ -10,10 +10,13 @@ const CHUNK: usize = 4096;
 /// Independent partial sums per chunk; the same on every instruction set.
 const LANES: usize = 64;
 
-/// Σ a·b
-pub(crate) fn dot(isa: Isa, a: &[f32], b: &[f32]) -> f64 {
+/// ⟨a, b⟩
+///
+/// # Panics
+/// If the vectors differ in length.
+pub fn dot(cpu: &Cpu, a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len(), "vectors of different lengths");
-    a.chunks(CHUNK).zip(b.chunks(CHUNK)).map(|(a, b)| f64::from(dot_chunk(isa, a, b))).sum()
+    a.chunks(CHUNK).zip(b.chunks(CHUNK)).map(|(a, b)| f64::from(dot_chunk(cpu.isa, a, b))).sum()
 }
 
 dispatch! { fn dot_chunk(a: &[f32], b: &[f32]) -> f32 = dot_kernel }
@@ -42,15 +45,14 @@ pub(crate) fn sum_of_halves<const N: usize>(mut sums: [f32; N]) -> f32 {
     sums[0]
 }
 
-/// y += a·x
-pub(crate) fn axpy(cpu: &mut Cpu, a: f32, x: &[f32], y: &mut [f32]) {
+/// y ← y + a·x
+///
+/// # Panics
+/// If the vectors differ in length.
+pub fn axpy(cpu: &mut Cpu, a: f32, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "vectors of different lengths");
-    let (isa, len) = (cpu.isa, y.len());
-    let y = Shards::new(y);
-    for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each unit owns its chunk.
-        axpy_chunk(isa, a, &x[range.clone()], unsafe { y.part(range) });
-    });
+    let isa = cpu.isa;
+    for_each_part(cpu, y, &|range, y| axpy_chunk(isa, a, &x[range], y));
 }
 
 dispatch! { fn axpy_chunk(a: f32, x: &[f32], y: &mut [f32]) = axpy_kernel }
@@ -62,15 +64,15 @@ unsafe fn axpy_kernel<S: Simd>(a: f32, x: &[f32], y: &mut [f32]) {
     }
 }
 
-/// out += a·(x − y). The difference comes first: it is exactly 0 where x = y.
-pub(crate) fn axpy_difference(cpu: &mut Cpu, a: f32, x: &[f32], y: &[f32], out: &mut [f32]) {
+/// out ← out + a·(x − y). The difference comes first, so that equal vectors add exactly nothing. Otherwise an optimiser
+/// that divides by the gradient's size would turn the rounding error into a visible step.
+///
+/// # Panics
+/// If the vectors differ in length.
+pub fn axpy_difference(cpu: &mut Cpu, a: f32, x: &[f32], y: &[f32], out: &mut [f32]) {
     assert!(x.len() == out.len() && y.len() == out.len(), "vectors of different lengths");
-    let (isa, len) = (cpu.isa, out.len());
-    let out = Shards::new(out);
-    for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each unit owns its chunk.
-        axpy_difference_chunk(isa, a, &x[range.clone()], &y[range.clone()], unsafe { out.part(range) });
-    });
+    let isa = cpu.isa;
+    for_each_part(cpu, out, &|range, out| axpy_difference_chunk(isa, a, &x[range.clone()], &y[range], out));
 }
 
 dispatch! { fn axpy_difference_chunk(a: f32, x: &[f32], y: &[f32], out: &mut [f32]) = axpy_difference_kernel }
