@@ -2,15 +2,27 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic too")]
 
-use std::path::Path;
-
-use fedproj_data::{SourceConfig, load};
+use fedproj_data::{SourceConfig, load, load_texts};
 use proptest::prelude::*;
 
-fn read(dir: &Path, name: &str, file: &str) {
-    let path = (!file.is_empty()).then(|| file.into());
-    // Only that it returns matters here; the readers' own tests say what.
-    let _ = load(&SourceConfig { path, ..SourceConfig::named(name) }, Some(dir));
+/// Whether a file of these bytes is read. For damaged bytes only that it returns matters; the readers' own tests say what.
+fn is_read(name: &str, files: &[&str], bytes: &[u8]) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    for file in files {
+        let path = dir.path().join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+    let path = match name {
+        "mnist" => None,
+        "folder" => Some(".".into()),
+        _ => Some(files[0].into()),
+    };
+    let config = SourceConfig { path, ..SourceConfig::named(name) };
+    match name {
+        "text" => load_texts(&config, Some(dir.path())).is_ok(),
+        _ => load(&config, Some(dir.path())).is_ok(),
+    }
 }
 
 fn npy() -> Vec<u8> {
@@ -47,54 +59,49 @@ fn damaged(good: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![3 => mutated, 1 => prop::collection::vec(any::<u8>(), 0..200)]
 }
 
+const CSV: &[u8] = b"x,y,kind\n1,2,a\n3.5,-4e3,\"b\"\n";
+const TEXTS: &[u8] = b"label,text\n\"0\",\"a \"\"b\"\"\nc\"\n1,d\n";
+
+#[test]
+fn undamaged_files_are_read() {
+    assert!(is_read("numpy", &["a.npy"], &npy()));
+    assert!(is_read("csv", &["a.csv"], CSV));
+    assert!(is_read("text", &["a.csv"], TEXTS));
+    assert!(is_read("folder", &["class/a.png", "other/a.png"], &png()));
+    assert!(is_read("folder", &["class/a.jpg", "other/a.jpg"], JPEG));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
     fn numpy_files(bytes in damaged(npy())) {
-        let dir = tempfile::tempdir().unwrap();
         for file in ["a.npy", "a.npz"] {
-            std::fs::write(dir.path().join(file), &bytes).unwrap();
-            read(dir.path(), "numpy", file);
+            is_read("numpy", &[file], &bytes);
         }
     }
 
     #[test]
-    fn csv_files(bytes in damaged(b"x,y,kind\n1,2,a\n3.5,-4e3,\"b\"\n".to_vec())) {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("a.csv"), &bytes).unwrap();
-        read(dir.path(), "csv", "a.csv");
+    fn csv_files(bytes in damaged(CSV.to_vec())) {
+        is_read("csv", &["a.csv"], &bytes);
     }
 
     #[test]
-    fn text_files(bytes in damaged(b"label,text\n\"0\",\"a \"\"b\"\"\nc\"\n1,d\n".to_vec())) {
-        let dir = tempfile::tempdir().unwrap();
+    fn text_files(bytes in damaged(TEXTS.to_vec())) {
         for file in ["a.csv", "a.tsv", "a.jsonl"] {
-            std::fs::write(dir.path().join(file), &bytes).unwrap();
-            let config = SourceConfig { path: Some(file.into()), ..SourceConfig::named("text") };
-            let _ = fedproj_data::load_texts(&config, Some(dir.path()));
+            is_read("text", &[file], &bytes);
         }
     }
 
     #[test]
     fn image_files(png in damaged(png()), jpeg in damaged(JPEG.to_vec())) {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("class")).unwrap();
-        for (file, bytes) in [("class/a.png", &png), ("class/a.jpg", &jpeg)] {
-            std::fs::write(dir.path().join(file), bytes).unwrap();
-            read(dir.path(), "folder", ".");
-            std::fs::remove_file(dir.path().join(file)).unwrap();
-        }
+        is_read("folder", &["class/a.png"], &png);
+        is_read("folder", &["class/a.jpg"], &jpeg);
     }
 
     #[test]
     fn idx_files(bytes in damaged(vec![0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2, 1, 2, 3, 4])) {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("mnist")).unwrap();
-        for part in ["train", "t10k"] {
-            std::fs::write(dir.path().join(format!("mnist/{part}-images-idx3-ubyte")), &bytes).unwrap();
-            std::fs::write(dir.path().join(format!("mnist/{part}-labels-idx1-ubyte.gz")), &bytes).unwrap();
-        }
-        read(dir.path(), "mnist", "");
+        let files = ["train", "t10k"].map(|part| [format!("mnist/{part}-images-idx3-ubyte"), format!("mnist/{part}-labels-idx1-ubyte.gz")]);
+        is_read("mnist", &files.as_flattened().iter().map(String::as_str).collect::<Vec<_>>(), &bytes);
     }
 }
