@@ -5,10 +5,14 @@
 mod decode;
 
 use fedproj_core::LocalStats;
-use fedproj_net::identity::{Token, certificate_from};
+use fedproj_net::Policy;
+use fedproj_net::identity::{Token, certificate_from, expiry_of};
 use fedproj_net::node::node_request;
-use fedproj_net::server::Authority;
-use fedproj_net::wire::{Blob, Contribution, NamedBlob, Task, TaskMemory, Work, WorkKind, encode_public};
+use fedproj_net::server::journal::Tail;
+use fedproj_net::server::{Authority, key_of_request};
+use fedproj_net::wire::{
+    Blob, Contribution, NamedBlob, Task, TaskMemory, Work, WorkKind, decode, decode_public, encode_public,
+};
 use proptest::prelude::*;
 use prost::Message;
 use std::sync::LazyLock;
@@ -52,6 +56,25 @@ fn seeds() -> Vec<Vec<u8>> {
         br#"{"seq":0,"time":"t","previous":"0000000000000000000000000000000000000000000000000000000000000000","event":"revoked","node":"a"}"#.to_vec(),
         b"epochs_max = 3\nmethods = ['fedavg']\n".to_vec(),
     ]
+}
+
+/// Otherwise damaged ones would not reach the decoders' ends.
+#[test]
+fn undamaged_inputs_are_values() {
+    let [certificate, task, work, contribution, public, token, request, line, policy] = &SEEDS[..] else {
+        panic!("{} seeds", SEEDS.len())
+    };
+    expiry_of(certificate).unwrap();
+    decode::<Task>(task).unwrap();
+    decode::<Work>(work).unwrap();
+    let contribution = decode::<Contribution>(contribution).unwrap();
+    let json = serde_json::to_string(&contribution).unwrap();
+    assert_eq!(serde_json::from_str::<Contribution>(&json).unwrap(), contribution);
+    decode_public(public).unwrap();
+    Token::parse(std::str::from_utf8(token).unwrap()).unwrap();
+    key_of_request(request).unwrap();
+    Tail::default().check(line).unwrap();
+    toml::from_str::<Policy>(std::str::from_utf8(policy).unwrap()).unwrap();
 }
 
 fn all(bytes: &[u8]) {
