@@ -111,28 +111,36 @@ fn convolutions() -> Result<Vec<Net>> {
     Ok(nets)
 }
 
-/// Convolutions of 3×3 and stride 1 with many channels, or from an image to many, on images of several sizes.
+/// Convolutions of 3×3 and of 1×1, of stride 1 and 2, with many channels, or from an image to many, on images of several
+/// sizes.
 pub fn square_convolutions() -> Result<Vec<Net>> {
     let mut nets = Vec::new();
-    // channels in, between and out; height and width; batch
+    let (shifted, halved, single) = (Window::new(3, 1, 1), Window::new(3, 2, 1), Window::new(1, 2, 0));
+    // window; channels in, between and out; height and width; batch
     let cases = [
-        ((64, 64, 64), (16, 16), 64),
-        ((64, 128, 64), (8, 8), 33),
-        ((128, 256, 128), (4, 4), 64),
-        ((64, 192, 64), (7, 16), 5),
-        ((128, 64, 64), (16, 5), 3),
-        ((3, 64, 64), (32, 32), 9),
-        ((1, 128, 64), (9, 7), 5),
+        (shifted, (64, 64, 64), (16, 16), 64),
+        (shifted, (64, 128, 64), (8, 8), 33),
+        (shifted, (128, 256, 128), (4, 4), 64),
+        (shifted, (64, 192, 64), (7, 16), 5),
+        (shifted, (128, 64, 64), (16, 5), 3),
+        (shifted, (3, 64, 64), (32, 32), 9),
+        (shifted, (1, 128, 64), (9, 7), 5),
+        (shifted, (64, 512, 256), (2, 2), 64),
+        (halved, (64, 128, 256), (16, 16), 33),
+        (halved, (128, 192, 64), (8, 8), 7),
+        (halved, (64, 64, 128), (32, 12), 5),
+        (single, (64, 128, 64), (16, 16), 9),
     ];
-    for ((from, between, to), (h, w), batch) in cases {
+    for (window, (from, between, to), (h, w), batch) in cases {
         let mut g = Graph::new(Shape::image(h, w, from));
-        let x = g.conv2d("conv1", g.input(), between, Window::new(3, 1, 1), true)?;
+        let x = g.conv2d("conv1", g.input(), between, window, true)?;
         let x = g.activation("tanh1", x, Activation::Tanh)?;
-        let x = g.conv2d("conv2", x, to, Window::new(3, 1, 1), false)?;
+        let x = g.conv2d("conv2", x, to, window, false)?;
         let x = g.activation("tanh2", x, Activation::Tanh)?;
         let x = g.flatten("flatten", x)?;
         g.linear("classes", x, 12, true)?;
-        let name = format!("convolutions {from} → {between} → {to} on {h}×{w}");
+        let (kernel, stride) = (window.kernel, window.stride);
+        let name = format!("{kernel}×{kernel} convolutions {from} → {between} → {to} by {stride} on {h}×{w}");
         // An observed image is not padded to four channels, which the kernel of a first layer needs.
         nets.push(Net::new(name, g, batch).tapped(if from < 64 { &[] } else { &["input"] }));
     }

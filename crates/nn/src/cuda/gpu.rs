@@ -222,7 +222,7 @@ impl Gpu {
                     "stem_pool" => Some(super::conv::STEM_POOL_SHARED_MAX),
                     "stem_weight" => Some(super::conv::STEM_WEIGHT_SHARED_MAX),
                     _ if name.starts_with("attention") => Some(super::text::SHARED_MAX),
-                    _ => super::hopper::shared_bytes(&name),
+                    _ => super::hopper::shared_bytes(&name).or_else(|| super::gather::shared_bytes(&name)),
                 };
                 // A GPU with less shared memory computes the steps that this kernel fuses one by one.
                 if name == "stem_weight" && shared > Some(shared_max) {

@@ -2,7 +2,8 @@
 //! support, and how they are launched.
 
 use super::conv::{Div, PARTS_LEN};
-use super::gpu::parameters;
+use super::gather;
+use super::gpu::{Pass, parameters};
 use crate::graph::{Graph, Node};
 use crate::kernels::conv::Conv;
 
@@ -169,6 +170,7 @@ impl Dense {
 pub(super) fn turned_len(graph: &Graph) -> usize {
     let len = |node: &Node| match node.convolution() {
         Some(c) if node.packed || Strip::new(&c, 1, true).is_some() => node.params[0].len(),
+        Some(c) if gather::serves(Pass::Input, &c, c.ci, true) => node.params[0].len(),
         _ => 0,
     };
     graph.nodes.iter().map(len).max().unwrap_or(0)

@@ -12,6 +12,7 @@ mod backward;
 mod batches;
 mod cohort;
 mod conv;
+mod gather;
 mod gpu;
 mod hopper;
 mod layers;

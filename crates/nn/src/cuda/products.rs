@@ -2,6 +2,7 @@
 
 use super::cohort::Cohort;
 use super::conv::{Geometry, Launch, stem_pool_shared, stem_shared, stem_weight_shared};
+use super::gather;
 use super::gpu::{Parameter, Pass, Precision, parameters};
 use super::hopper::{AT_ONCE, Dense, Strip, shared_bytes};
 use super::memory::Rows;
@@ -94,6 +95,9 @@ impl Cohort {
             && (o.pass != Pass::Weight || dense.weight().is_some())
         {
             return self.dense_product(dense, (c.ci, c.co), o);
+        }
+        if self.gpu.has_hopper() && tokens == 0 && gather::serves(o.pass, &c, pitch, aligned) {
+            return self.gathered_product(&c, o);
         }
         let (geometry, lanes) = (Geometry::new(&c, pitch, batch, tokens), self.lanes.at());
         if o.pass == Pass::Forward
@@ -191,6 +195,32 @@ impl Cohort {
                 self.sum_parts(o, ci * co, co, splits)
             }
         }
+    }
+
+    /// By the kernels of `gather.cu`.
+    fn gathered_product(&self, c: &Conv, o: &Operands) -> Result<()> {
+        let (geometry, lanes, flags) = (Geometry::new(c, c.ci, self.batch, 0), self.lanes.at(), o.flags());
+        let parts = self.parts.at();
+        let (from, w, to, len, columns) = match o.pass {
+            Pass::Forward => (o.x, o.w, o.y, c.ho * c.wo * c.co, c.co),
+            Pass::Input => {
+                let turned = self.turned_weights(c.ci, c.co, c.kernel * c.kernel, o.w)?;
+                (o.y, turned, o.x, c.h * c.w * c.ci, c.ci)
+            }
+            Pass::Weight => {
+                let (tiles, splits, shared) = gather::weight(c, self.batch);
+                let p: [&dyn Parameter; 8] = [&geometry, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &parts];
+                self.launch("HOPPER.gathered_weight", [tiles, splits], [384, 1], shared, &p)?;
+                return self.sum_parts(o, 9 * c.ci * c.co, c.co, splits);
+            }
+        };
+        let launch = gather::product(o.pass, c, self.batch, self.n_active(), self.gpu.processors());
+        let p: [&dyn Parameter; 9] =
+            [&geometry, &lanes, &from, &w, &to, &o.after, &flags, &(launch.splits as i32), &parts];
+        let shared = gather::shared_bytes(launch.kernel).unwrap_or(0);
+        let kernel = format!("HOPPER.{}", launch.kernel);
+        self.launch(&kernel, [launch.tiles, launch.splits], [launch.threads, 1], shared, &p)?;
+        self.sum_parts(o, self.batch * len, columns, launch.splits)
     }
 
     /// Weights with input and output swapped, and with taps reversed.

@@ -25,6 +25,7 @@ const CONV: &str = include_str!("kernels/conv.cu");
 const STEM: &str = include_str!("kernels/stem.cu");
 const HOPPER: &str = include_str!("kernels/hopper.cu");
 const DENSE: &str = include_str!("kernels/dense.cu");
+const GATHER: &str = include_str!("kernels/gather.cu");
 const REST: [&str; 7] = [
     include_str!("kernels/norm.cu"),
     include_str!("kernels/pool.cu"),
@@ -90,7 +91,8 @@ pub(super) fn programs(precision: Precision, capability: (i32, i32), compiler: (
         all.push(Program::new("STEM", &[COMMON, CONV], STEM, vec![architecture("")]));
     }
     if capability == HOPPER_CAPABILITY && compiler >= HOPPER_COMPILER && precision == Precision::Tf32 {
-        all.push(Program::new("HOPPER", &[COMMON], &format!("{HOPPER}\n{DENSE}"), vec![architecture("a")]));
+        let kernels = [HOPPER, DENSE, GATHER].join("\n");
+        all.push(Program::new("HOPPER", &[COMMON, CONV], &kernels, vec![architecture("a")]));
     }
     all
 }

@@ -214,6 +214,24 @@ extern "C" __global__ void turn_weights(const int* lanes, int ci, int co, int ta
     for (int r = threadIdx.y; r < 32; r += 8) turned[((i0 + r) * taps + taps - 1 - tap) * co + o0 + threadIdx.x] = tile[threadIdx.x][r];
 }
 
+// Writes, adds or leaves as a part for `sum_splits` what three warp groups have computed: 64 × 64 channels from (i0, o0)
+// each, for the three taps of a kernel row.
+__device__ __forceinline__ void store_weights(int ci, int co, int i0, int o0, const float (&acc)[3][32], float* w, int flags, int splits,
+                                              float* partial) {
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const bool is_part = splits > 1, fresh = is_part || flags & 1;
+    float* const to = is_part ? partial + (blockIdx.z * splits + blockIdx.y) * 9ll * ci * co : w;
+#pragma unroll
+    for (int right = 0; right < 3; right++) {
+#pragma unroll
+        for (int v = 0; v < 32; v++) {
+            const int i = i0 + warp % 4 * 16 + g + v / 2 % 2 * 8, o = o0 + v / 4 * 8 + 2 * t + v % 2;
+            float* const at = to + (o * 9 + warp / 4 * 3 + right) * ci + i;
+            *at = fresh ? acc[right][v] : *at + acc[right][v];
+        }
+    }
+}
+
 // Three warp groups compute 64 × 64 channels each, for the three taps of a kernel row. The sum runs over positions, 96
 // at a time. The tensor cores need both factors by positions: dY is transposed on its way to shared memory, X on its
 // way to registers.
@@ -295,16 +313,5 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
     asm volatile("cp.async.wait_all;");
 
-    const bool is_part = splits > 1, fresh = is_part || flags & 1;
-    const long long len = 9ll * s.ci * s.co;
-    float* const to = is_part ? partial + (blockIdx.z * splits + blockIdx.y) * len : of(w_rows, lane);
-#pragma unroll
-    for (int right = 0; right < 3; right++) {
-#pragma unroll
-        for (int v = 0; v < 32; v++) {
-            const int i = i0 + warp % 4 * 16 + g + v / 2 % 2 * 8, o = o0 + v / 4 * 8 + 2 * t + v % 2;
-            float* const at = to + (o * 9 + down * 3 + right) * s.ci + i;
-            *at = fresh ? acc[right][v] : *at + acc[right][v];
-        }
-    }
+    store_weights(s.ci, s.co, i0, o0, acc, of(w_rows, lane), flags, splits, partial);
 }
