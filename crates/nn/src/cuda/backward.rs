@@ -2,7 +2,7 @@
 
 use super::cohort::Cohort;
 use super::gpu::{self, Parameter};
-use super::layers::{Pool, activation, chunks, norm_mode, vec_of};
+use super::layers::{Pool, SHARES, activation, chunks, norm_mode, vec_of};
 use super::memory::{Extent, Rows, Vectors};
 use super::products::{After, Operands, Won};
 use crate::error::{Error, Result};
@@ -138,13 +138,19 @@ impl Cohort {
         let (chunk_rows, n_chunks) = chunks(self.batch * out_pixels);
         let (pixels, rows, n_parts) = (out_pixels as i32, chunk_rows as i32, n_chunks as i32);
         let (vec, suffix) = vec_of(node.shape.c);
-        let p: [&dyn Parameter; 10] = [&lanes, &valid, &pixels, &c, &rows, &summed, &dz, &z, &saved, &partial];
+        // Where nothing but the norm is under the ReLU, its mask is computed from the norm's input.
+        let masked = match (step.relu, step.residual) {
+            (false, _) => 0,
+            (true, Some(_)) => 1,
+            (true, None) => 2,
+        };
+        let p: [&dyn Parameter; 11] = [&lanes, &valid, &pixels, &c, &rows, &summed, &dz, &z, &saved, &masked, &partial];
         self.launch(&format!("reduce_GRADIENT_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
         let (mode, [w, ..]) = (norm_mode(self.mode.norm), self.params_of(step.node, params));
         let ([dw, db, _], pixels) = (self.params_of(step.node, grad), node.shape.pixels() as i32);
         let p: [&dyn Parameter; 12] =
             [&lanes, &valid, &pixels, &c, &n_parts, &mode, &w, &saved, &partial, &factors, &dw, &db];
-        self.launch("batch_norm_gradients", [node.shape.c.div_ceil(32), 1], [32, 8], 0, &p)?;
+        self.launch("batch_norm_gradients", [node.shape.c.div_ceil(32), 1], [32, SHARES], 0, &p)?;
         if self.first_layer_before(i).is_some() {
             // The gradient of its weights fuses the rest.
             return Ok(());
@@ -154,7 +160,8 @@ impl Cohort {
         }
         let (len, sample) = (self.len_of(step.out), node.shape.len() as i32);
         let (len_i, to, dr, flags) = (len as i32, dx.rows, rows_of(residual), flags(dx, residual));
-        let p: [&dyn Parameter; 12] = [&lanes, &valid, &len_i, &sample, &c, &x, &z, &factors, &dz, &to, &dr, &flags];
+        let p: [&dyn Parameter; 14] =
+            [&lanes, &valid, &len_i, &sample, &c, &x, &z, &saved, &masked, &factors, &dz, &to, &dr, &flags];
         self.each(&format!("normalise_backward_{suffix}"), len / vec, &p)
     }
 
@@ -179,7 +186,7 @@ impl Cohort {
         let p: [&dyn Parameter; 13] = [&lanes, &pixels, &c, &n, &x, &w, &saved, &z, &dz, &to, &dr, &partial, &flags];
         self.launch("group_norm_backward", [groups, self.batch], [256, 1], 0, &p)?;
         let p: [&dyn Parameter; 6] = [&lanes, &c, &(self.batch as i32), &partial, &dw, &db];
-        self.launch("group_norm_gradients", [shape.c.div_ceil(32), 1], [32, 8], 0, &p)
+        self.launch("group_norm_gradients", [shape.c.div_ceil(32), 1], [32, SHARES], 0, &p)
     }
 
     /// The first layer before step `i`, a batch-norm with its max-pool, if it computes the gradient of its weights from that
@@ -232,11 +239,12 @@ impl Cohort {
                 let (chunk_rows, n_chunks) = chunks(len / c);
                 let (pixels, none) = (node.shape.pixels() as i32, Rows::NONE);
                 let (valid, partial) = (self.valid.at(), self.partial.rows());
-                let p: [&dyn Parameter; 10] =
-                    [&lanes, &valid, &pixels, &(c as i32), &(chunk_rows as i32), &none, &dy, &none, &none, &partial];
+                let rows = chunk_rows as i32;
+                let p: [&dyn Parameter; 11] =
+                    [&lanes, &valid, &pixels, &(c as i32), &rows, &none, &dy, &none, &none, &0i32, &partial];
                 self.launch(&format!("reduce_COLUMNS_{}", vec_of(c).1), [n_chunks, 1], [256, 1], 0, &p)?;
                 let p: [&dyn Parameter; 5] = [&lanes, &(c as i32), &(n_chunks as i32), &partial, &bias];
-                self.launch("column_sums", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+                self.launch("column_sums", [c.div_ceil(32), 1], [32, SHARES], 0, &p)?;
             } else {
                 self.bias_backward(extent, c, dy, bias)?;
             }

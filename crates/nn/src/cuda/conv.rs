@@ -81,9 +81,9 @@ pub(super) struct Launch {
     pub shared: u32,
 }
 
-/// Minimum tiles per lane before split-K: ten lanes then fill a large GPU. It does not depend on the number of lanes, so
-/// results do not either.
-const TILES_WANTED: usize = 35;
+/// Minimum tiles per lane before split-K: ten lanes then fill a large GPU, two blocks per processor. It does not depend on
+/// the number of lanes, so results do not either.
+pub(super) const TILES_WANTED: usize = 26;
 /// Minimum blocks of wide tiles for the gradient of weights, and for the other passes. Measured: fewer leave too many
 /// processors idle in the last wave.
 const WIDE_WANTED: (usize, usize) = (200, 600);

@@ -1,7 +1,7 @@
 //! Convolutions that cannot be computed as shifts, by Hopper's warp-group products (`gather.cu`): which shapes the kernels
 //! support, and how they are launched.
 
-use super::conv::PARTS_LEN;
+use super::conv::{PARTS_LEN, TILES_WANTED};
 use super::gpu::Pass;
 use crate::kernels::conv::Conv;
 
@@ -17,8 +17,7 @@ pub(super) struct Product {
 /// Pixels per tile, and numbers of the sum per step.
 const PIXELS: usize = 128;
 const DEPTH: usize = 32;
-/// Minimum tiles per lane before split-K (ten lanes then fill a large GPU), and minimum steps per part.
-const TILES_WANTED: usize = 35;
+/// Minimum steps per part of a split sum.
 const STEPS_MIN: usize = 8;
 
 /// Results of a sum at a time, floats between pixels in shared memory, and max lines of pixels, as in `gather.cu`.

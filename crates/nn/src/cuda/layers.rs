@@ -89,9 +89,12 @@ pub(super) fn vec_of(channels: usize) -> (usize, &'static str) {
     if channels.is_multiple_of(4) { (4, "4") } else { (1, "1") }
 }
 
+/// Threads that share the chunks of a channel's sum, as in `norm.cu`.
+pub(super) const SHARES: u32 = 16;
+
 /// Rows per chunk of a sum, and the number of chunks. Both depend on the shape alone.
 pub(super) fn chunks(rows: usize) -> (usize, usize) {
-    let n = (rows / 64).clamp(1, CHUNKS_MAX);
+    let n = (rows / 16).clamp(1, CHUNKS_MAX);
     (rows.div_ceil(n), rows.div_ceil(rows.div_ceil(n)))
 }
 
@@ -243,8 +246,8 @@ impl Cohort {
             }
             let (_, suffix) = vec_of(c);
             let none = Rows::NONE;
-            let p: [&dyn Parameter; 10] =
-                [&lanes, &self.valid.at(), &pixels, &c_i, &(chunk_rows as i32), &x, &none, &none, &none, &partial];
+            let p: [&dyn Parameter; 11] =
+                [&lanes, &self.valid.at(), &pixels, &c_i, &(chunk_rows as i32), &x, &none, &none, &none, &0i32, &partial];
             self.launch(&format!("reduce_MOMENTS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
         }
         let p: [&dyn Parameter; 15] = [
@@ -264,7 +267,7 @@ impl Cohort {
             &NORM_EPS,
             &NORM_MOMENTUM,
         ];
-        self.launch("batch_norm_statistics", [c.div_ceil(32), 1], [32, 8], 0, &p)?;
+        self.launch("batch_norm_statistics", [c.div_ceil(32), 1], [32, SHARES], 0, &p)?;
         Ok(saved)
     }
 

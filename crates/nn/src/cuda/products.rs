@@ -172,7 +172,7 @@ impl Cohort {
         let (len_i, columns, parts, flags) = (len as i32, columns as i32, parts as i32, o.flags());
         let p: [&dyn Parameter; 8] =
             [&self.lanes.at(), &o.out(), &o.after, &len_i, &columns, &parts, &flags, &self.parts.at()];
-        self.each(&format!("{}.sum_splits", o.program()), len, &p)
+        self.each(&format!("{}.sum_splits", o.program()), len.div_ceil(4), &p)
     }
 
     /// By the kernels of `dense.cu`.

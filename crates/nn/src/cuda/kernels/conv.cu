@@ -505,13 +505,30 @@ CONV_KERNEL(4, 4, 2, 2, 8)
 // Adds the splits of a product in order, out ← (out +) Σ partial, and applies the epilogue.
 extern "C" __global__ void sum_splits(const int* lanes, Rows out_rows, After after, int len, int columns, int splits, int flags,
                                       const float* partial) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= len) return;
     const int lane = lanes[blockIdx.z];
-    const float* p = partial + (long long)blockIdx.z * splits * len + i;
-    float v = 0;
-    for (int k = 0; k < splits; k++) v += p[(long long)k * len];
-    float* out = of(out_rows, lane);
-    v = after(v, lane, i % columns, columns, i, flags & 2);
-    out[i] = flags & 1 ? v : out[i] + v;
+    const float* const p = partial + (long long)blockIdx.z * splits * len;
+    float* const out = of(out_rows, lane);
+    auto finished = [&](int i, float v) {
+        v = after(v, lane, i % columns, columns, i, flags & 2);
+        return flags & 1 ? v : out[i] + v;
+    };
+    const int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+    if (i + 4 <= len && len % 4 == 0 && (reinterpret_cast<u64>(out) & 15) == 0) {
+        Pack<4> v = {};
+#pragma unroll 4
+        for (int k = 0; k < splits; k++) {
+            const Pack<4> part = load<4>(p + (long long)k * len + i);
+#pragma unroll
+            for (int j = 0; j < 4; j++) v.v[j] += part.v[j];
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) v.v[j] = finished(i + j, v.v[j]);
+        store<4>(out + i, v);
+    } else {
+        for (int at = i; at < min(i + 4, len); at++) {
+            float v = 0;
+            for (int k = 0; k < splits; k++) v += p[(long long)k * len + at];
+            out[at] = finished(at, v);
+        }
+    }
 }

@@ -30,13 +30,13 @@ __device__ __forceinline__ void dense_product(const Dense& s, const int* lanes, 
 #pragma unroll
         for (int i = 0; i < N / LINES; i++) {
             const int row = m0 + line + LINES * i;
-            copy_async<4>(to + 128 * LINES * i, x + (row < n_rows ? row * s.ci + 32 * step_ahead : 0), row < n_rows);
+            copy_once(to + 128 * LINES * i, x + (row < n_rows ? row * s.ci + 32 * step_ahead : 0), row < n_rows);
         }
 #pragma unroll
         for (int i = 0; i < BN / LINES; i++) {
             // A thread's two rows of a product, eight apart, must be neighbouring channels.
             const int row = line + LINES * i, channel = row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
-            copy_async<4>(to + X_BYTES + 128 * LINES * i, w + (n0 + channel) * s.ci + 32 * step_ahead, true);
+            copy_once(to + X_BYTES + 128 * LINES * i, w + (n0 + channel) * s.ci + 32 * step_ahead, true);
         }
         place_ahead = place_ahead + 1 & 3;
         if (++step_ahead < n_steps) return;
@@ -69,13 +69,10 @@ __device__ __forceinline__ void dense_product(const Dense& s, const int* lanes, 
         // Number 4j + 2h + i of a thread: channel 2g + h of its warp's sixteen, token 8j + 2t + i.
         const int m0 = tile / n_tiles_n * N, n = tile % n_tiles_n * BN + group * 64 + tid / 32 % 4 * 16 + 2 * g;
         const Pair pair = after.pair(lane, n, s.co);
-#pragma unroll
-        for (int v = 0; v < N / 4; v++) {
+        after.put(of(y_rows, lane), lane, pair, acc, flags, [&](int v) {
             const int token = m0 + v / 2 * 8 + 2 * t + v % 2;
-            if (token >= n_rows) continue;
-            const float v0 = acc[v / 2 * 4 + v % 2], v1 = acc[v / 2 * 4 + 2 + v % 2];
-            after.put(of(y_rows, lane), lane, (long long)token * s.co + n, pair, v0, v1, flags);
-        }
+            return token < n_rows ? token * s.co + n : -1;
+        });
     }
     asm volatile("cp.async.wait_all;");
 }
@@ -110,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 #pragma unroll
         for (int i = 0; i < BK / 8; i++) {
             const int q = chunk * BK + warp + 8 * i;
-            copy_async<4>(x_to + 4 * 8 * i * PITCH, x + (q < n_rows ? q * s.ci : 0), q < n_rows);
+            copy_once(x_to + 4 * 8 * i * PITCH, x + (q < n_rows ? q * s.ci : 0), q < n_rows);
         }
         // Eight channels × four tokens of a warp are 128 bytes in shared memory.
         const int q = chunk * BK + 4 * warp + thread / 8;

@@ -9,7 +9,7 @@
 // A block of GROUPS warp groups computes 128 pixels × 64·GROUPS channels, each group its own channels. 32 numbers of the
 // sum, of both factors, are copied to one of three stages, two steps ahead; products of a second block fill the gaps.
 // Copies to shared memory and reads of it are the bottleneck: 1.25 times as long as the products of two groups.
-// The sum runs over blocks of 32 channels and, inside, over taps, whose pixels are then still in the first-level cache.
+// The sum runs over blocks of 32 channels and, inside, over taps.
 template <int MODE, int GROUPS>
 __device__ __forceinline__ void gathered_product(const Conv& s, const int* lanes, const Rows& image_rows, const Rows& w_rows,
                                                  const Rows& out_rows, const After& after, int flags, int splits, float* partial) {
@@ -40,11 +40,13 @@ __device__ __forceinline__ void gathered_product(const Conv& s, const int* lanes
         const int top = MODE == FORWARD ? row * s.stride - s.pad : row + (cls.ph + s.pad - cls.kh0) / s.stride;
         const int left = MODE == FORWARD ? col * s.stride - s.pad : col + (cls.pw + s.pad - cls.kw0) / s.stride;
         at_pixel[i] = ((n * image_h + top) * image_w + left) * image_c + 4 * part;
+        u32 columns = 0;
         reached[i] = 0;
-        for (int tap = 0; tap < n_taps && m < n_rows; tap++) {
-            const int down = tap / width, right = tap - down * width;
-            const int y = MODE == FORWARD ? top + down : top - down, x = MODE == FORWARD ? left + right : left - right;
-            if (u32(y) < u32(image_h) && u32(x) < u32(image_w)) reached[i] |= 1u << tap;
+        for (int right = 0; right < width; right++) {
+            if (u32(MODE == FORWARD ? left + right : left - right) < u32(image_w)) columns |= 1u << right;
+        }
+        for (int down = 0; down * width < n_taps && m < n_rows; down++) {
+            if (u32(MODE == FORWARD ? top + down : top - down) < u32(image_h)) reached[i] |= columns << down * width;
         }
     }
     const float* const image = of(image_rows, lane);
@@ -65,11 +67,11 @@ __device__ __forceinline__ void gathered_product(const Conv& s, const int* lanes
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
             const bool in = reached[i] >> tap & 1;
-            copy_async<4>(to + 128 * LINES * i, image + (in ? at_pixel[i] + moved + 32 * block : 0), in);
+            copy_once(to + 128 * LINES * i, image + (in ? at_pixel[i] + moved + 32 * block : 0), in);
         }
 #pragma unroll
         for (int i = 0; i < BN / LINES; i++) {
-            copy_async<4>(to + IMAGE_BYTES + 128 * LINES * i, w + (LINES * i * taps + at_tap) * image_c + 32 * block, true);
+            copy_once(to + IMAGE_BYTES + 128 * LINES * i, w + (LINES * i * taps + at_tap) * image_c + 32 * block, true);
         }
         place_ahead = place_ahead == 2 ? 0 : place_ahead + 1;
         if (++tap == n_taps) tap = 0, block++;
@@ -98,25 +100,20 @@ __device__ __forceinline__ void gathered_product(const Conv& s, const int* lanes
 
     // Number 4j + 2h + i of a thread: channel 2g + h of its warp's sixteen, pixel 8j + 2t + i.
     const int n = n0 + group * 64 + tid / 32 % 4 * 16 + 2 * g;
-    const Pair pair = after.pair(lane, n, n_columns);
-    const long long out_len = (long long)n_rows * (MODE == INPUT ? s.stride * s.stride : 1) * n_columns;
-    float* const part_to = partial + (blockIdx.z * splits + blockIdx.y) * out_len;
-#pragma unroll
-    for (int v = 0; v < N / 4; v++) {
+    auto at = [&](int v) {
         const int m = m0 + v / 2 * 8 + 2 * t + v % 2;
-        if (m >= n_rows) continue;
         int pixel = m;
         if (MODE == INPUT && s.stride > 1) {
             const int line = m / s.by_wo;
             pixel = (line * s.stride + cls.ph) * s.w + (m - line * s.wo) * s.stride + cls.pw;
         }
-        const float v0 = acc[v / 2 * 4 + v % 2], v1 = acc[v / 2 * 4 + 2 + v % 2];
-        const long long at = (long long)pixel * n_columns + n;
-        if (splits > 1) {
-            *reinterpret_cast<float2*>(part_to + at) = make_float2(v0, v1);  // `sum_splits` applies the epilogue
-        } else {
-            after.put(of(out_rows, lane), lane, at, pair, v0, v1, flags);
-        }
+        return m < n_rows ? pixel * n_columns + n : -1;
+    };
+    if (splits > 1) {  // `sum_splits` applies the epilogue
+        const long long out_len = (long long)n_rows * (MODE == INPUT ? s.stride * s.stride : 1) * n_columns;
+        After{}.put(partial + (blockIdx.z * splits + blockIdx.y) * out_len, lane, Pair{}, acc, 1, at);
+    } else {
+        after.put(of(out_rows, lane), lane, after.pair(lane, n, n_columns), acc, flags, at);
     }
 }
 
@@ -166,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         for (int i = 0; i < PASSES; i++) {
             if (tid / 16 + 24 * i >= x_lines) break;
             const bool in = n + (line_of[i] >> 8) < s.batch && u32(row + (line_of[i] & 255) - 1) < u32(s.h);
-            copy_async<4>(x_to + 4 * 24 * i * PITCH, x + (in ? at + from[i] : 0), in);
+            copy_once(x_to + 4 * 24 * i * PITCH, x + (in ? at + from[i] : 0), in);
         }
         if (warp >= BK / 4) return;
         // Eight channels × four results of a warp are 128 bytes in shared memory.

@@ -110,7 +110,7 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
         if (line + 32 * i >= A_ROWS) return;
         const bool in = pixels[i] >= 0;
         const u32 to = a_shared + buffer * A_BYTES + 128 * 32 * i + swapped_to(line, part);
-        copy_async<4>(to, x + (in ? pixels[i] * s.ci + 32 * block : 0), in);
+        copy_once(to, x + (in ? pixels[i] * s.ci + 32 * block : 0), in);
     };
     int tile_ahead = blockIdx.x, block_ahead = 0, tap_ahead = 0, place_ahead = 0;
     const float* w;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
 #pragma unroll
         for (int i = 0; i < B_PASSES; i++) {
             const u32 to = b_shared + place_ahead * B_BYTES + 128 * 32 * i + swapped_to(line, part);
-            copy_async<4>(to, w + (32 * i * 9 + tap_ahead) * s.ci + 32 * block_ahead, true);
+            copy_once(to, w + (32 * i * 9 + tap_ahead) * s.ci + 32 * block_ahead, true);
         }
         place_ahead = place_ahead + 1 & 3;
         if (++tap_ahead < 9) return;
@@ -183,13 +183,10 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
         // Number 4j + 2h + i of a thread: channel 2g + h of its warp's sixteen, position 8j + 2t + i.
         const int n = tile % n_tiles_n * BN + (GROUPS == 2 ? group * 64 : 0) + tid / 32 % 4 * 16 + 2 * g;
         const Pair pair = after.pair(lane, n, s.co);
-#pragma unroll
-        for (int v = 0; v < N / 4; v++) {
+        after.put(of(y_rows, lane), lane, pair, acc, flags, [&](int v) {
             const int pixel = outputs[first + v / 2 * 8 + 2 * t + v % 2];
-            if (pixel < 0) continue;
-            const float v0 = acc[v / 2 * 4 + v % 2], v1 = acc[v / 2 * 4 + 2 + v % 2];
-            after.put(of(y_rows, lane), lane, (long long)pixel * s.co + n, pair, v0, v1, flags);
-        }
+            return pixel < 0 ? -1 : pixel * s.co + n;
+        });
     }
     asm volatile("cp.async.wait_all;");
 }
@@ -256,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             const int row = tid / 16 + 24 * i;
             if (row >= BK + 2 * margin) break;
             const int pixel = s.pixel(chunk * BK - margin + row);
-            copy_async<4>(x_to + 4 * 24 * i * X_PITCH, x + (pixel < 0 ? 0 : pixel * s.ci), pixel >= 0);
+            copy_once(x_to + 4 * 24 * i * X_PITCH, x + (pixel < 0 ? 0 : pixel * s.ci), pixel >= 0);
         }
         // Eight channels × four positions of a warp are 128 bytes in shared memory.
         const u32 y_to = shared + place * PLACE_BYTES + X_BYTES + 16 * (thread % 8) + 4 * (thread / 8);

@@ -6,17 +6,43 @@
 enum { MOMENTS, GRADIENT, COLUMNS };
 enum { UPDATE, BATCH, FROZEN };
 
-// partial[chunk][2][C]: MOMENTS Σ(x − x₀), Σ(x − x₀)²; GRADIENT Σ dz′, Σ dz′(x − mean) with dz′ masked by z > 0;
-// COLUMNS Σ dz.
+// Where a batch-norm's gradient comes from: everywhere, where the ReLU's output z is positive, or where the norm itself
+// is. The last needs no z: z is computed again from x, which is read anyhow.
+enum { ALL, BY_OUTPUT, BY_NORM };
+
+// dz where `masked` lets it pass, else 0. saved: see `batch_norm_statistics`.
+template <int VEC>
+struct Gate {
+    int masked;
+    const float* z;
+    Pack<VEC> scale, shift;
+
+    __device__ __forceinline__ Gate(int masked, const Rows& z_rows, const float* saved, int channels, int c, int lane)
+        : masked(masked), z(masked == BY_OUTPUT ? of(z_rows, lane) : nullptr) {
+        if (masked == BY_NORM) scale = load<VEC>(saved + 2 * channels + c), shift = load<VEC>(saved + 3 * channels + c);
+    }
+
+    __device__ __forceinline__ void apply(Pack<VEC>& dz, const Pack<VEC>& x, long long at) const {
+        if (masked == BY_OUTPUT) {
+            const Pack<VEC> m = load<VEC>(z + at);
+#pragma unroll
+            for (int k = 0; k < VEC; k++) dz.v[k] = m.v[k] > 0.f ? dz.v[k] : 0.f;
+        } else if (masked == BY_NORM) {
+#pragma unroll
+            for (int k = 0; k < VEC; k++) dz.v[k] = norm_of(scale.v[k], x.v[k], shift.v[k]) > 0.f ? dz.v[k] : 0.f;
+        }
+    }
+};
+
+// partial[chunk][2][C]: MOMENTS Σ(x − x₀), Σ(x − x₀)²; GRADIENT Σ dz′, Σ dz′(x − mean) with dz′ = masked dz; COLUMNS Σ dz.
 template <int KIND, int VEC>
 __device__ __forceinline__ void reduce_rows(const int* lanes, const int* valid, int pixels, int channels, int chunk_rows,
-                                            Rows x_rows, Rows dz_rows, Rows z_rows, Rows mean_rows, Rows partial_rows) {
+                                            Rows x_rows, Rows dz_rows, Rows z_rows, Rows saved_rows, int masked, Rows partial_rows) {
     __shared__ float sums[2][256 * VEC];
     const int lane = lanes[blockIdx.z];
     const float* x = KIND == COLUMNS ? nullptr : of(x_rows, lane);
     const float* dz = KIND == MOMENTS ? nullptr : of(dz_rows, lane);
-    const float* z = KIND == GRADIENT && z_rows.at ? of(z_rows, lane) : nullptr;
-    const float* shift = KIND == MOMENTS ? x : KIND == GRADIENT ? of(mean_rows, lane) : nullptr;
+    const float* shift = KIND == MOMENTS ? x : KIND == GRADIENT ? of(saved_rows, lane) : nullptr;
     const int rows = valid[lane] * pixels;
     const int r0 = blockIdx.x * chunk_rows, r1 = min(r0 + chunk_rows, rows);
     float* out = of(partial_rows, lane) + (long long)blockIdx.x * 2 * channels;
@@ -28,6 +54,7 @@ __device__ __forceinline__ void reduce_rows(const int* lanes, const int* valid, 
         if (first < at_once) {
             Pack<VEC> s = {};
             if (KIND != COLUMNS) s = load<VEC>(shift + c);
+            const Gate<VEC> mask(KIND == GRADIENT ? masked : ALL, z_rows, shift, channels, c, lane);
             for (int r = r0 + first; r < r1; r += at_once) {
                 const long long at = (long long)r * channels + c;
                 Pack<VEC> a = load<VEC>((KIND == MOMENTS ? x : dz) + at);
@@ -39,11 +66,7 @@ __device__ __forceinline__ void reduce_rows(const int* lanes, const int* valid, 
                     }
                 } else if constexpr (KIND == GRADIENT) {
                     const Pack<VEC> b = load<VEC>(x + at);
-                    if (z) {
-                        const Pack<VEC> m = load<VEC>(z + at);
-#pragma unroll
-                        for (int i = 0; i < VEC; i++) a.v[i] = m.v[i] > 0.f ? a.v[i] : 0.f;
-                    }
+                    mask.apply(a, b, at);
 #pragma unroll
                     for (int i = 0; i < VEC; i++) s1[i] += a.v[i], s2[i] += a.v[i] * (b.v[i] - s.v[i]);
                 } else {
@@ -67,8 +90,8 @@ __device__ __forceinline__ void reduce_rows(const int* lanes, const int* valid, 
 #define REDUCE_KERNEL(kind, vec)                                                                                      \
     extern "C" __global__ void __launch_bounds__(256) reduce_##kind##_##vec(                                          \
         const int* lanes, const int* valid, int pixels, int channels, int chunk_rows, Rows x, Rows dz, Rows z,        \
-        Rows mean, Rows partial) {                                                                                    \
-        reduce_rows<kind, vec>(lanes, valid, pixels, channels, chunk_rows, x, dz, z, mean, partial);                  \
+        Rows saved, int masked, Rows partial) {                                                                       \
+        reduce_rows<kind, vec>(lanes, valid, pixels, channels, chunk_rows, x, dz, z, saved, masked, partial);         \
     }
 REDUCE_KERNEL(MOMENTS, 1)
 REDUCE_KERNEL(MOMENTS, 4)
@@ -77,12 +100,15 @@ REDUCE_KERNEL(GRADIENT, 4)
 REDUCE_KERNEL(COLUMNS, 1)
 REDUCE_KERNEL(COLUMNS, 4)
 
-// The sums of all chunks for one channel, computed by eight threads.
+constexpr int SHARES = 16;  // threads that share the chunks of a channel
+
+// The sums of all chunks for one channel, computed by SHARES threads.
 __device__ __forceinline__ void sum_chunks(const float* partial, int n_chunks, int channels, int c, double& s1, double& s2) {
-    __shared__ double parts[2][8][32];
+    __shared__ double parts[2][SHARES][32];
     s1 = 0, s2 = 0;
     if (c < channels) {
-        for (int k = threadIdx.y; k < n_chunks; k += 8) {
+#pragma unroll 4
+        for (int k = threadIdx.y; k < n_chunks; k += SHARES) {
             s1 += partial[(long long)k * 2 * channels + c];
             s2 += partial[(long long)k * 2 * channels + channels + c];
         }
@@ -90,7 +116,7 @@ __device__ __forceinline__ void sum_chunks(const float* partial, int n_chunks, i
     parts[0][threadIdx.y][threadIdx.x] = s1, parts[1][threadIdx.y][threadIdx.x] = s2;
     __syncthreads();
     s1 = 0, s2 = 0;
-    for (int k = 0; k < 8; k++) s1 += parts[0][k][threadIdx.x], s2 += parts[1][k][threadIdx.x];
+    for (int k = 0; k < SHARES; k++) s1 += parts[0][k][threadIdx.x], s2 += parts[1][k][threadIdx.x];
 }
 
 // saved[4][C]: mean, 1/σ, and the coefficients of y = scale·x + shift. Mode UPDATE updates the running statistics.
@@ -178,17 +204,14 @@ extern "C" __global__ void batch_norm_gradients(const int* lanes, const int* val
 // dx = a·dz′ + b·x + c (0 for padding). Adds dz′ to the residual's gradient. flags: 1 dx is fresh, 2 the residual's is.
 template <int VEC>
 __device__ __forceinline__ void normalise_backward(const int* lanes, const int* valid, int len, int sample, int channels, Rows x_rows,
-                                                   Rows z_rows, Rows coefficients, Rows dz_rows, Rows dx_rows, Rows dresidual_rows,
-                                                   int flags) {
+                                                   Rows z_rows, Rows saved_rows, int masked, Rows coefficients, Rows dz_rows,
+                                                   Rows dx_rows, Rows dresidual_rows, int flags) {
     const int i = (blockIdx.x * blockDim.x + threadIdx.x) * VEC;
     if (i >= len) return;
     const int lane = lanes[blockIdx.z], c = i % channels;
     Pack<VEC> d = load<VEC>(of(dz_rows, lane) + i);
-    if (z_rows.at) {
-        const Pack<VEC> z = load<VEC>(of(z_rows, lane) + i);
-#pragma unroll
-        for (int k = 0; k < VEC; k++) d.v[k] = z.v[k] > 0.f ? d.v[k] : 0.f;
-    }
+    const Pack<VEC> x = load<VEC>(of(x_rows, lane) + i);
+    Gate<VEC>(masked, z_rows, of(saved_rows, lane), channels, c, lane).apply(d, x, i);
     if (dresidual_rows.at) {
         float* to = of(dresidual_rows, lane) + i;
         Pack<VEC> r = d;
@@ -201,7 +224,6 @@ __device__ __forceinline__ void normalise_backward(const int* lanes, const int* 
     }
     const float* q = of(coefficients, lane);
     const Pack<VEC> a = load<VEC>(q + c), b = load<VEC>(q + channels + c), e = load<VEC>(q + 2 * channels + c);
-    const Pack<VEC> x = load<VEC>(of(x_rows, lane) + i);
     const bool padding = i >= valid[lane] * sample;
     float* to = of(dx_rows, lane) + i;
     Pack<VEC> out;
@@ -217,9 +239,11 @@ __device__ __forceinline__ void normalise_backward(const int* lanes, const int* 
 
 #define NORMALISE_BACKWARD(vec)                                                                                       \
     extern "C" __global__ void normalise_backward_##vec(const int* lanes, const int* valid, int len, int sample,      \
-                                                        int channels, Rows x, Rows z, Rows coefficients, Rows dz,     \
-                                                        Rows dx, Rows dresidual, int flags) {                         \
-        normalise_backward<vec>(lanes, valid, len, sample, channels, x, z, coefficients, dz, dx, dresidual, flags);   \
+                                                        int channels, Rows x, Rows z, Rows saved, int masked,         \
+                                                        Rows coefficients, Rows dz, Rows dx, Rows dresidual,          \
+                                                        int flags) {                                                  \
+        normalise_backward<vec>(lanes, valid, len, sample, channels, x, z, saved, masked, coefficients, dz, dx,       \
+                                dresidual, flags);                                                                    \
     }
 NORMALISE_BACKWARD(1)
 NORMALISE_BACKWARD(4)
