@@ -56,6 +56,8 @@ pub struct Cohort {
     grads: Vec<Vectors>,
     pub(super) has_grad: Vec<bool>,
     pub(super) kept: Vec<Kept>,
+    /// The chunks that the convolution before each step's batch-norm has summed in this pass.
+    pub(super) n_moments: Vec<usize>,
     pub(super) partial: Vectors,
     pub(super) coefficients: Vectors,
     pub(super) parts: Memory<f32>,
@@ -91,6 +93,8 @@ pub(super) struct Kept {
     pub bytes: Option<(Memory<u8>, usize)>,
     /// The inputs of a batch-norm that won in the max-pool it fuses.
     pub winners: Option<Vectors>,
+    /// Sums of a batch-norm, by the convolution before it.
+    pub moments: Option<Vectors>,
 }
 
 impl Kept {
@@ -101,7 +105,11 @@ impl Kept {
         let won = if step.pool.is_some() && options.training { n * graph.nodes[step.out].shape.len() } else { 0 };
         let stride = padded(bytes);
         let bytes = if bytes == 0 { None } else { Some((gpu.zeros(lanes * stride)?, stride)) };
-        Ok(Self { floats: rows(floats)?, bytes, winners: rows(won)? })
+        let node = &graph.nodes[step.node];
+        let is_summed = node.op == Op::BatchNorm && options.training && gpu.has_hopper();
+        let positions = n * (node.shape.h + 1) * (node.shape.w + 1);
+        let sums = if is_summed { 2 * node.shape.c * positions.div_ceil(128) } else { 0 };
+        Ok(Self { floats: rows(floats)?, bytes, winners: rows(won)?, moments: rows(sums)? })
     }
 }
 
@@ -142,6 +150,7 @@ impl Cohort {
             grads,
             has_grad: vec![false; graph.nodes.len()],
             kept,
+            n_moments: vec![0; plan.steps.len()],
             partial: vectors(2 * channels_max * n.max(CHUNKS_MAX))?,
             coefficients: vectors(3 * channels_max)?,
             parts: gpu.zeros(k * conv::PARTS_LEN)?,

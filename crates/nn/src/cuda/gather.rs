@@ -15,7 +15,7 @@ pub(super) struct Product {
 }
 
 /// Pixels per tile, and numbers of the sum per step.
-const PIXELS: usize = 128;
+pub(super) const PIXELS: usize = 128;
 const DEPTH: usize = 32;
 /// Minimum steps per part of a split sum.
 const STEPS_MIN: usize = 8;

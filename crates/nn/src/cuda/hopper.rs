@@ -92,6 +92,11 @@ impl Strip {
         (self.batch * (self.h + 1) * (self.w + 1)) as usize
     }
 
+    /// Chunks of positions whose moments a forward pass sums.
+    pub fn chunks(&self) -> usize {
+        self.positions().div_ceil(128)
+    }
+
     /// The kernel that keeps `processors` busiest, and its tiles per lane.
     pub fn product(&self, lanes: usize, processors: usize) -> (&'static str, usize) {
         let columns = self.co as usize;

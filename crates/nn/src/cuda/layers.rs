@@ -12,6 +12,7 @@ use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
 use crate::kernels::pool::MaxPool;
 use crate::kernels::{Activation, NormMode};
 use crate::mode::{Dropout, Mode};
+use crate::plan::Step;
 use fedproj_rng::Purpose;
 use std::ops::Range;
 
@@ -110,6 +111,7 @@ impl Cohort {
         }
         self.mode = mode;
         self.has_grad.fill(false);
+        self.n_moments.fill(0);
         for i in 0..self.plan.steps.len() {
             self.run_step(i, params, buffers)?;
         }
@@ -172,7 +174,9 @@ impl Cohort {
                     Some(norm) => self.norm_statistics(i, norm, Rows::NONE, params, buffers)?,
                     None => Rows::NONE,
                 };
-                let after = After { bias: b, norm, residual };
+                let sums = if b == Rows::NONE && !step.relu { self.moments_after(i, buffers) } else { None };
+                let (moments, mean) = sums.unwrap_or((Rows::NONE, Rows::NONE));
+                let after = After { bias: b, norm, residual, moments, mean, valid: self.valid.at() };
                 let operands = Operands { pass: gpu::Pass::Forward, x, w, y, after, fresh: true, relu: step.relu };
                 self.product(step.node, &operands, step.pool.and_then(|_| self.pool_of(i)))
             }
@@ -230,24 +234,54 @@ impl Cohort {
         (node.shape.c, node.params[0].len() / node.shape.c)
     }
 
+    /// Where the convolution of step `i` leaves the sums of the batch-norm that reads it, if it can, and what they are about:
+    /// the running mean, which is near the batch's.
+    fn moments_after(&mut self, i: usize, buffers: Rows) -> Option<(Rows, Rows)> {
+        let step = self.plan.steps[i];
+        let reads = |later: &Step| {
+            let node = &self.graph.nodes[later.node];
+            node.op == Op::BatchNorm && node.inputs[0].0 == step.out
+        };
+        let norm = self.plan.steps.iter().position(reads).filter(|_| self.mode.norm != NormMode::Frozen)?;
+        let kept = self.kept[norm].moments.as_ref()?.rows();
+        let n_chunks = self.moment_chunks(step.node)?;
+        self.n_moments[norm] = n_chunks;
+        Some((kept, buffers.from(self.graph.nodes[self.plan.steps[norm].node].buffers[0].start)))
+    }
+
     /// Statistics and coefficients of a batch-norm for this pass, kept with step `i`.
     fn norm_statistics(&self, i: usize, norm: usize, x: Rows, params: Rows, buffers: Rows) -> Result<Rows> {
         let node = &self.graph.nodes[norm];
         let [weight, bias, _] = self.params_of(norm, params);
         let [mean, var] = node.buffers.each_ref().map(|span| buffers.from(span.start));
         let saved = self.saved_rows(i);
-        let (c, partial, lanes) = (node.shape.c, self.partial.rows(), self.lanes.at());
+        let (c, lanes) = (node.shape.c, self.lanes.at());
         let (chunk_rows, n_chunks) = chunks(self.batch * node.shape.pixels());
         let (c_i, pixels) = (c as i32, node.shape.pixels() as i32);
-        if self.mode.norm != NormMode::Frozen {
+        // The convolution before it may have summed already.
+        let summed = self.kept[i].moments.as_ref().filter(|_| self.n_moments[i] > 0);
+        let (partial, n_chunks, about) =
+            summed.map_or((self.partial.rows(), n_chunks, x), |sums| (sums.rows(), self.n_moments[i], mean));
+        if self.mode.norm != NormMode::Frozen && summed.is_none() {
             if x == Rows::NONE {
                 let problem = "without training, batch-norms must be frozen".into();
                 return Err(Error::Gpu { what: node.name.clone(), problem });
             }
             let (_, suffix) = vec_of(c);
             let none = Rows::NONE;
-            let p: [&dyn Parameter; 11] =
-                [&lanes, &self.valid.at(), &pixels, &c_i, &(chunk_rows as i32), &x, &none, &none, &none, &0i32, &partial];
+            let p: [&dyn Parameter; 11] = [
+                &lanes,
+                &self.valid.at(),
+                &pixels,
+                &c_i,
+                &(chunk_rows as i32),
+                &x,
+                &none,
+                &none,
+                &none,
+                &0i32,
+                &partial,
+            ];
             self.launch(&format!("reduce_MOMENTS_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
         }
         let p: [&dyn Parameter; 15] = [
@@ -257,7 +291,7 @@ impl Cohort {
             &c_i,
             &(n_chunks as i32),
             &norm_mode(self.mode.norm),
-            &x,
+            &about,
             &weight,
             &bias,
             &mean,

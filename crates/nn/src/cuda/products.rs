@@ -17,11 +17,23 @@ pub(super) struct After {
     pub bias: Rows,
     pub norm: Rows,
     pub residual: Rows,
+    /// Where the sums of the batch-norm that follows go, and what they are about.
+    pub moments: Rows,
+    pub mean: Rows,
+    /// The address of the lanes' counts of valid samples.
+    pub valid: u64,
 }
 parameters!(After);
 
 impl After {
-    pub const NOTHING: Self = Self { bias: Rows::NONE, norm: Rows::NONE, residual: Rows::NONE };
+    pub const NOTHING: Self = Self {
+        bias: Rows::NONE,
+        norm: Rows::NONE,
+        residual: Rows::NONE,
+        moments: Rows::NONE,
+        mean: Rows::NONE,
+        valid: 0,
+    };
 }
 
 /// The winners of a max-pool and their gradients, as in `stem.cu`.
@@ -76,6 +88,18 @@ impl Cohort {
         let conv = n.convolution()?;
         let pitch = if n.inputs[0] == self.graph.input() { self.input_pitch } else { conv.ci };
         Some((conv, pitch, n.params[0].start.is_multiple_of(4)))
+    }
+
+    /// The chunks of rows whose moments the forward pass of a convolution sums; `None` if its kernel does not.
+    pub(super) fn moment_chunks(&self, node: usize) -> Option<usize> {
+        let (c, pitch, aligned) = self.convolution(node).filter(|_| self.gpu.has_hopper())?;
+        if let Some(strip) = Strip::new(&c, self.batch, aligned) {
+            return Some(strip.chunks());
+        }
+        let is_whole =
+            || gather::product(Pass::Forward, &c, self.batch, self.n_active(), self.gpu.processors()).splits == 1;
+        let serves = gather::serves(Pass::Forward, &c, pitch, aligned) && is_whole();
+        serves.then(|| (self.batch * c.ho * c.wo).div_ceil(gather::PIXELS))
     }
 
     /// Computes a pass of a convolution or a linear layer, together with the max-pool that a forward pass fuses.

@@ -138,9 +138,10 @@ struct Pair {
 };
 
 // The epilogue of a forward product: y = relu?(a·x + b + residual?). (a, b) is (1, bias) or a frozen batch-norm's scale
-// and shift.
+// and shift. If a batch-norm follows that is not frozen, `moments` takes its sums about `mean`, for `valid` samples.
 struct After {
-    Rows bias, norm, residual;
+    Rows bias, norm, residual, moments, mean;
+    const int* valid;
 
     __device__ __forceinline__ float operator()(float v, int lane, int column, int columns, long long at, bool with_relu) const {
         if (norm.at) v = norm_of(of(norm, lane)[2 * columns + column], v, of(norm, lane)[3 * columns + column]);
@@ -160,6 +161,29 @@ struct After {
             p.b0 = q[0], p.b1 = q[1];
         }
         return p;
+    }
+
+    // Leaves Σ(y − mean) and Σ(y − mean)² of a product's 128 rows for `batch_norm_statistics`. A thread has two columns of
+    // 32 rows, as in `put`, and shares them with its three neighbours. end: the first element of padding.
+    template <int LEN, class At>
+    __device__ __forceinline__ void sum_moments(int lane, int chunk, int column, int columns, int end, const float (&acc)[LEN], At at) const {
+        const float mean0 = of(mean, lane)[column], mean1 = of(mean, lane)[column + 1];
+        float sums[4] = {};
+#pragma unroll
+        for (int v = 0; v < LEN / 2; v++) {
+            if (u32(at(v)) >= u32(end)) continue;
+            const float d0 = acc[v / 2 * 4 + v % 2] - mean0, d1 = acc[v / 2 * 4 + 2 + v % 2] - mean1;
+            sums[0] += d0, sums[1] += d1, sums[2] += d0 * d0, sums[3] += d1 * d1;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sums[i] += __shfl_xor_sync(~0u, sums[i], 1);
+            sums[i] += __shfl_xor_sync(~0u, sums[i], 2);
+        }
+        if (threadIdx.x % 4 != 0) return;
+        float* const to = of(moments, lane) + 2 * chunk * columns + column;
+        *reinterpret_cast<float2*>(to) = make_float2(sums[0], sums[1]);
+        *reinterpret_cast<float2*>(to + columns) = make_float2(sums[2], sums[3]);
     }
 
     // Writes or adds what a thread of a warp group has computed, pairs of neighbouring columns: numbers 4j + i and 4j + 2

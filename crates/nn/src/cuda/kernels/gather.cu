@@ -79,7 +79,7 @@ __device__ __forceinline__ void gathered_product(const Conv& s, const int* lanes
     fetch(), copies_commit();
     fetch(), copies_commit();
 
-    const int group = tid / 128, g = tid % 32 / 4, t = tid % 4;
+    const int group = __shfl_sync(~0u, tid / 128, 0), g = tid % 32 / 4, t = tid % 4;
     const u32 w_from = shared + IMAGE_BYTES + group * 128 * 64;
     float acc[N / 2] = {};
     int place = 0;
@@ -113,6 +113,7 @@ __device__ __forceinline__ void gathered_product(const Conv& s, const int* lanes
         const long long out_len = (long long)n_rows * (MODE == INPUT ? s.stride * s.stride : 1) * n_columns;
         After{}.put(partial + (blockIdx.z * splits + blockIdx.y) * out_len, lane, Pair{}, acc, 1, at);
     } else {
+        if (after.moments.at) after.sum_moments(lane, m0 / N, n, n_columns, after.valid[lane] * s.ho * s.wo * n_columns, acc, at);
         after.put(of(out_rows, lane), lane, after.pair(lane, n, n_columns), acc, flags, at);
     }
 }

@@ -79,7 +79,7 @@ __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_
 // 32 channels and, inside, over taps. Weights stream through four stages, two steps ahead. The next block's image is
 // copied during the taps of the current one. Reads of shared memory are the bottleneck, hence the products' shape: 64
 // positions × 64 channels would read a third more. (256 positions would read less, but leave room for only one block
-// per multiprocessor: slower.)
+// per multiprocessor: slower.) Taps are unrolled: what a tap copies is then known, and a step has half the instructions.
 template <int GROUPS>
 __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, const int* lanes, const Rows& x_rows, const Rows& w_rows,
                                                 const Rows& y_rows, const After& after, int flags) {
@@ -95,85 +95,82 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
     const int n_blocks = s.ci / 32;
 
     // ---- copies: the image one block ahead, weights two steps ahead; both may reach into the next tile ----
-    const float* x;
+    const float* x;  // the block of channels to copy next
     int pixels[A_PASSES];
     auto turn_to_image = [&](int tile) {
         x = of(x_rows, lanes[tile / n_tiles]) + 4 * part;
         const int from = tile % n_tiles / n_tiles_n * BM - margin;
 #pragma unroll
         for (int i = 0; i < A_PASSES; i++) {
-            const int row = line + 32 * i;
-            pixels[i] = row < BM + 2 * margin ? s.pixel(from + row) : -1;
+            const int row = line + 32 * i, pixel = row < BM + 2 * margin ? s.pixel(from + row) : -1;
+            pixels[i] = pixel < 0 ? -1 : pixel * s.ci;
         }
     };
-    auto fetch_image = [&](int i, int block, int buffer) {
-        if (line + 32 * i >= A_ROWS) return;
-        const bool in = pixels[i] >= 0;
-        const u32 to = a_shared + buffer * A_BYTES + 128 * 32 * i + swapped_to(line, part);
-        copy_once(to, x + (in ? pixels[i] * s.ci + 32 * block : 0), in);
+    auto fetch_image = [&](int i, u32 buffer) {
+        if (A_ROWS % 32 != 0 && line + 32 * i >= A_ROWS) return;
+        copy_once(a_shared + buffer * A_BYTES + 128 * 32 * i + swapped_to(line, part), x + max(pixels[i], 0), pixels[i] >= 0);
     };
-    int tile_ahead = blockIdx.x, block_ahead = 0, tap_ahead = 0, place_ahead = 0;
-    const float* w;
-    auto turn_to_weights = [&](int tile) {
+    auto weights_of = [&](int tile) -> const float* {
         // A thread's two rows of a product, eight apart, must be neighbouring channels.
         const int channel = line / 16 * 16 + line % 8 * 2 + line / 8 % 2;
-        w = of(w_rows, lanes[tile / n_tiles]) + (tile % n_tiles_n * BN + channel) * 9 * s.ci + 4 * part;
+        return of(w_rows, lanes[tile / n_tiles]) + (tile % n_tiles_n * BN + channel) * 9 * s.ci + 4 * part;
     };
-    auto fetch_weights = [&] {
-        if (tile_ahead >= n_tiles_all) return;
+    const u32 b_to = b_shared + swapped_to(line, part);
+    auto fetch_weights = [&](const float* w, int tap, u32 place) {
 #pragma unroll
-        for (int i = 0; i < B_PASSES; i++) {
-            const u32 to = b_shared + place_ahead * B_BYTES + 128 * 32 * i + swapped_to(line, part);
-            copy_once(to, w + (32 * i * 9 + tap_ahead) * s.ci + 32 * block_ahead, true);
-        }
-        place_ahead = place_ahead + 1 & 3;
-        if (++tap_ahead < 9) return;
-        tap_ahead = 0;
-        if (++block_ahead < n_blocks) return;
-        block_ahead = 0;
-        tile_ahead += gridDim.x;
-        if (tile_ahead < n_tiles_all) turn_to_weights(tile_ahead);
+        for (int i = 0; i < B_PASSES; i++) copy_once(b_to + place * B_BYTES + 128 * 32 * i, w + (32 * i * 9 + tap) * s.ci, true);
     };
 
-    turn_to_image(blockIdx.x), turn_to_weights(blockIdx.x);
+    turn_to_image(blockIdx.x);
+    const float* w = weights_of(blockIdx.x);
 #pragma unroll
-    for (int i = 0; i < A_PASSES; i++) fetch_image(i, 0, 0);
-    fetch_weights(), copies_commit();
-    fetch_weights(), copies_commit();
+    for (int i = 0; i < A_PASSES; i++) fetch_image(i, 0);
+    fetch_weights(w, 0, 0), copies_commit();
+    fetch_weights(w, 1, 1), copies_commit();
 
-    const int group = tid / 128, g = tid % 32 / 4, t = tid % 4;
+    const int group = __shfl_sync(~0u, tid / 128, 0), g = tid % 32 / 4, t = tid % 4;
     const int first = GROUPS == 2 ? 0 : group * N;  // of this group's positions in a tile
     const u32 a_from = a_shared + 128 * (first + margin), b_from = b_shared + (GROUPS == 2 ? group * 128 * 64 : 0);
-    int buffer = 0, place = 0;
+    u32 buffer = 0, place = 0;
     for (int tile = blockIdx.x; tile < n_tiles_all; tile += gridDim.x) {
         const int next_tile = tile + gridDim.x;
         float acc[N / 2] = {};
         for (int block = 0; block < n_blocks; block++) {
-            const bool is_last = block + 1 == n_blocks;
-            if (is_last && next_tile < n_tiles_all) turn_to_image(next_tile);
+            const bool is_last = block + 1 == n_blocks, has_next = !is_last || next_tile < n_tiles_all;
+            const float* w_next = w + 32;
+            if (!is_last) {
+                x += 32;
+            } else if (has_next) {
+                turn_to_image(next_tile), w_next = weights_of(next_tile);
+            }
+#pragma unroll
             for (int tap = 0; tap < 9; tap++) {
                 // This step's copies are complete. So are the products of the step before the last; the next copy
                 // reuses its stage.
                 products_pending<1>();
                 copies_pending<1>();
-                const int down = tap / 3, shift = (down - 1) * pitch + tap - 3 * down - 1;
-                const u32 a = a_from + buffer * A_BYTES + 128 * shift, b = b_from + place * B_BYTES;
+                const u64 a = matrix_of_rows(a_from + buffer * A_BYTES + 128 * ((tap / 3 - 1) * pitch + tap % 3 - 1));
+                const u64 b = matrix_of_rows(b_from + place * B_BYTES);
                 products_begin();
 #pragma unroll
-                for (int k = 0; k < 4; k++) multiply(acc, matrix_of_rows(b + 32 * k), matrix_of_rows(a + 32 * k));
+                for (int k = 0; k < 4; k++) multiply(acc, b + 2 * k, a + 2 * k);
                 products_commit();
-                fetch_weights();
+                if (tap < 7) {
+                    fetch_weights(w, tap + 2, place + 2 & 3);
+                } else if (has_next) {
+                    fetch_weights(w_next, tap - 7, place + 2 & 3);
+                }
                 // From the second tap on, the products of the previous block are complete.
-                if (!is_last || next_tile < n_tiles_all) {
+                if (has_next) {
 #pragma unroll
                     for (int i = 0; i < A_PASSES; i++) {
-                        if (tap == 1 + i / 3) fetch_image(i, is_last ? 0 : block + 1, buffer ^ 1);
+                        if (tap == 1 + i / 3) fetch_image(i, buffer ^ 1);
                     }
                 }
                 copies_commit();
                 place = place + 1 & 3;
             }
-            buffer ^= 1;
+            w = w_next, buffer ^= 1;
         }
         const int lane = lanes[tile / n_tiles], m0 = tile % n_tiles / n_tiles_n * BM;
         for (int i = tid; i < BM; i += 256) outputs[i] = s.pixel(m0 + i);
@@ -182,11 +179,14 @@ __device__ __forceinline__ void shifted_product(const Strip& s, int n_lanes, con
 
         // Number 4j + 2h + i of a thread: channel 2g + h of its warp's sixteen, position 8j + 2t + i.
         const int n = tile % n_tiles_n * BN + (GROUPS == 2 ? group * 64 : 0) + tid / 32 % 4 * 16 + 2 * g;
-        const Pair pair = after.pair(lane, n, s.co);
-        after.put(of(y_rows, lane), lane, pair, acc, flags, [&](int v) {
+        auto at = [&](int v) {
             const int pixel = outputs[first + v / 2 * 8 + 2 * t + v % 2];
             return pixel < 0 ? -1 : pixel * s.co + n;
-        });
+        };
+        if (after.moments.at && m0 + first < s.positions()) {
+            after.sum_moments(lane, (m0 + first) / N, n, s.co, after.valid[lane] * s.h * s.w * s.co, acc, at);
+        }
+        after.put(of(y_rows, lane), lane, after.pair(lane, n, s.co), acc, flags, at);
     }
     asm volatile("cp.async.wait_all;");
 }

@@ -119,9 +119,10 @@ __device__ __forceinline__ void sum_chunks(const float* partial, int n_chunks, i
     for (int k = 0; k < SHARES; k++) s1 += parts[0][k][threadIdx.x], s2 += parts[1][k][threadIdx.x];
 }
 
-// saved[4][C]: mean, 1/σ, and the coefficients of y = scale·x + shift. Mode UPDATE updates the running statistics.
+// saved[4][C]: mean, 1/σ, and the coefficients of y = scale·x + shift. The sums are about `about`: the first values of x,
+// or the running mean. Mode UPDATE updates the running statistics.
 extern "C" __global__ void batch_norm_statistics(const int* lanes, const int* valid, int pixels, int channels, int n_chunks, int mode,
-                                                 Rows x_rows, Rows weight, Rows bias, Rows running_mean, Rows running_var,
+                                                 Rows about, Rows weight, Rows bias, Rows running_mean, Rows running_var,
                                                  Rows saved_rows, Rows partial, float eps, float momentum) {
     const int lane = lanes[blockIdx.z], c = blockIdx.x * 32 + threadIdx.x;
     double s1 = 0, s2 = 0;
@@ -137,7 +138,7 @@ extern "C" __global__ void batch_norm_statistics(const int* lanes, const int* va
         const double var = fmax(s2 - s1 * s1 / n, 0.0) / n;
         // fmax drops NaN; a NaN in the sums must reach the result.
         const double checked = s2 == s2 ? var : s2;
-        mean = double(of(x_rows, lane)[c]) + s1 / n;
+        mean = double(of(about, lane)[c]) + s1 / n;
         inverse = 1.0 / sqrt(checked + double(eps));
         if (mode == UPDATE) {
             float& m = of(running_mean, lane)[c];
