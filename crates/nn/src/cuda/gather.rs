@@ -33,7 +33,7 @@ pub(super) fn serves(pass: Pass, c: &Conv, pitch: usize, aligned: bool) -> bool 
     let is_whole = c.h == c.ho * c.stride && c.w == c.wo * c.stride;
     let channels = c.ci.is_multiple_of(64) && c.co.is_multiple_of(64);
     // A linear layer has too few rows.
-    let is_image = c.ho * c.wo > 1 && c.kernel * c.kernel <= 32;
+    let is_image = c.ho * c.wo > 1 && c.kernel <= 3;
     aligned && pitch == c.ci && is_whole && is_image && channels && (pass != Pass::Weight || lines(c).is_some())
 }
 

@@ -101,9 +101,10 @@ impl Strip {
     pub fn product(&self, lanes: usize, processors: usize) -> (&'static str, usize) {
         let columns = self.co as usize;
         let tiles = |p: &Product| self.positions().div_ceil(p.positions) * (columns / p.channels);
-        let waves = |p: &&Product| (tiles(p) * lanes).div_ceil(AT_ONCE * processors);
+        // A processor computes its tiles side by side, so what counts is how many it gets.
+        let busy = |p: &&Product| (tiles(p) * lanes).div_ceil(processors);
         let serves = |p: &&Product| columns.is_multiple_of(p.channels);
-        let best = PRODUCTS.iter().filter(serves).min_by_key(waves).unwrap_or(&PRODUCTS[0]);
+        let best = PRODUCTS.iter().filter(serves).min_by_key(busy).unwrap_or(&PRODUCTS[0]);
         (best.kernel, tiles(best))
     }
 

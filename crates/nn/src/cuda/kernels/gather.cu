@@ -6,6 +6,8 @@
 //   WEIGHT   dW[o, tap, i] = Σ_pixel     X[pixel moved by tap, i] · dY[pixel, o]
 // The image must be `stride` times as high and wide as the result.
 
+constexpr int KERNEL_MAX = 3;
+
 // A block of GROUPS warp groups computes 128 pixels × 64·GROUPS channels, each group its own channels. 32 numbers of the
 // sum, of both factors, are copied to one of three stages, two steps ahead; products of a second block fill the gaps.
 // Copies to shared memory and reads of it are the bottleneck: 1.25 times as long as the products of two groups.
@@ -42,39 +44,44 @@ __device__ __forceinline__ void gathered_product(const Conv& s, const int* lanes
         at_pixel[i] = ((n * image_h + top) * image_w + left) * image_c + 4 * part;
         u32 columns = 0;
         reached[i] = 0;
-        for (int right = 0; right < width; right++) {
-            if (u32(MODE == FORWARD ? left + right : left - right) < u32(image_w)) columns |= 1u << right;
+#pragma unroll
+        for (int j = 0; j < KERNEL_MAX; j++) {
+            if (j < width && u32(MODE == FORWARD ? left + j : left - j) < u32(image_w)) columns |= 1u << j;
         }
-        for (int down = 0; down * width < n_taps && m < n_rows; down++) {
-            if (u32(MODE == FORWARD ? top + down : top - down) < u32(image_h)) reached[i] |= columns << down * width;
+#pragma unroll
+        for (int j = 0; j < KERNEL_MAX; j++) {
+            const bool in = u32(MODE == FORWARD ? top + j : top - j) < u32(image_h);
+            if (j * width < n_taps && m < n_rows && in) reached[i] |= columns << j * width;
         }
     }
     const float* const image = of(image_rows, lane);
     // A thread's two rows of a product, eight apart, must be neighbouring channels.
     const int channel = n0 + line / 16 * 16 + line % 8 * 2 + line / 8 % 2;
     const float* const w = of(w_rows, lane) + channel * taps * image_c + 4 * part;
+    // What is copied next. Counting on costs less than dividing.
     int step_ahead = begin, place_ahead = 0;
-    int block = n_taps > 0 ? begin / n_taps : 0, tap = begin - block * n_taps;
+    int block = n_taps > 0 ? begin / n_taps : 0, tap = begin - block * n_taps, down = n_taps > 0 ? tap / width : 0, right = tap - down * width;
     auto fetch = [&] {
         if (step_ahead++ >= end) return;
-        const int down = tap / width, right = tap - down * width;
         int moved = (down * image_w + right) * image_c, at_tap = tap;
         if constexpr (MODE == INPUT) {
             moved = -moved;
             at_tap = taps - 1 - (cls.kh0 + down * s.stride) * s.kernel - cls.kw0 - right * s.stride;
         }
-        const u32 to = shared + place_ahead * PLACE_BYTES + swapped_to(line, part);
+        moved += 32 * block;
+        const u32 to = shared + place_ahead * PLACE_BYTES + swapped_to(line, part), bit = 1u << tap;
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
-            const bool in = reached[i] >> tap & 1;
-            copy_once(to + 128 * LINES * i, image + (in ? at_pixel[i] + moved + 32 * block : 0), in);
+            const bool in = reached[i] & bit;
+            copy_once(to + 128 * LINES * i, image + (in ? at_pixel[i] + moved : 0), in);
         }
+        const float* const from = w + at_tap * image_c + 32 * block;
 #pragma unroll
-        for (int i = 0; i < BN / LINES; i++) {
-            copy_once(to + IMAGE_BYTES + 128 * LINES * i, w + (LINES * i * taps + at_tap) * image_c + 32 * block, true);
-        }
+        for (int i = 0; i < BN / LINES; i++) copy_once(to + IMAGE_BYTES + 128 * LINES * i, from + LINES * i * taps * image_c, true);
         place_ahead = place_ahead == 2 ? 0 : place_ahead + 1;
-        if (++tap == n_taps) tap = 0, block++;
+        tap++;
+        if (++right == width) right = 0, down++;
+        if (tap == n_taps) tap = 0, down = 0, block++;
     };
     fetch(), copies_commit();
     fetch(), copies_commit();
@@ -87,10 +94,10 @@ __device__ __forceinline__ void gathered_product(const Conv& s, const int* lanes
         // The products of the last step are complete, so the next copy can reuse its stage. This step's copies are too.
         products_pending<0>();
         copies_pending<1>();
-        const u32 at = place * PLACE_BYTES;
+        const u64 a = matrix_of_rows(w_from + place * PLACE_BYTES), b = matrix_of_rows(shared + place * PLACE_BYTES);
         products_begin();
 #pragma unroll
-        for (int k = 0; k < 4; k++) multiply(acc, matrix_of_rows(w_from + at + 32 * k), matrix_of_rows(shared + at + 32 * k));
+        for (int k = 0; k < 4; k++) multiply(acc, a + 2 * k, b + 2 * k);
         products_commit();
         fetch(), copies_commit();
         place = place == 2 ? 0 : place + 1;
