@@ -21,12 +21,20 @@ pub struct DeviceArgs {
 impl DeviceArgs {
     /// Opens the device. A note on stderr says why a requested GPU is not used.
     pub fn open(&self) -> Result<Device> {
-        let name = self.device.as_deref().unwrap_or("auto");
-        let device = Device::open(name, &self.precision, usize::from(self.threads))?;
-        if let (Some(note), true) = (device.note(), self.device.is_some()) {
+        Ok(self.open_for(1)?.remove(0))
+    }
+
+    /// Opens the device once per run that is made at a time. They share the threads; on a GPU the work of each overlaps that
+    /// of the others.
+    pub fn open_for(&self, n_runs: usize) -> Result<Vec<Device>> {
+        let (name, n_runs) = (self.device.as_deref().unwrap_or("auto"), n_runs.max(1));
+        let n_threads = (usize::from(self.threads) / n_runs).max(1);
+        let open = |_| Device::open(name, &self.precision, n_threads);
+        let devices = (0..n_runs).map(open).collect::<Result<Vec<_>, _>>()?;
+        if let (Some(note), true) = (devices[0].note(), self.device.is_some()) {
             eprintln!("{note}");
         }
-        Ok(device)
+        Ok(devices)
     }
 }
 

@@ -3,26 +3,34 @@
 use crate::interrupt;
 use fedproj_core::Summary;
 use fedproj_study::{Job, Watch};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// A bar over all clients of all rounds, and what to do with each result.
+/// A bar per run that is made at a time, over all clients of all rounds, and what to do with each result.
 pub struct Progress<F> {
-    bar: ProgressBar,
+    bars: Vec<ProgressBar>,
+    all: MultiProgress,
     quiet: bool,
     result: F,
 }
 
 impl<F: Fn(&str, &Job, &Summary, Option<f64>) + Sync> Progress<F> {
     /// Hidden if quiet, or if stderr is no terminal.
-    pub fn new(quiet: bool, result: F) -> Self {
-        let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
-        // A terminal cuts off the end of a line, so the least important comes last.
-        if let Ok(style) = ProgressStyle::with_template("{prefix}{bar:16} {eta} {wide_msg}") {
-            bar.set_style(style);
+    pub fn new(quiet: bool, n_runs: usize, result: F) -> Self {
+        let all = MultiProgress::new();
+        if quiet {
+            all.set_draw_target(ProgressDrawTarget::hidden());
         }
-        Self { bar, quiet, result }
+        let bar = |_| {
+            let bar = all.add(ProgressBar::new(0));
+            // A terminal cuts off the end of a line, so the least important comes last.
+            if let Ok(style) = ProgressStyle::with_template("{prefix}{bar:16} {eta} {wide_msg}") {
+                bar.set_style(style);
+            }
+            bar
+        };
+        Self { bars: (0..n_runs).map(bar).collect(), all, quiet, result }
     }
 }
 
@@ -33,25 +41,26 @@ impl<F: Fn(&str, &Job, &Summary, Option<f64>) + Sync> Watch for Progress<F> {
 
     fn note(&self, line: &str) {
         if !self.quiet {
-            eprintln!("{line}");
+            self.all.suspend(|| eprintln!("{line}"));
         }
     }
 
-    fn begin(&self, title: &str, n_clients: u64, n_done: u64) {
-        self.bar.reset();
-        self.bar.set_prefix(title.to_owned());
-        self.bar.set_length(n_clients);
-        self.bar.set_position(n_done);
-        self.bar.reset_eta();
-        self.bar.enable_steady_tick(Duration::from_millis(500));
+    fn begin(&self, slot: usize, title: &str, n_clients: u64, n_done: u64) {
+        let bar = &self.bars[slot];
+        bar.reset();
+        bar.set_prefix(title.to_owned());
+        bar.set_length(n_clients);
+        bar.set_position(n_done);
+        bar.reset_eta();
+        bar.enable_steady_tick(Duration::from_millis(500));
     }
 
-    fn client_done(&self) {
-        self.bar.inc(1);
+    fn client_done(&self, slot: usize) {
+        self.bars[slot].inc(1);
     }
 
-    fn round(&self, status: String) {
-        self.bar.set_message(status);
+    fn round(&self, slot: usize, status: String) {
+        self.bars[slot].set_message(status);
     }
 
     /// A terminal has the bar. A file or a cluster's log gets a line instead.
@@ -61,12 +70,12 @@ impl<F: Fn(&str, &Job, &Summary, Option<f64>) + Sync> Watch for Progress<F> {
         }
     }
 
-    fn end(&self) {
-        self.bar.disable_steady_tick();
-        self.bar.finish_and_clear();
+    fn end(&self, slot: usize) {
+        self.bars[slot].disable_steady_tick();
+        self.bars[slot].finish_and_clear();
     }
 
     fn result(&self, title: &str, job: &Job, summary: &Summary, left: Option<f64>) {
-        (self.result)(title, job, summary, left);
+        self.all.suspend(|| (self.result)(title, job, summary, left));
     }
 }

@@ -69,6 +69,9 @@ pub struct StudyArgs {
     data_dir: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Runs at a time, which share the GPU or the threads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    jobs: u16,
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -97,13 +100,14 @@ impl StudyArgs {
         if !self.quiet {
             eprintln!("{}: {} runs in `{}`", prepared.title, prepared.jobs.len(), prepared.out.display());
         }
-        let driver = Driver { data_dir, device: self.device.open()?, resume: true };
-        let progress = Progress::new(self.quiet, |title, _, summary, left| {
+        let devices = self.device.open_for(usize::from(self.jobs).min(prepared.jobs.len()))?;
+        let progress = Progress::new(self.quiet, devices.len(), |title, _, summary, left| {
             if let (Some(left), false) = (left, self.quiet) {
                 let (accuracy, took, left) = (100.0 * summary.headline, duration(summary.seconds), duration(left));
                 eprintln!("{title}accuracy {accuracy:.2} % after {took}, {left} left for all runs");
             }
         });
+        let driver = Driver { data_dir, devices, resume: true };
         interrupt::watch(command_line_with(None))?;
         let result = study.run(&prepared, &driver, &progress)?;
         if self.json {

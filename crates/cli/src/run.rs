@@ -28,6 +28,9 @@ pub struct RunArgs {
     resume: bool,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Runs at a time, which share the GPU or the threads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    jobs: u16,
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -53,9 +56,8 @@ impl RunArgs {
             Ok(Job { dir: self.dir_of(&planned, in_plan)?, id: planned.id, config: planned.config })
         };
         let jobs = runs.into_iter().map(job).collect::<Result<Vec<_>>>()?;
-        let driver =
-            Driver { data_dir: self.settings.data_dir()?, device: self.device.open()?, resume: self.resume || in_plan };
-        let progress = Progress::new(self.quiet, |title: &str, job: &Job, summary: &Summary, _| {
+        let devices = self.device.open_for(usize::from(self.jobs).min(jobs.len()))?;
+        let progress = Progress::new(self.quiet, devices.len(), |title: &str, job: &Job, summary: &Summary, _| {
             if !self.quiet && !self.json {
                 say!(
                     "{title}{}: accuracy {:.2} % (mean of the last rounds), last {:.2} %, best {:.2} %, {:.1} s, {}",
@@ -68,6 +70,7 @@ impl RunArgs {
                 );
             }
         });
+        let driver = Driver { data_dir: self.settings.data_dir()?, devices, resume: self.resume || in_plan };
         interrupt::watch(command_line_with((!in_plan).then_some("--resume")))?;
         let summaries = driver.run_all(&jobs, &progress)?;
         if self.json {

@@ -119,6 +119,12 @@ fn seeds_and_sweeps_run_every_combination_once_and_are_compared() {
         assert_eq!(outcome["runs"][at]["model_hash"], again["runs"][at]["model_hash"]);
         assert_eq!(outcome["runs"][at]["seconds"] == again["runs"][at]["seconds"], at != 3, "run {at}");
     }
+    // Three at a time they come out the same, in the same order.
+    let beside = run(folder.path(), "beside", &[&settings[..], &["--jobs", "3"]].concat());
+    for at in 0..4 {
+        assert_eq!(outcome["runs"][at]["model_hash"], beside["runs"][at]["model_hash"]);
+        assert_eq!(beside["runs"][at]["run"].as_str().unwrap(), names[at].replace("many", "beside"));
+    }
 
     let table = &json(folder.path(), &["compare", "many"])["settings"][0];
     assert_eq!(table["baseline"], "FedAvg");

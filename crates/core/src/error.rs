@@ -116,6 +116,15 @@ impl Error {
         }
     }
 
+    /// Whether a GPU had too little memory. Beside fewer runs the same may succeed.
+    pub fn is_gpu_memory(&self) -> bool {
+        match self {
+            Self::Network(error) => matches!(error, fedproj_nn::Error::GpuMemory { .. }),
+            Self::Client { source, .. } => source.is_gpu_memory(),
+            _ => false,
+        }
+    }
+
     /// Rejects a setting unless `ok`: `key = value: must be …`.
     ///
     /// # Errors

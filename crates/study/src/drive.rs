@@ -1,11 +1,13 @@
-//! Makes runs one after the other: skips finished runs, resumes unfinished ones, and stops between rounds when asked.
+//! Makes runs, one per device at a time: skips finished runs, resumes unfinished ones, and stops between rounds when asked.
 
 use crate::compare::mean;
+use crate::queue::{Queue, Shortage};
 use anyhow::{Result, bail};
-use fedproj_core::{Config, Device, Progress, RoundRecord, Run, Summary};
+use fedproj_core::{Config, Device, Error, Progress, RoundRecord, Run, Summary};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 /// One run to be made.
 pub struct Job {
@@ -21,28 +23,28 @@ pub struct Job {
 pub struct Driver {
     /// The data directory.
     pub data_dir: Option<PathBuf>,
-    /// Where clients train.
-    pub device: Device,
+    /// Where clients train. Each device has one run at a time; several may be of the same GPU, whose work then overlaps.
+    pub devices: Vec<Device>,
     /// Whether an unfinished run may be resumed.
     pub resume: bool,
 }
 
-/// Follows the work, and may end it.
+/// Follows the work, and may end it. A slot is the place of a run's device.
 pub trait Watch: Sync {
     /// Whether to stop after the current round.
     fn is_stopping(&self) -> bool;
     /// Something that a user must know.
     fn note(&self, line: &str);
     /// A run begins or resumes: local trainings in all rounds, and those that are done.
-    fn begin(&self, title: &str, n_clients: u64, n_done: u64);
+    fn begin(&self, slot: usize, title: &str, n_clients: u64, n_done: u64);
     /// A client has trained. Called from any thread.
-    fn client_done(&self);
+    fn client_done(&self, slot: usize);
     /// A round begins.
-    fn round(&self, status: String);
+    fn round(&self, slot: usize, status: String);
     /// A round has ended: a line about it.
     fn round_done(&self, line: String);
-    /// The run's rounds have ended, or a stop was asked for.
-    fn end(&self);
+    /// The run has ended, in whatever way.
+    fn end(&self, slot: usize);
     /// A run's result, with the seconds left for all runs; `None` if the run had finished before.
     fn result(&self, title: &str, job: &Job, summary: &Summary, left: Option<f64>);
 }
@@ -63,67 +65,84 @@ impl fmt::Display for Stopped {
 impl std::error::Error for Stopped {}
 
 impl Driver {
-    /// Finishes all jobs. Directories that hold another run are found before the first job starts.
+    /// Finishes all jobs, one per device at a time. Directories that hold another run are found before the first job starts.
+    /// A job that finds too little GPU memory beside others waits until one of them has ended.
     ///
     /// # Errors
     /// If a directory holds another run, a run fails, or [`Stopped`] when the watch asks for it.
     pub fn run_all(&self, jobs: &[Job], watch: &dyn Watch) -> Result<Vec<Summary>> {
-        let mut summaries =
-            jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
-        let mut noted = BTreeSet::new();
-        for (at, job) in jobs.iter().enumerate() {
-            let title =
-                if jobs.len() == 1 { String::new() } else { format!("[{}/{}] {} ", at + 1, jobs.len(), job.id) };
-            if let Some(summary) = &summaries[at] {
-                watch.note(&format!("{title}`{}` is already finished", job.dir.display()));
-                watch.result(&title, job, summary, None);
-                continue;
-            }
-            let left = |rounds: &[RoundRecord]| {
-                let left = seconds_left(jobs, &summaries, at, rounds).filter(|_| jobs.len() > 1);
-                left.map_or(String::new(), |left| format!(", {} for all runs", duration(left)))
-            };
-            let summary = self.run_one(job, &title, &left, &mut noted, watch)?;
-            summaries[at] = Some(summary.clone());
-            watch.result(&title, job, &summary, seconds_left(jobs, &summaries, at, &[]));
-        }
+        let finished = jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
+        let plan = Plan {
+            driver: self,
+            jobs,
+            watch,
+            queue: Queue::new(jobs.len(), self.devices.len().min(jobs.len())),
+            summaries: Mutex::new(finished),
+            noted: Mutex::default(),
+        };
+        plan.queue.run(&|slot, at| plan.make(slot, at), &plan)?;
+        let summaries = plan.summaries.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(summaries.into_iter().flatten().collect())
     }
+}
 
-    /// `noted` are the notes that earlier runs have given, so that each appears once.
-    fn run_one(
-        &self,
-        job: &Job,
-        title: &str,
-        left: &dyn Fn(&[RoundRecord]) -> String,
-        noted: &mut BTreeSet<String>,
-        watch: &dyn Watch,
-    ) -> Result<Summary> {
-        let Job { dir, config, .. } = job;
-        let mut run = Run::open(dir, config, self.data_dir.as_deref(), self.device.clone(), self.resume)?;
+/// Jobs that are being made.
+struct Plan<'a> {
+    driver: &'a Driver,
+    jobs: &'a [Job],
+    watch: &'a dyn Watch,
+    queue: Queue,
+    /// Of the finished jobs.
+    summaries: Mutex<Vec<Option<Summary>>>,
+    /// The notes that runs have given, so that each appears once.
+    noted: Mutex<BTreeSet<String>>,
+}
+
+impl Plan<'_> {
+    fn make(&self, slot: usize, at: usize) -> Result<()> {
+        let (job, n) = (&self.jobs[at], self.jobs.len());
+        let title = if n == 1 { String::new() } else { format!("[{}/{n}] {} ", at + 1, job.id) };
+        let known = self.summaries.lock().unwrap_or_else(PoisonError::into_inner)[at].clone();
+        if let Some(summary) = known {
+            self.watch.note(&format!("{title}`{}` is already finished", job.dir.display()));
+            self.watch.result(&title, job, &summary, None);
+            return Ok(());
+        }
+        let made = self.run(slot, at, &title);
+        self.watch.end(slot);
+        let summary = made?;
+        self.summaries.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(summary.clone());
+        self.watch.result(&title, job, &summary, self.seconds_left(at, &[]));
+        Ok(())
+    }
+
+    fn run(&self, slot: usize, at: usize, title: &str) -> Result<Summary> {
+        let (Driver { data_dir, devices, resume }, Job { dir, config, .. }) = (self.driver, &self.jobs[at]);
+        let watch = self.watch;
+        let mut run = Run::open(dir, config, data_dir.as_deref(), devices[slot].clone(), *resume)?;
         for note in run.simulation().experiment().notes() {
-            if noted.insert(note.clone()) {
+            if self.noted.lock().unwrap_or_else(PoisonError::into_inner).insert(note.clone()) {
                 watch.note(&format!("note: {note}"));
             }
         }
         let n_rounds = config.federation.rounds;
         let cohort = config.federation.cohort(run.simulation().experiment().partition.n_clients()) as u64;
-        watch.begin(title, u64::from(n_rounds) * cohort, run.rounds().len() as u64 * cohort);
+        watch.begin(slot, title, u64::from(n_rounds) * cohort, run.rounds().len() as u64 * cohort);
         let shown =
             |accuracy: Option<f64>| accuracy.map_or(String::new(), |a| format!(", accuracy {:.2} %", 100.0 * a));
         let mut accuracy = run.rounds().iter().rev().find_map(|r| r.accuracy);
         while !run.simulation().is_done() {
             let round = run.rounds().len();
-            if watch.is_stopping() {
+            if watch.is_stopping() || self.queue.is_halted() {
                 run.save()?;
-                watch.end();
                 bail!(Stopped { at: format!("{title}after round {round} of {n_rounds} of `{}`", dir.display()) });
             }
-            let left = left(run.rounds());
-            watch.round(format!("left{left}; round {}/{n_rounds}{}", round + 1, shown(accuracy)));
+            let left = self.seconds_left(at, run.rounds()).filter(|_| self.jobs.len() > 1);
+            let left = left.map_or(String::new(), |left| format!(", {} for all runs", duration(left)));
+            watch.round(slot, format!("left{left}; round {}/{n_rounds}{}", round + 1, shown(accuracy)));
             let progress = |progress| {
                 if progress == Progress::ClientDone {
-                    watch.client_done();
+                    watch.client_done(slot);
                 }
             };
             if let Some(record) = run.round(&progress)? {
@@ -136,8 +155,24 @@ impl Driver {
                 accuracy = record.accuracy.or(accuracy);
             }
         }
-        watch.end();
         Ok(run.finish()?)
+    }
+
+    /// See [`seconds_left`]; the devices share the work.
+    fn seconds_left(&self, at: usize, rounds: &[RoundRecord]) -> Option<f64> {
+        let summaries = self.summaries.lock().unwrap_or_else(PoisonError::into_inner);
+        seconds_left(self.jobs, &summaries, at, rounds).map(|seconds| seconds / self.queue.n_workers() as f64)
+    }
+}
+
+impl Shortage for Plan<'_> {
+    fn is_shortage(&self, error: &anyhow::Error) -> bool {
+        error.downcast_ref().is_some_and(Error::is_gpu_memory)
+    }
+
+    fn fewer(&self, error: &anyhow::Error, n_workers: usize) {
+        let runs = if n_workers == 1 { "one run" } else { &format!("{n_workers} runs") };
+        self.watch.note(&format!("note: {error}; continuing with {runs} at a time"));
     }
 }
 
@@ -210,15 +245,15 @@ mod tests {
             false
         }
         fn note(&self, _: &str) {}
-        fn begin(&self, _: &str, _: u64, _: u64) {}
-        fn client_done(&self) {}
-        fn round(&self, status: String) {
+        fn begin(&self, _: usize, _: &str, _: u64, _: u64) {}
+        fn client_done(&self, _: usize) {}
+        fn round(&self, _: usize, status: String) {
             self.begun.lock().unwrap().push(status);
         }
         fn round_done(&self, line: String) {
             self.done.lock().unwrap().push(line);
         }
-        fn end(&self) {}
+        fn end(&self, _: usize) {}
         fn result(&self, _: &str, _: &Job, _: &Summary, _: Option<f64>) {}
     }
 
@@ -228,7 +263,7 @@ mod tests {
         let settings = ["method.name=fedavg", "model.hidden=[4]", "local.epochs=1", "federation.rounds=2"];
         let config = Config::from_layers(None, &settings.map(str::to_owned)).unwrap();
         let job = Job { id: String::new(), dir: folder.path().join("a"), config };
-        let (told, driver) = (Told::default(), Driver { data_dir: None, device: 1.into(), resume: false });
+        let (told, driver) = (Told::default(), Driver { data_dir: None, devices: vec![1.into()], resume: false });
         driver.run_all(&[job], &told).unwrap();
         let (begun, done) = (told.begun.into_inner().unwrap(), told.done.into_inner().unwrap());
         assert_eq!(begun.len(), 2, "{begun:?}");

@@ -12,6 +12,7 @@ mod drive;
 mod page;
 mod paper;
 pub mod pilot;
+mod queue;
 mod runs;
 mod setups;
 mod studies;

@@ -42,7 +42,7 @@ impl GpuTrainer {
         let executor = loop {
             let cohort = Cohort::new(&on.gpu, graph, lanes, &options).map_err(Error::from);
             match cohort.and_then(|cohort| Executor::new(on, cohort, rule, clip, feeds(method))) {
-                Err(Error::Network(fedproj_nn::Error::GpuMemory { .. })) if lanes > 1 => lanes /= 2,
+                Err(error) if error.is_gpu_memory() && lanes > 1 => lanes /= 2,
                 made => break made?,
             }
         };
