@@ -68,11 +68,12 @@ pub(super) fn product(pass: Pass, c: &Conv, batch: usize, lanes: usize, processo
     Product { kernel, threads: 2 * width as u32, tiles: tiles(width), splits }
 }
 
-/// Tiles of the gradient of the weights, the parts of its split sum, and the shared memory it needs.
-pub(super) fn weight(c: &Conv, batch: usize) -> (usize, usize, u32) {
+/// Tiles of the gradient of the weights, the parts of its sum, which is split `further` times as far as for a lane among
+/// others, and the shared memory it needs.
+pub(super) fn weight(c: &Conv, batch: usize, further: usize) -> (usize, usize, u32) {
     let tiles = c.ci / 64 * (c.co / 64);
-    let most = ((batch * c.ho * c.wo).div_ceil(CHUNK) / CHUNKS_MIN).min(PARTS_LEN / (9 * c.ci * c.co));
-    (tiles, (BLOCKS_WANTED / tiles).max(2).min(most).max(1), weight_bytes(lines(c).unwrap_or(0)))
+    let most = ((batch * c.ho * c.wo).div_ceil(CHUNK) / CHUNKS_MIN).min(further * PARTS_LEN / (9 * c.ci * c.co));
+    (tiles, (further * BLOCKS_WANTED / tiles).max(2).min(most).max(1), weight_bytes(lines(c).unwrap_or(0)))
 }
 
 fn weight_bytes(lines: usize) -> u32 {
@@ -92,6 +93,7 @@ pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::conv::ALONE;
     use super::*;
 
     const BATCHES: [usize; 3] = [1, 64, 256];
@@ -140,10 +142,16 @@ mod tests {
         for (c, batch) in
             [conv(8, 64, 128, 3, 2), conv(2, 256, 512, 3, 2)].into_iter().flat_map(|c| BATCHES.map(|n| (c, n)))
         {
-            let (tiles, splits, bytes) = weight(&c, batch);
-            assert_eq!(tiles * 64 * 64, c.ci * c.co);
-            assert!(splits == 1 || splits * 9 * c.ci * c.co <= PARTS_LEN);
-            assert!(Some(bytes) <= shared_bytes("gathered_weight") && bytes > 0);
+            for further in [1, ALONE] {
+                let (tiles, splits, bytes) = weight(&c, batch, further);
+                assert_eq!(tiles * 64 * 64, c.ci * c.co);
+                assert!(splits == 1 || splits * 9 * c.ci * c.co <= further * PARTS_LEN);
+                assert!(Some(bytes) <= shared_bytes("gathered_weight") && bytes > 0);
+            }
+        }
+        for c in [conv(8, 64, 128, 3, 2), conv(4, 128, 256, 3, 2)] {
+            let (tiles, splits, _) = weight(&c, 256, ALONE);
+            assert!((120..=132).contains(&(tiles * splits)), "one lane alone gives every processor a part: {c:?}");
         }
         assert!(shared_bytes("gathered_weight").is_some_and(|bytes| bytes <= PROCESSOR));
         for (kernel, at_once) in [("gathered_FORWARD_1", 3), ("gathered_INPUT_2", 2)] {

@@ -232,7 +232,7 @@ impl Cohort {
                 (o.y, turned, o.x, c.h * c.w * c.ci, c.ci)
             }
             Pass::Weight => {
-                let (tiles, splits, shared) = gather::weight(c, self.batch);
+                let (tiles, splits, shared) = gather::weight(c, self.batch, self.further);
                 let p: [&dyn Parameter; 8] = [&geometry, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &parts];
                 self.launch("HOPPER.gathered_weight", [tiles, splits], [384, 1], shared, &p)?;
                 return self.sum_parts(o, 9 * c.ci * c.co, c.co, splits);
