@@ -16,6 +16,7 @@ mod progress;
 mod report;
 mod reproduce;
 mod run;
+mod sbom;
 mod selftest;
 mod settings;
 mod verify;
@@ -71,6 +72,8 @@ enum Command {
     Models(models::Models),
     /// Report what this machine has: instruction set, memory, GPUs and their libraries, data sets
     Doctor(doctor::Doctor),
+    /// Print what the program was built from, as a software bill of materials (CycloneDX)
+    Sbom,
     /// Test a GPU: compare layers, losses, networks and methods with the CPU and with golden numbers
     Selftest(selftest::SelfTest),
     /// Measure the engine's speed
@@ -113,6 +116,7 @@ fn main() -> ExitCode {
         Command::Methods(args) => args.run(),
         Command::Models(args) => args.run(),
         Command::Doctor(args) => args.run(),
+        Command::Sbom => sbom::print(),
         Command::Selftest(args) => args.run(),
         Command::Bench(bench) => bench.run(),
     };
