@@ -44,7 +44,8 @@ fn seeds() -> Vec<Vec<u8>> {
     let names = vec!["a".into(), "b".into()];
     let public = fedproj_data::Dataset::new("x", shape, samples, Some(vec![0, 1, 1]), names).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let certificate = Authority::open(folder.path()).unwrap().sign(&node_request().unwrap().1, "n", 10).unwrap();
+    let certificate =
+        Authority::open(&folder.path().join("federation")).unwrap().sign(&node_request().unwrap().1, "n", 10).unwrap();
     vec![
         certificate_from(&certificate).unwrap().to_vec(),
         task.encode_to_vec(),
