@@ -53,8 +53,8 @@ enum Command {
     Enrol(federation::join::Enrol),
     /// List, invite and revoke a federation's nodes
     Nodes(federation::nodes::NodesArgs),
-    /// Check a federation's journal and show it
-    Audit(federation::nodes::Audit),
+    /// Check a federation's journal; show it, or export it with a signature
+    Audit(federation::audit::Audit),
     /// Run a whole federation on this machine and compare it with the simulator
     Demo(federation::demo::Demo),
     /// Write a commented configuration file

@@ -136,7 +136,30 @@ fn strangers_are_kept_out_and_the_log_has_the_reason() {
     federation.wait_for_log("BadSignature");
     knock(ours.sign(&request, "n", 10).unwrap());
     federation.wait_for_log("this certificate is not known here");
-    assert!(federation.journal().is_empty());
+    // The journal has the first reasons at once, the others within a minute, and nothing else.
+    let journal = federation.wait_for("the journal", |f| Some(f.journal()).filter(|journal| !journal.is_empty()));
+    assert!(journal.iter().all(|e| e["event"] == "handshakes_refused" && e["from"] == "127.0.0.1"), "{journal:?}");
+    assert!(journal.iter().any(|e| e["reason"].as_str().unwrap().contains("certificate expired")), "{journal:?}");
+    // So has an export, which its reader can check with the authority's certificate.
+    stdout(federation.path(), &["audit", "--export", "audit.jsonl"]);
+    let text = std::fs::read_to_string(federation.path().join("audit.jsonl")).unwrap();
+    assert!(text.contains("handshakes_refused") && text.lines().last().unwrap().contains("signature"), "{text}");
+    let check = ["audit", "--check", "audit.jsonl"];
+    assert!(stdout(federation.path(), &check).contains("signed by this federation"));
+    // The page shows how to check it with other tools.
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/security.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let recipe = page.split("```\n").find(|block| block.contains("openssl dgst")).unwrap();
+    std::fs::copy(federation.server_dir().join("ca.pem"), federation.path().join("ca.pem")).unwrap();
+    let by_hand = || std::process::Command::new("sh").args(["-ec", recipe]).current_dir(federation.path()).output();
+    if by_hand().is_ok_and(|output| output.status.code() == Some(127)) {
+        eprintln!("skipped: openssl or xxd is not installed");
+    } else {
+        assert!(String::from_utf8_lossy(&by_hand().unwrap().stdout).contains("Verified OK"));
+    }
+    std::fs::write(federation.path().join("audit.jsonl"), text.replace("127.0.0.1", "127.0.0.2")).unwrap();
+    let (code, error) = failure(fedproj(federation.path(), &check));
+    assert!(code == 1 && error.contains("has been changed"), "{error}");
 }
 
 #[test]

@@ -78,6 +78,14 @@ pub(crate) fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
+/// Removes a file, if there is one.
+pub(crate) fn remove_if_exists(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
+        _ => Ok(()),
+    }
+}
+
 /// The value in a TOML file; `None` if there is no file.
 pub(crate) fn read_toml<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let Some(bytes) = read_if_exists(path)? else { return Ok(None) };

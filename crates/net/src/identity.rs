@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::wire::{Blob, hex};
+use rustls::RootCertStore;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -83,6 +84,15 @@ pub(crate) fn seconds_since_1970() -> u64 {
 /// If it is not one.
 pub fn certificate_from(pem: &str) -> Result<CertificateDer<'static>> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(Error::identity)
+}
+
+/// The roots of trust in a text with one or more PEM certificates.
+pub(crate) fn roots_of(pem: &str) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+        roots.add(certificate.map_err(Error::identity)?).map_err(Error::identity)?;
+    }
+    Ok(roots)
 }
 
 /// HTTP/2 where the path allows, otherwise HTTP/1.1.

@@ -1,5 +1,6 @@
 //! `fedproj serve`, `join`, `enrol`, `nodes`, `audit` and `demo`: a real federation.
 
+pub mod audit;
 pub mod demo;
 pub mod join;
 pub mod nodes;

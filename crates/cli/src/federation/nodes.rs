@@ -1,10 +1,10 @@
-//! `fedproj nodes` and `fedproj audit`: on the server's machine, with or without a running server.
+//! `fedproj nodes`: on the server's machine, with or without a running server.
 
 use crate::say;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use fedproj_net::identity::operator;
-use fedproj_net::server::journal::{Entry, Event, Journal};
+use fedproj_net::server::journal::{Event, Journal};
 use fedproj_net::server::{Authority, INVITATION_LASTS, Registry};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,6 +37,12 @@ enum Action {
         #[arg(long, default_value_t = INVITATION_LASTS.as_secs() / 3600, value_parser = clap::value_parser!(u64).range(1..=8760))]
         hours: u64,
     },
+    /// Replaces the federation's authority, while the server is stopped
+    RotateCa {
+        /// Forget the old authority, once all nodes have renewed their certificates
+        #[arg(long)]
+        finish: bool,
+    },
     /// Revokes a node's certificate
     Revoke {
         /// Name of the node
@@ -63,6 +69,16 @@ impl NodesArgs {
                 } else {
                     eprintln!("{name} gets client {client}; the token works once, within {hours} hours:");
                     say!("{token}");
+                }
+                Ok(())
+            }
+            Some(Action::RotateCa { finish }) => {
+                let fingerprint = fedproj_net::server::rotate_authority(&self.dir, *finish)?;
+                if *finish {
+                    say!("the old authority is gone; nodes trust {}", &fingerprint[..16]);
+                } else {
+                    say!("start the server; its nodes renew their certificates by themselves");
+                    eprintln!("then stop it and run `fedproj nodes rotate-ca --finish`");
                 }
                 Ok(())
             }
@@ -103,36 +119,4 @@ fn list(registry: &Registry, json: bool) -> Result<()> {
         eprintln!("no nodes; `fedproj nodes invite NAME` makes a token");
     }
     Ok(())
-}
-
-/// Arguments of `audit`.
-#[derive(Args)]
-pub struct Audit {
-    /// Federation folder
-    #[arg(value_name = "DIR", default_value = "federation")]
-    dir: PathBuf,
-    /// Print one JSON object on the last line, instead of the entries
-    #[arg(long)]
-    json: bool,
-}
-
-impl Audit {
-    /// Checks the hash chain and shows its entries, up to the first broken one.
-    pub fn run(self) -> Result<()> {
-        let print = &mut |entry: Entry| {
-            if !self.json {
-                say!("{}", serde_json::to_string(&entry).unwrap_or_default());
-            }
-            Ok(())
-        };
-        let Some(tail) = Journal::read(&self.dir, print)? else {
-            anyhow::bail!(fedproj_net::Error::Config(format!("`{}` has no journal", self.dir.display())));
-        };
-        if self.json {
-            say!("{}", serde_json::json!({ "entries": tail.n_entries, "hash": tail.hash }));
-        } else {
-            eprintln!("{} entries, unbroken; hash of the last: {}", tail.n_entries, tail.hash);
-        }
-        Ok(())
-    }
 }

@@ -5,7 +5,8 @@
 
 use crate::error::{Error, Result};
 use crate::files::{
-    create_private_dir, read_if_exists, read_toml, refuse_others, sync_dir, write_private, write_synced, write_toml,
+    create_private_dir, read_if_exists, read_toml, refuse_others, remove_if_exists, sync_dir, write_private,
+    write_synced, write_toml,
 };
 use crate::identity::{certificate_from, expiry_of, has_passed};
 use crate::wire::{Contribution, EnrolReply, Store, decode, decode_f32, encode_f32};
@@ -15,6 +16,11 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 const HASH_BYTES: usize = 32;
+
+/// Certificate and key after a renewal; before, they are in `certificate.pem` and `key.pem`.
+const RENEWED: &str = "renewed.pem";
+const RENEWAL_KEY: &str = "renewal.key";
+const RENEWAL_REQUEST: &str = "renewal.der";
 
 /// A node's identity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +81,7 @@ impl Home {
     pub fn request(&self) -> Result<Vec<u8>> {
         create_private_dir(&self.dir)?;
         let path = self.dir.join("request.der");
-        if self.dir.join("node.toml").exists() {
+        if self.dir.join("node.toml").exists() && !self.is_expired() {
             return Err(Error::config(format!(
                 "`{}` is the folder of a node that is already enrolled",
                 self.dir.display()
@@ -92,8 +98,17 @@ impl Home {
     /// Stores the certificate.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If it cannot be written, or the folder holds the state of another client.
     pub fn enrolled(&self, reply: &EnrolReply) -> Result<()> {
+        if let Some(before) = read_toml::<Identity>(&self.dir.join("node.toml"))?.filter(|b| b.client != reply.client) {
+            return Err(Error::config(format!(
+                "`{}` holds the state of client {}, but the token is for client {}; enrol in a new folder",
+                self.dir.display(),
+                before.client,
+                reply.client
+            )));
+        }
+        remove_if_exists(&self.dir.join(RENEWED))?;
         write_synced(&self.dir.join("certificate.pem"), reply.certificate.as_bytes())?;
         write_synced(&self.dir.join("authority.pem"), reply.authority.as_bytes())?;
         let identity = Identity { name: reply.name.clone(), client: reply.client };
@@ -116,13 +131,47 @@ impl Home {
     /// # Errors
     /// If it is not enrolled.
     pub fn tls(&self) -> Result<rustls::ClientConfig> {
-        let (authority, certificate) = (self.text("authority.pem")?, self.text("certificate.pem")?);
-        super::node_tls(&authority, &certificate, &self.text("key.pem")?)
+        let credentials = self.credentials()?;
+        super::node_tls(&self.text("authority.pem")?, &credentials, &credentials)
+    }
+
+    /// Certificate and key. A renewed pair is in one file, which is there whole or not at all.
+    fn credentials(&self) -> Result<String> {
+        match read_if_exists(&self.dir.join(RENEWED))? {
+            Some(bytes) => String::from_utf8(bytes).map_err(Error::corrupt(&self.dir.join(RENEWED))),
+            None => Ok(self.text("certificate.pem")? + &self.text("key.pem")?),
+        }
+    }
+
+    /// The request of a renewal, with a new key. They are made once, so a second try asks for the same certificate.
+    ///
+    /// # Errors
+    /// If they cannot be made or stored.
+    pub fn renewal_request(&self) -> Result<Vec<u8>> {
+        let path = self.dir.join(RENEWAL_REQUEST);
+        if !path.exists() {
+            let (key, request) = super::node_request()?;
+            write_private(&self.dir.join(RENEWAL_KEY), &key)?;
+            write_synced(&path, &request)?;
+        }
+        std::fs::read(&path).map_err(Error::io("read", &path))
+    }
+
+    /// Stores a renewed certificate. Whatever crashes, the node has the old pair or the new one.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn renewed(&self, reply: &EnrolReply) -> Result<()> {
+        // First: the new certificate may be used at once, and then the old authority may go.
+        write_synced(&self.dir.join("authority.pem"), reply.authority.as_bytes())?;
+        write_private(&self.dir.join(RENEWED), &(reply.certificate.clone() + &self.text(RENEWAL_KEY)?))?;
+        remove_if_exists(&self.dir.join(RENEWAL_REQUEST))?;
+        remove_if_exists(&self.dir.join(RENEWAL_KEY))
     }
 
     /// Whether the certificate has expired by this machine's clock.
     pub fn is_expired(&self) -> bool {
-        let expiry = self.text("certificate.pem").and_then(|pem| expiry_of(&certificate_from(&pem)?));
+        let expiry = self.credentials().and_then(|pem| expiry_of(&certificate_from(&pem)?));
         expiry.is_ok_and(has_passed)
     }
 
@@ -198,11 +247,7 @@ impl Home {
     /// If the disk fails; the call can be repeated.
     pub fn discard(&self) -> Result<()> {
         for name in ["pending.contribution", "pending.state"] {
-            let path = self.dir.join(name);
-            match std::fs::remove_file(&path) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path)(e)),
-                _ => (),
-            }
+            remove_if_exists(&self.dir.join(name))?;
         }
         sync_dir(&self.dir)?;
         self.outbox()?.retain(&[])
@@ -269,7 +314,19 @@ mod tests {
             let authority = authority.certificate().to_owned();
             home.enrolled(&EnrolReply { name: "n".into(), client: 0, certificate, authority }).unwrap();
             assert_eq!(home.is_expired(), is_expired);
+            // An expired node may enrol again and keeps its folder; another client's state is not its own.
+            assert_eq!(home.request().is_ok(), is_expired);
         }
+        let certificate = authority.sign(&request, "n", 10).unwrap();
+        let other = EnrolReply { name: "n".into(), client: 1, certificate, authority: authority.bundle() };
+        assert!(home.enrolled(&other).unwrap_err().to_string().contains("the token is for client 1"));
+        // A renewed certificate takes the place of the first.
+        let request = home.renewal_request().unwrap();
+        assert_eq!(home.renewal_request().unwrap(), request);
+        let certificate = authority.sign(&request, "n", 10).unwrap();
+        home.renewed(&EnrolReply { certificate, ..other }).unwrap();
+        assert!(!home.is_expired());
+        home.tls().unwrap();
     }
 
     #[test]

@@ -45,6 +45,11 @@ impl Link {
         Ok(Self { client, server })
     }
 
+    /// The server's address.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
     /// Sends a request and passes the answer's body to `take` as it arrives; returns its length.
     async fn stream(
         &self,

@@ -15,12 +15,15 @@ pub use tls::{enrol_tls, node_request, node_tls};
 use crate::backoff::BackOff;
 use crate::error::{Error, Result};
 use crate::identity::Token;
-use crate::wire::{Blob, Contribution, Decline, EnrolRequest, Heartbeat, Task, VerdictKind, WorkKind, WorkRequest};
+use crate::wire::{
+    Blob, Contribution, Decline, EnrolRequest, Heartbeat, RenewRequest, Task, VerdictKind, WorkKind, WorkRequest,
+};
 use session::Session;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
 
 /// Time between heartbeats. They do not wait for uploads or training.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -45,6 +48,8 @@ pub struct Node {
     session: Option<Session>,
     /// The round that the node works on, or −1.
     working: Arc<AtomicI64>,
+    /// The server has asked to renew the certificate.
+    shall_renew: Arc<AtomicBool>,
 }
 
 impl Node {
@@ -56,7 +61,34 @@ impl Node {
         let home = Home::new(dir);
         let client = home.identity()?.client;
         let link = Link::new(server, home.tls()?)?;
-        Ok(Self { home, link, setup, client, session: None, working: Arc::new(AtomicI64::new(-1)) })
+        let (working, shall_renew) = (Arc::new(AtomicI64::new(-1)), Arc::default());
+        Ok(Self { home, link, setup, client, session: None, working, shall_renew })
+    }
+
+    /// Sends heartbeats until it is aborted.
+    fn beat(&self) -> JoinHandle<()> {
+        let (link, working) = (self.link.clone(), Arc::clone(&self.working));
+        let shall_renew = Arc::clone(&self.shall_renew);
+        tokio::spawn(async move {
+            loop {
+                let round = u32::try_from(working.load(Ordering::Relaxed)).ok();
+                match link.send(&Heartbeat { round }).await {
+                    Ok(answer) => shall_renew.store(answer.renew, Ordering::Relaxed),
+                    Err(error) => tracing::debug!(%error, "no heartbeat"),
+                }
+                tokio::time::sleep(HEARTBEAT).await;
+            }
+        })
+    }
+
+    /// Gets another certificate and uses it from now on. What the client remembers stays as it is.
+    async fn renew(&mut self) -> Result<()> {
+        let reply = self.link.send(&RenewRequest { request: self.home.renewal_request()? }).await?;
+        self.home.renewed(&reply)?;
+        self.link = Link::new(self.link.server(), self.home.tls()?)?;
+        self.shall_renew.store(false, Ordering::Relaxed);
+        tracing::info!("certificate renewed");
+        Ok(())
     }
 
     /// Works for ever, or until the run is over; returns the final model's hash.
@@ -64,19 +96,23 @@ impl Node {
     /// # Errors
     /// Never because of the network: failures are logged and tried again.
     pub async fn run(mut self, until_done: bool) -> Result<String> {
-        let (link, working) = (self.link.clone(), Arc::clone(&self.working));
-        let beating = tokio::spawn(async move {
-            loop {
-                let round = u32::try_from(working.load(Ordering::Relaxed)).ok();
-                if let Err(error) = link.send(&Heartbeat { round }).await {
-                    tracing::debug!(%error, "no heartbeat");
-                }
-                tokio::time::sleep(HEARTBEAT).await;
-            }
-        });
+        let mut beating = self.beat();
         let own = Duration::from_millis(u64::from(self.client) * 37 % 250);
         let mut back_off = BackOff::new(WAIT_FIRST + own, WAIT_MAX + own);
         let hash = loop {
+            if self.shall_renew.load(Ordering::Relaxed) {
+                match self.renew().await {
+                    Ok(()) => {
+                        beating.abort();
+                        beating = self.beat();
+                    }
+                    // The old certificate still works; the next heartbeat asks again.
+                    Err(error) => {
+                        self.shall_renew.store(false, Ordering::Relaxed);
+                        tracing::warn!(%error, "cannot renew the certificate yet");
+                    }
+                }
+            }
             match self.turn().await {
                 Ok(Some(hash)) if until_done => break hash,
                 Ok(Some(_)) => tokio::time::sleep(HEARTBEAT).await,
@@ -87,7 +123,7 @@ impl Node {
                     // Over HTTP/2 the server closes the connection of such a node without an answer.
                     if matches!(error, Error::Unreachable(_)) && self.home.is_expired() {
                         tracing::error!(
-                            "this node's certificate has expired; ask the server's owner for a token and enrol in a new folder"
+                            "this node's certificate has expired; ask the server's owner for a token of the same client and enrol again"
                         );
                     }
                     tokio::time::sleep(wait).await;

@@ -1,7 +1,7 @@
 //! The node's side of TLS: its key, and how it recognises its server.
 
 use crate::error::{Error, Result};
-use crate::identity::{alpn, certificate_from, provider};
+use crate::identity::{alpn, certificate_from, provider, roots_of};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -20,13 +20,12 @@ pub fn node_request() -> Result<(String, Vec<u8>)> {
     Ok((key.serialize_pem(), request.der().to_vec()))
 }
 
-/// TLS for a node with its certificate. It trusts only its federation's authority.
+/// TLS for a node with its certificate. It trusts only its federation's authority, or two while one replaces the other.
 ///
 /// # Errors
 /// If a certificate cannot be used.
 pub fn node_tls(authority: &str, certificate: &str, key: &str) -> Result<ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    roots.add(certificate_from(authority)?).map_err(Error::identity)?;
+    let roots = roots_of(authority)?;
     let chain = vec![certificate_from(certificate)?];
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(Error::identity)?;
     let config = client_builder()?.with_root_certificates(roots).with_client_auth_cert(chain, key);

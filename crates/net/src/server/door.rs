@@ -2,6 +2,7 @@
 //! connection when its time is over, when a newcomer needs its place, or when its node is no longer a member.
 
 use super::limit::Warnings;
+use super::refusals::Refusals;
 use super::routes::REQUEST_TIME_MAX;
 use super::strangers::{Place, Strangers, origin};
 use super::{Registry, lock};
@@ -60,6 +61,7 @@ pub(crate) struct Door {
     /// See [`VISIT_TIME_MAX`].
     pub visit_time_max: Duration,
     pub warnings: Arc<Warnings>,
+    pub refusals: Arc<Refusals>,
     pub routes: Router,
 }
 
@@ -141,6 +143,7 @@ impl Door {
             Ok(Err(error)) => error.to_string(),
             Err(_) => "it took too long".into(),
         };
+        self.refusals.note(origin(peer.ip()), &problem);
         if let Some(left_out) = self.warnings.next() {
             tracing::warn!(%peer, error = problem, left_out, "handshake rejected");
         }
@@ -164,6 +167,7 @@ impl Door {
         };
         if let Err(error) = registry.admit(&fingerprint) {
             warn(&error);
+            self.refusals.note(origin(peer.ip()), &format!("{error}: {fingerprint}"));
             let told = Arc::new(error);
             let refusal = Router::new().fallback(move || {
                 let told = Arc::clone(&told);
@@ -285,6 +289,7 @@ mod tests {
             members_max: 1,
             visit_time_max,
             warnings: Arc::new(Warnings::new()),
+            refusals: Arc::default(),
             routes: Router::new().fallback(|| async { "here" }),
         };
         tokio::spawn(door.open(listener));

@@ -8,6 +8,7 @@ use super::desk::Desk;
 use super::door::{Door, VISIT_TIME_MAX, Visitors};
 use super::host::only_our_hosts;
 use super::limit::{Bucket, Buckets, Warnings};
+use super::refusals::Refusals;
 use super::routes::{enrol_routes, node_routes};
 use super::status::{self, Status};
 use super::strangers::Strangers;
@@ -97,10 +98,13 @@ impl Server {
     pub async fn listen(self: &Arc<Self>) -> Result<Addresses> {
         let shares = Shares::of(raise_limit(), self.config.connections_max)?;
         let strangers = Arc::new(Strangers::new(shares.strangers));
+        let refusals = Arc::new(Refusals::default());
+        tokio::spawn(Arc::clone(&refusals).record(Arc::clone(&self.desk)));
         let open = |listener, visitors, routes| {
             let (strangers, warnings) = (Arc::clone(&strangers), Arc::clone(&self.warnings));
-            let (members_max, visit_time_max) = (shares.members, VISIT_TIME_MAX);
-            tokio::spawn(Door { visitors, strangers, members_max, visit_time_max, warnings, routes }.open(listener));
+            let (members_max, visit_time_max, refusals) = (shares.members, VISIT_TIME_MAX, Arc::clone(&refusals));
+            let door = Door { visitors, strangers, members_max, visit_time_max, warnings, refusals, routes };
+            tokio::spawn(door.open(listener));
         };
         let bind = async |address: SocketAddr| {
             let bound = TcpListener::bind(address).await.and_then(|l| Ok((l.local_addr()?, l)));

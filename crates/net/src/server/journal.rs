@@ -37,6 +37,34 @@ pub enum Event {
         /// The fingerprint of its certificate.
         fingerprint: String,
     },
+    /// A member's certificate was renewed.
+    Renewed {
+        /// The node's name.
+        node: String,
+        /// Its client.
+        client: u32,
+        /// The fingerprint of its new certificate.
+        fingerprint: String,
+        /// The fingerprint of its old one.
+        replaces: String,
+    },
+    /// A new authority begins to replace the current one, or has replaced it.
+    AuthorityRotated {
+        /// Whether the old one is gone.
+        finished: bool,
+        /// The fingerprint of the authority that nodes pin from now on.
+        fingerprint: String,
+    },
+    /// Handshakes failed, or came from nodes that are not members.
+    #[serde(rename = "handshakes_refused")]
+    HandshakesRejected {
+        /// The address or network that they came from.
+        from: String,
+        /// Why.
+        reason: String,
+        /// How many since the last such entry.
+        n: u64,
+    },
     /// A node was revoked.
     Revoked {
         /// Its name.
@@ -203,8 +231,7 @@ impl Journal {
     pub fn append_as(&mut self, operator: Option<String>, event: Event) -> Result<()> {
         // Another process may have appended.
         self.locked(&mut |_| (), |journal| {
-            let time = time::OffsetDateTime::now_utc();
-            let time = time.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
+            let time = now();
             let Tail { n_entries: seq, hash: previous, .. } = journal.tail.clone();
             let entry = Entry { seq, time, previous, operator, event };
             let line = serde_json::to_string(&entry).map_err(|e| Error::internal(format!("journal: {e}")))? + "\n";
@@ -267,6 +294,12 @@ impl Journal {
     }
 }
 
+/// The time for people.
+pub(super) fn now() -> String {
+    let time = time::OffsetDateTime::now_utc();
+    time.format(&time::format_description::well_known::Rfc3339).unwrap_or_default()
+}
+
 fn open_segment(segments: &Segments, segment: u32) -> Result<File> {
     let path = segments.path(segment);
     let file = OpenOptions::new().read(true).append(true).create(true).open(&path);
@@ -286,6 +319,18 @@ impl Tail {
         if entry.seq != self.n_entries || entry.previous != self.hash {
             return Err(broken("does not follow from the previous entry: the journal has been changed".into()));
         }
+        Ok(entry)
+    }
+
+    /// The tail before an entry, as that entry states it.
+    pub(super) fn before(first: &Entry) -> Self {
+        Self { n_entries: first.seq, hash: first.previous.clone(), n_bytes: 0 }
+    }
+
+    /// Checks a line without its end, and moves on over it.
+    pub(super) fn accept(&mut self, line: &[u8]) -> std::result::Result<Entry, String> {
+        let entry = self.check(line)?;
+        self.follow(line);
         Ok(entry)
     }
 

@@ -7,12 +7,14 @@ mod config;
 mod descriptors;
 pub mod desk;
 mod door;
+mod export;
 mod host;
 pub mod http;
 mod intake;
 pub mod journal;
 mod limit;
 pub mod presence;
+mod refusals;
 mod registry;
 pub mod rounds;
 mod routes;
@@ -22,11 +24,13 @@ mod strangers;
 
 pub use authority::{Authority, key_of_request};
 pub use config::{Ensemble, ServerConfig};
+pub use export::{Statement, check_export, export};
 pub use registry::{INVITATION_LASTS, Invitation, NodeEntry, Registry};
 
 use crate::error::{Error, Result};
 use crate::files::create_dir;
-use crate::wire::{Done, reject_texts};
+use crate::identity::operator;
+use crate::wire::{Done, hex, reject_texts};
 use desk::Desk;
 use fedproj_core::{Config, Coordinator, Experiment, Manifest, RunDir, Summary};
 use http::{Addresses, Server};
@@ -83,7 +87,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let mut recovered = Recovered::default();
     let mut enrolled = BTreeSet::new();
     let journal = Journal::open(&dir, &mut |entry| {
-        if let Event::Enrolled { fingerprint, .. } = &entry.event {
+        if let Event::Enrolled { fingerprint, .. } | Event::Renewed { fingerprint, .. } = &entry.event {
             enrolled.insert(fingerprint.clone());
         }
         recovered.follow(&run, entry);
@@ -144,9 +148,37 @@ async fn farewell(desk: &Desk) {
 /// A run's name: the same configuration in the same federation is the same run and resumes.
 fn run_name(authority: &Authority, config: &Config) -> Result<String> {
     let mut hasher = blake3::Hasher::new_derive_key("fedproj run 1");
-    hasher.update(&authority.fingerprint()?);
+    hasher.update(authority.federation());
     hasher.update(config.identity()?.as_bytes());
     Ok(hasher.finalize().to_hex()[..16].to_owned())
+}
+
+/// Begins to replace the federation's authority, or finishes it once every member trusts the new one. Returns the
+/// fingerprint of the authority that nodes pin from then on. The server must not run.
+///
+/// # Errors
+/// If the server runs, or a member does not trust the new authority yet.
+pub fn rotate_authority(dir: &Path, finish: bool) -> Result<String> {
+    let authority = Authority::open(dir)?;
+    let _lock = lock_folder(dir)?;
+    let authority = if finish {
+        let name = authority.bundle_name();
+        let members = Registry::open(dir)?.nodes()?.into_iter().filter(|node| node.is_out().is_none());
+        let behind: Vec<String> = members.filter(|node| node.trusts != name).map(|node| node.name).collect();
+        if !behind.is_empty() {
+            let behind = behind.join(", ");
+            return Err(Error::config(format!(
+                "not yet renewed: {behind}\nhint: let the server run until they have been connected, or revoke them"
+            )));
+        }
+        authority.finish_rotation(dir)?
+    } else {
+        authority.begin_rotation(dir)?
+    };
+    let fingerprint = hex(&authority.fingerprint()?);
+    let event = Event::AuthorityRotated { finished: finish, fingerprint: fingerprint.clone() };
+    Journal::open(dir, &mut |_| ())?.append_as(Some(operator()), event)?;
+    Ok(fingerprint)
 }
 
 /// One server per folder. The lock ends with the process, however that ends.

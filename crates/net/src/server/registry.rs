@@ -5,7 +5,7 @@
 
 use super::Authority;
 use crate::error::{Error, Result};
-use crate::files::{self, create_dir, read_if_exists, read_toml, sync_dir, write_toml};
+use crate::files::{self, create_dir, read_if_exists, read_toml, remove_if_exists, sync_dir, write_toml};
 use crate::identity::{Token, certificate_from, expiry_of, fingerprint, has_passed, seconds_since_1970};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -30,9 +30,21 @@ pub struct NodeEntry {
     /// When its certificate expires, in seconds since 1970; 0 in entries of earlier versions.
     #[serde(default)]
     pub expires: u64,
+    /// The authorities that it trusts, see [`Authority::bundle_name`]; empty in entries of earlier versions.
+    #[serde(default)]
+    pub trusts: String,
+    /// The fingerprint of the certificate that it replaces, until it is used for the first time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<String>,
 }
 
 impl NodeEntry {
+    /// Whether it is time for a new certificate: of its `days` a third is left, or the authorities have changed.
+    pub fn is_due(&self, authority: &Authority, days: i64) -> bool {
+        let third_s = u64::try_from(days).unwrap_or(0) * 24 * 3600 / 3;
+        has_passed(self.expires.saturating_sub(third_s)) || self.trusts != authority.bundle_name()
+    }
+
     /// Whether the certificate has expired. An open connection must not outlive it.
     pub fn is_expired(&self) -> bool {
         has_passed(self.expires)
@@ -215,14 +227,72 @@ impl Registry {
         let certificate = authority.sign(request, &invitation.name, days)?;
         std::fs::rename(&path, &spent_path).map_err(|_| unknown())?;
         sync_dir(&self.tokens)?;
-        let der = certificate_from(&certificate)?;
-        let (fingerprint, expires) = (fingerprint(&der), expiry_of(&der)?);
-        let Invitation { name, client, .. } = invitation;
-        let node = NodeEntry { name, client, fingerprint, revoked: false, expires };
-        self.write(&node)?;
+        let node = self.add(authority, &invitation.name, invitation.client, &certificate, None)?;
         let spent = Spent { request_hash, certificate };
         write_toml(&spent_path, &spent)?;
         Ok((node, spent.certificate))
+    }
+
+    /// Adds a node with a certificate of this authority.
+    fn add(
+        &self,
+        authority: &Authority,
+        name: &str,
+        client: u32,
+        certificate: &str,
+        replaces: Option<String>,
+    ) -> Result<NodeEntry> {
+        let der = certificate_from(certificate)?;
+        let (fingerprint, expires) = (fingerprint(&der), expiry_of(&der)?);
+        let trusts = authority.bundle_name();
+        let node = NodeEntry { name: name.into(), client, fingerprint, revoked: false, expires, trusts, replaces };
+        self.write(&node)?;
+        Ok(node)
+    }
+
+    /// Renews the certificate of a member, once. The old one works until the new one is used. The very same request is
+    /// answered again, since the first answer may have been lost.
+    ///
+    /// # Errors
+    /// If the certificate is not due, has been renewed by another request, or the request is malformed.
+    pub fn renew(
+        &self,
+        authority: &Authority,
+        node: &NodeEntry,
+        request: &[u8],
+        days: i64,
+    ) -> Result<(NodeEntry, String)> {
+        let _lock = self.lock()?;
+        let path = self.nodes.join(format!("{}.renewed", node.fingerprint));
+        let request_hash = blake3::hash(request).to_hex().to_string();
+        if let Some(Spent { request_hash: of, certificate }) = read_toml(&path)? {
+            let known = self.find(&fingerprint(&certificate_from(&certificate)?))?;
+            let same = known.filter(|_| of == request_hash);
+            let same = same.ok_or_else(|| Error::protocol("this certificate has been renewed by another request"))?;
+            return Ok((same, certificate));
+        }
+        if !node.is_due(authority, days) {
+            return Err(Error::protocol("this certificate need not be renewed yet"));
+        }
+        let certificate = authority.sign(request, &node.name, days)?;
+        let renewed = self.add(authority, &node.name, node.client, &certificate, Some(node.fingerprint.clone()))?;
+        let spent = Spent { request_hash, certificate };
+        write_toml(&path, &spent)?;
+        Ok((renewed, spent.certificate))
+    }
+
+    /// Removes the certificate that this node's has replaced: the node uses the new one.
+    ///
+    /// # Errors
+    /// If the disk fails.
+    pub fn retire_replaced(&self, node: &NodeEntry) -> Result<()> {
+        let Some(old) = &node.replaces else { return Ok(()) };
+        let _lock = self.lock()?;
+        for name in [format!("{old}.toml"), format!("{old}.renewed")] {
+            remove_if_exists(&self.nodes.join(name))?;
+        }
+        sync_dir(&self.nodes)?;
+        self.write(&NodeEntry { replaces: None, ..node.clone() })
     }
 
     /// Revokes a node, from its next request on, and withdraws open invitations of that name.
@@ -360,6 +430,30 @@ mod tests {
         registry.write(&NodeEntry { expires: 1, ..third.clone() }).unwrap();
         assert_eq!(find(&third).is_out(), Some("this node's certificate has expired"));
         enrol(7, 10).unwrap();
+    }
+
+    #[test]
+    fn a_certificate_is_renewed_once_and_when_it_is_due() {
+        let (dir, authority, registry) = federation();
+        let (token, _) = registry.invite(&authority, "a", Some(4), INVITATION_LASTS).unwrap();
+        let (node, _) = registry.enrol(&authority, &token.secret, &node_request().unwrap().1, 30).unwrap();
+        let request = node_request().unwrap().1;
+        assert!(registry.renew(&authority, &node, &request, 30).unwrap_err().to_string().contains("not be renewed"));
+        // Nine of thirty days are left.
+        let due = NodeEntry { expires: seconds_since_1970() + 9 * 24 * 3600, ..node.clone() };
+        let (new, certificate) = registry.renew(&authority, &due, &request, 30).unwrap();
+        assert_eq!((new.client, new.name.as_str(), new.replaces.as_ref()), (4, "a", Some(&node.fingerprint)));
+        assert!(!new.is_due(&authority, 30));
+        // The answer was lost; a thief of the old key gets nothing more.
+        assert_eq!(registry.renew(&authority, &due, &request, 30).unwrap().1, certificate);
+        assert!(registry.renew(&authority, &due, &node_request().unwrap().1, 30).is_err());
+        registry.admit(&node.fingerprint).unwrap();
+        registry.retire_replaced(&new).unwrap();
+        assert!(registry.admit(&node.fingerprint).is_err());
+        assert_eq!(registry.nodes().unwrap(), [NodeEntry { replaces: None, ..new.clone() }]);
+        // Another authority is a reason too.
+        let next = authority.begin_rotation(&dir.path().join("federation")).unwrap();
+        assert!(new.is_due(&next, 30));
     }
 
     #[test]

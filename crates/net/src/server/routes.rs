@@ -6,8 +6,8 @@ use super::journal::Event;
 use super::{NodeEntry, lock};
 use crate::error::{Error, Result};
 use crate::wire::{
-    BLOCK_BYTES, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, Request as WireRequest,
-    VERSION, Work, WorkKind, WorkRequest, decode,
+    BLOCK_BYTES, Beat, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, RenewRequest,
+    Request as WireRequest, VERSION, Work, WorkKind, WorkRequest, decode,
 };
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -36,6 +36,7 @@ pub(crate) fn node_routes(server: &Arc<Server>) -> Router {
     let routes = on::<WorkRequest, _>(Router::new(), work);
     let routes = on::<Heartbeat, _>(routes, heartbeat);
     let routes = on::<Decline, _>(routes, decline);
+    let routes = on::<RenewRequest, _>(routes, renew);
     on::<Contribution, _>(routes, contribute)
         // The body is read in blocks, up to a piece.
         .route("/v1/blob/{hash}/{from}", get(fetch).put(receive))
@@ -116,9 +117,34 @@ async fn work(State(server): TheServer, Extension(node): Node, Proto(request): P
     }
 }
 
-async fn heartbeat(State(server): TheServer, Extension(node): Node, Proto(beat): Proto<Heartbeat>) -> StatusCode {
+async fn heartbeat(State(server): TheServer, Extension(node): Node, Proto(beat): Proto<Heartbeat>) -> Result<Response> {
     server.desk.presence.heard(node.client, beat.round);
-    StatusCode::NO_CONTENT
+    if node.is_due(&server.authority, server.config.certificate_days) {
+        return Ok(reply(&server, &Beat { renew: true }));
+    }
+    if node.replaces.is_some() {
+        blocking(move || server.registry.retire_replaced(&node)).await?;
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn renew(
+    State(server): TheServer,
+    Extension(node): Node,
+    Proto(RenewRequest { request }): Proto<RenewRequest>,
+) -> Result<Response> {
+    let for_reply = Arc::clone(&server);
+    let renewed = blocking(move || {
+        let days = server.config.certificate_days;
+        let (node, certificate) = server.registry.renew(&server.authority, &node, &request, days)?;
+        enter(&server, &node)?;
+        Ok(certificate_reply(&server, node, certificate))
+    });
+    Ok(reply(&for_reply, &renewed.await?))
+}
+
+fn certificate_reply(server: &Server, node: NodeEntry, certificate: String) -> EnrolReply {
+    EnrolReply { name: node.name, client: node.client, certificate, authority: server.authority.bundle() }
 }
 
 async fn contribute(
@@ -222,8 +248,7 @@ async fn enrol(
         let days = server.config.certificate_days;
         let (node, certificate) = server.registry.enrol(&server.authority, &secret, &request, days)?;
         let is_new = enter(&server, &node)?;
-        let NodeEntry { name, client, .. } = node;
-        Ok((EnrolReply { name, client, certificate, authority: server.authority.certificate().to_owned() }, is_new))
+        Ok((certificate_reply(&server, node, certificate), is_new))
     });
     let enrolled = enrolled.await;
     if !matches!(enrolled, Ok((_, true))) {
@@ -238,17 +263,22 @@ async fn enrol(
     enrolled.map(|(enrolled, _)| reply(&for_reply, &enrolled))
 }
 
-/// Enters an enrolment in the journal and returns true, unless it is already there: a node whose answer was lost repeats its
-/// request, and is enrolled once.
+/// Enters a new certificate in the journal and returns true, unless it is already there: a node whose answer was lost
+/// repeats its request, and is entered once.
 fn enter(server: &Server, node: &NodeEntry) -> Result<bool> {
     let mut enrolled = lock(&server.enrolled);
     if enrolled.contains(&node.fingerprint) {
         return Ok(false);
     }
-    let NodeEntry { name, client, fingerprint, .. } = node.clone();
-    tracing::info!(node = name, client, "enrolled");
-    server.desk.log(Event::Enrolled { node: name, client, fingerprint: fingerprint.clone() })?;
-    Ok(enrolled.insert(fingerprint))
+    let NodeEntry { name, client, fingerprint, replaces, .. } = node.clone();
+    let (node, of, is_renewed) = (name.clone(), fingerprint.clone(), replaces.is_some());
+    let event = match replaces {
+        Some(replaces) => Event::Renewed { node, client, fingerprint, replaces },
+        None => Event::Enrolled { node, client, fingerprint },
+    };
+    tracing::info!(node = name, client, is_renewed, "enrolled");
+    server.desk.log(event)?;
+    Ok(enrolled.insert(of))
 }
 
 fn reply(server: &Server, message: &impl Message) -> Response {

@@ -30,11 +30,12 @@ macro_rules! requests {
 
 requests! {
     WorkRequest => Work, "/v1/work", 1 << 12;
-    Heartbeat => (), "/v1/heartbeat", 1 << 12;
+    Heartbeat => Beat, "/v1/heartbeat", 1 << 12;
     Decline => (), "/v1/decline", 1 << 12;
     // A few names and hashes.
     Contribution => Verdict, "/v1/contribute", 1 << 16;
     EnrolRequest => EnrolReply, "/v1/enrol", 1 << 14;
+    RenewRequest => EnrolReply, "/v1/renew", 1 << 14;
 }
 
 fn round_trip<M: Message + Default>(bytes: &[u8]) -> Result<Vec<u8>> {
@@ -227,6 +228,14 @@ pub struct Heartbeat {
     pub round: Option<u32>,
 }
 
+/// The server's answer to a [`Heartbeat`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Beat {
+    /// It is time to renew the node's certificate.
+    #[prost(bool, tag = "1")]
+    pub renew: bool,
+}
+
 /// A node will not do a task.
 #[derive(Clone, PartialEq, Message)]
 pub struct Decline {
@@ -252,6 +261,14 @@ pub struct EnrolRequest {
     pub request: Vec<u8>,
 }
 
+/// A member wants another certificate, before its own expires.
+#[derive(Clone, PartialEq, Message)]
+pub struct RenewRequest {
+    /// A certificate signing request (DER).
+    #[prost(bytes = "vec", tag = "1")]
+    pub request: Vec<u8>,
+}
+
 /// The certificate.
 #[derive(Clone, PartialEq, Message)]
 pub struct EnrolReply {
@@ -264,7 +281,7 @@ pub struct EnrolReply {
     /// The node's certificate (PEM).
     #[prost(string, tag = "3")]
     pub certificate: String,
-    /// The authority's certificate (PEM).
+    /// The certificates of the authorities that the node shall trust (PEM).
     #[prost(string, tag = "4")]
     pub authority: String,
 }

@@ -13,8 +13,8 @@ pub(crate) use blob::hex;
 pub use blob::{Blob, Store};
 pub use contribution::{Contribution, NamedBlob, part_name};
 pub use message::{
-    Accepted, Decline, Done, EnrolReply, EnrolRequest, Heartbeat, Missing, ROUND_TRIPS, Received, Rejected, Request,
-    Task, TaskMemory, Verdict, VerdictKind, Wait, Work, WorkKind, WorkRequest,
+    Accepted, Beat, Decline, Done, EnrolReply, EnrolRequest, Heartbeat, Missing, ROUND_TRIPS, Received, Rejected,
+    RenewRequest, Request, Task, TaskMemory, Verdict, VerdictKind, Wait, Work, WorkKind, WorkRequest,
 };
 pub use public::{decode_public, encode_public};
 pub use vectors::{decode_f32, decode_u32, encode_f32, encode_u32, place_rows};
