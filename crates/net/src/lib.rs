@@ -15,8 +15,10 @@ mod files;
 pub mod identity;
 pub mod node;
 pub mod server;
+mod vault;
 pub mod wire;
 
 pub use error::{Error, Result};
 pub use node::{Link, Node, NodeData, Policy, Setup, enrol};
 pub use server::{Ensemble, ServeSetup, Served, ServerConfig, serve};
+pub use vault::Vault;

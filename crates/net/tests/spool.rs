@@ -52,7 +52,7 @@ fn order_of_arrival_and_the_way_through_the_disk_do_not_show() {
                 parts: vectors.map(named).into(),
             }
         });
-        let spooled = Spooled::open(dir.path(), accepted.collect()).unwrap();
+        let spooled = Spooled::open(dir.path(), &fedproj_net::Vault::default(), accepted.collect()).unwrap();
         let mut on_disk = server();
         on_disk.open().unwrap();
         let from_disk = on_disk.close(&opening, &spooled, 0.0).unwrap();

@@ -5,7 +5,7 @@ use crate::say;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_data::SourceConfig;
-use fedproj_net::{Error, Node, NodeData, Policy, Setup};
+use fedproj_net::{Error, Node, NodeData, Policy, Setup, Vault};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
@@ -75,6 +75,9 @@ pub struct Join {
     /// Node folder: key, certificate, policy.toml, client state
     #[arg(long, value_name = "DIR", default_value = "node")]
     node: PathBuf,
+    /// File with a key of 32 random bytes: client state, tasks and contributions are encrypted with it on disk
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
     /// Exit when the run is over, instead of waiting for the next
     #[arg(long)]
     until_done: bool,
@@ -100,7 +103,8 @@ impl Join {
                 std::process::exit(1);
             });
         }
-        let hash = block_on(async { Ok(Node::open(&self.node, &self.server, setup)?.run(self.until_done).await?) })?;
+        let node = Node::open(&self.node, &self.server, setup)?.sealed(Vault::open(self.key_file.as_deref())?);
+        let hash = block_on(async { Ok(node.run(self.until_done).await?) })?;
         say!("the run is over; model {hash}");
         Ok(())
     }

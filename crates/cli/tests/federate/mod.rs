@@ -47,11 +47,17 @@ impl Federation {
 
     /// The command that starts the server: the first time on any port, then on the same.
     pub fn serve_command(&self) -> Command {
+        self.serve_command_with(&[])
+    }
+
+    /// The same with further settings.
+    pub fn serve_command_with(&self, further: &[&str]) -> Command {
         let listen = match &self.addresses {
             Some(addresses) => format!("server.listen={}", addresses["listen"].as_str().unwrap()),
             None => "server.listen=127.0.0.1:0".to_owned(),
         };
-        let settings: Vec<&str> = self.settings.iter().map(String::as_str).chain([listen.as_str()]).collect();
+        let settings = self.settings.iter().map(String::as_str).chain([listen.as_str()]);
+        let settings: Vec<&str> = settings.chain(further.iter().copied()).collect();
         let mut command =
             fedproj(self.path(), &[&["serve", "--json", "--threads", "1", "--log", "json"], &settings[..]].concat());
         command.stdout(self.append("server.out")).stderr(self.append("server.log"));

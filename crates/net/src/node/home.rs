@@ -9,6 +9,7 @@ use crate::files::{
     write_synced, write_toml,
 };
 use crate::identity::{certificate_from, expiry_of, has_passed};
+use crate::vault::Vault;
 use crate::wire::{Contribution, EnrolReply, Store, decode, decode_f32, encode_f32};
 use fedproj_core::ClientState;
 use prost::Message;
@@ -16,6 +17,9 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 const HASH_BYTES: usize = 32;
+
+/// The first bytes of a state file that is encrypted at rest.
+const SEALED: &[u8] = b"FEDPROJE";
 
 /// Certificate and key after a renewal; before, they are in `certificate.pem` and `key.pem`.
 const RENEWED: &str = "renewed.pem";
@@ -36,6 +40,7 @@ pub struct Identity {
 #[derive(Clone, Debug)]
 pub struct Home {
     dir: PathBuf,
+    vault: Vault,
 }
 
 /// A client's state on disk.
@@ -60,7 +65,32 @@ struct KeptVector {
 impl Home {
     /// The folder of a node.
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.into() }
+        Self { dir: dir.into(), vault: Vault::default() }
+    }
+
+    /// The same, with client state, tasks and contributions encrypted at rest.
+    #[must_use]
+    pub fn sealed(self, vault: Vault) -> Self {
+        Self { vault, ..self }
+    }
+
+    /// Reads a file that is encrypted at rest. One from before there was a key is read too.
+    fn unseal(&self, path: &Path) -> Result<Option<Vec<u8>>> {
+        let Some(stored) = read_if_exists(path)? else { return Ok(None) };
+        match stored.strip_prefix(SEALED) {
+            Some(_) if !self.vault.has_key() => {
+                Err(Error::config(format!("`{}` is encrypted\nhint: --key-file names its key", path.display())))
+            }
+            Some(sealed) => self.vault.unseal(SEALED, sealed.to_vec()).map(Some).map_err(Error::io("read", path)),
+            None => Ok(Some(stored)),
+        }
+    }
+
+    fn seal(&self, path: &Path, content: &[u8]) -> Result<()> {
+        if !self.vault.has_key() {
+            return write_synced(path, content);
+        }
+        write_synced(path, &[SEALED, &self.vault.seal(SEALED, content)?].concat())
     }
 
     fn not_enrolled(&self) -> Error {
@@ -180,7 +210,7 @@ impl Home {
     /// # Errors
     /// If its folder cannot be created.
     pub fn cache(&self) -> Result<Store> {
-        Store::open(&self.dir.join("cache"))
+        Store::sealed(&self.dir.join("cache"), &self.vault)
     }
 
     /// Blobs for the server.
@@ -188,7 +218,7 @@ impl Home {
     /// # Errors
     /// If its folder cannot be created.
     pub fn outbox(&self) -> Result<Store> {
-        Store::open(&self.dir.join("outbox"))
+        Store::sealed(&self.dir.join("outbox"), &self.vault)
     }
 
     fn kept_path(&self, run: &str) -> PathBuf {
@@ -203,7 +233,7 @@ impl Home {
     /// If the file is damaged.
     pub fn kept(&self, run: &str) -> Result<ClientState> {
         let path = self.kept_path(run);
-        match read_if_exists(&path)? {
+        match self.unseal(&path)? {
             Some(bytes) => decode_kept(&bytes).map_err(Error::corrupt(&path)),
             None => Ok(ClientState::new()),
         }
@@ -214,8 +244,8 @@ impl Home {
     /// # Errors
     /// If the disk is full.
     pub fn set_pending(&self, contribution: &Contribution, kept: &ClientState) -> Result<()> {
-        write_synced(&self.dir.join("pending.state"), &encode_kept(kept))?;
-        write_synced(&self.dir.join("pending.contribution"), &contribution.encode_to_vec())
+        self.seal(&self.dir.join("pending.state"), &encode_kept(kept))?;
+        self.seal(&self.dir.join("pending.contribution"), &contribution.encode_to_vec())
     }
 
     /// The contribution on its way, if there is one.
@@ -224,7 +254,7 @@ impl Home {
     /// If it cannot be read.
     pub fn pending(&self) -> Result<Option<Contribution>> {
         let path = self.dir.join("pending.contribution");
-        let Some(bytes) = read_if_exists(&path)? else { return Ok(None) };
+        let Some(bytes) = self.unseal(&path)? else { return Ok(None) };
         decode(&bytes).map(Some).map_err(Error::corrupt(&path))
     }
 
@@ -300,6 +330,26 @@ mod tests {
         home.commit("r").unwrap();
         assert_eq!((home.kept("r").unwrap(), home.pending().unwrap()), (state(3.0), None));
         assert_eq!(home.kept("other").unwrap(), ClientState::new());
+    }
+
+    #[test]
+    fn state_is_unreadable_without_its_key_and_older_state_is_still_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (plain, sealed) = (Home::new(dir.path()), Home::new(dir.path()).sealed(Vault::of(&[7; 32])));
+        let state = |v: f32| ClientState::from([("control_variate".to_owned(), vec![v; 9])]);
+        let contribution = Contribution { run: "r".into(), ..Contribution::default() };
+        plain.set_pending(&contribution, &state(1.0)).unwrap();
+        plain.commit("r").unwrap();
+        assert_eq!(sealed.kept("r").unwrap(), state(1.0));
+        sealed.set_pending(&contribution, &state(2.0)).unwrap();
+        assert_eq!(sealed.pending().unwrap(), Some(contribution));
+        sealed.commit("r").unwrap();
+        assert_eq!(sealed.kept("r").unwrap(), state(2.0));
+        let stored = std::fs::read(sealed.kept_path("r")).unwrap();
+        assert!(!stored.windows(7).any(|w| w == b"control"));
+        let other = Home::new(dir.path()).sealed(Vault::of(&[8; 32]));
+        assert!(other.kept("r").unwrap_err().to_string().contains("decrypted"));
+        assert!(plain.kept("r").unwrap_err().to_string().contains("--key-file"));
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub use tls::{enrol_tls, node_request, node_tls};
 use crate::backoff::BackOff;
 use crate::error::{Error, Result};
 use crate::identity::Token;
+use crate::vault::Vault;
 use crate::wire::{
     Blob, Contribution, Decline, EnrolRequest, Heartbeat, RenewRequest, Task, VerdictKind, WorkKind, WorkRequest,
 };
@@ -63,6 +64,12 @@ impl Node {
         let link = Link::new(server, home.tls()?)?;
         let (working, shall_renew) = (Arc::new(AtomicI64::new(-1)), Arc::default());
         Ok(Self { home, link, setup, client, session: None, working, shall_renew })
+    }
+
+    /// The same, with what it stores encrypted at rest.
+    #[must_use]
+    pub fn sealed(self, vault: Vault) -> Self {
+        Self { home: self.home.sealed(vault), ..self }
     }
 
     /// Sends heartbeats until it is aborted.

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The `[server]` table.
@@ -39,6 +40,8 @@ pub struct ServerConfig {
     pub requests_per_s: f64,
     /// Days for which a node's certificate is valid.
     pub certificate_days: i64,
+    /// File with a key of 32 random bytes. What nodes send and fetch is encrypted with it on the server's disk.
+    pub key_file: Option<PathBuf>,
 }
 
 /// Which side evaluates the clients' models on the public set.
@@ -70,6 +73,7 @@ impl Default for ServerConfig {
             connections_max: 4096,
             requests_per_s: 100.0,
             certificate_days: 365,
+            key_file: None,
         }
     }
 }

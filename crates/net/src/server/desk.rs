@@ -7,7 +7,9 @@ use super::journal::{Event, Journal};
 use super::limit::MemberWarnings;
 use super::lock;
 use super::presence::Presence;
+use super::spool::Spool;
 use crate::error::Result;
+use crate::vault::Vault;
 use crate::wire::{Contribution, Done, Store, Task, Wait, Work, WorkKind};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -52,6 +54,8 @@ pub enum Arrival {
 pub struct Desk {
     pub(super) dir: PathBuf,
     pub(super) limits: ServerConfig,
+    /// Encrypts what nodes send and fetch, on disk.
+    pub(super) vault: Vault,
     /// What nodes may fetch.
     pub blobs: Store,
     journal: Mutex<Journal>,
@@ -104,12 +108,14 @@ impl Desk {
     /// A desk in a federation's folder. `last` holds each client's last contribution that counted, from the journal.
     ///
     /// # Errors
-    /// If the folder of blobs cannot be created.
+    /// If the folder of blobs cannot be created, or the key file cannot be used.
     pub fn new(dir: &Path, limits: ServerConfig, journal: Journal, last: BTreeMap<u32, (u32, String)>) -> Result<Self> {
+        let vault = Vault::open(limits.key_file.as_deref())?;
         Ok(Self {
             dir: dir.into(),
             limits,
-            blobs: Store::open(&dir.join("blobs"))?,
+            blobs: Store::sealed(&dir.join("blobs"), &vault)?,
+            vault,
             journal: Mutex::new(journal),
             inner: Mutex::new(Inner { last, ..Inner::default() }),
             arrived: Condvar::new(),
@@ -129,6 +135,10 @@ impl Desk {
     /// If the disk is full.
     pub fn log(&self, event: Event) -> Result<()> {
         lock(&self.journal).append(event)
+    }
+
+    pub(super) fn spool(&self, run: &str, round: u32) -> Spool {
+        Spool::new(&self.dir, run, round).sealed(&self.vault)
     }
 
     pub(super) fn inner(&self) -> MutexGuard<'_, Inner> {

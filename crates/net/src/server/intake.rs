@@ -53,7 +53,7 @@ impl Desk {
             Ok(offer) => offer,
             Err(verdict) => return Ok(verdict),
         };
-        let spool = Spool::new(&self.dir, &contribution.run, contribution.round);
+        let spool = self.spool(&contribution.run, contribution.round);
         if let Err(problem) = check_shape(contribution, &offer, &self.limits) {
             return self.reject(client, contribution, &spool, &problem);
         }
@@ -178,7 +178,7 @@ impl Desk {
         });
         let (run, round, blob) =
             announced.ok_or_else(|| Error::protocol("this blob is not expected; announce it first"))?;
-        let have = Spool::new(&self.dir, &run, round).client(client)?.append(&blob, from, bytes)?;
+        let have = self.spool(&run, round).client(client)?.append(&blob, from, bytes)?;
         Ok(Received { have })
     }
 }

@@ -120,7 +120,7 @@ impl Rounds {
         let start = Instant::now();
         let (n_asked, counted) = self.contributions(experiment, &opening, blobs)?;
         let n_late = n_asked - counted.len();
-        let results = Spooled::open(&self.dir, counted)?;
+        let results = Spooled::open(&self.dir, &self.desk.vault, counted)?;
         let mut record = self.coordinator.close(&opening, &results, start.elapsed().as_secs_f64())?;
         let (up_now, down_now) = self.desk.traffic();
         (record.bytes_up, record.bytes_down) = (up_now.wrapping_sub(up), down_now - down);

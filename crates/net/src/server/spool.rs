@@ -2,6 +2,7 @@
 //! memory does not grow with their number.
 
 use crate::error::{Error, Result};
+use crate::vault::Vault;
 use crate::wire::{Contribution, Store};
 use fedproj_core::{Contributions, Head, Part};
 use std::path::{Path, PathBuf};
@@ -10,12 +11,19 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct Spool {
     dir: PathBuf,
+    vault: Vault,
 }
 
 impl Spool {
     /// The spool of a round in a federation's folder.
     pub fn new(dir: &Path, run: &str, round: u32) -> Self {
-        Self { dir: dir.join("spool").join(run).join(round.to_string()) }
+        Self { dir: dir.join("spool").join(run).join(round.to_string()), vault: Vault::default() }
+    }
+
+    /// The same, encrypted at rest.
+    #[must_use]
+    pub fn sealed(self, vault: &Vault) -> Self {
+        Self { vault: vault.clone(), ..self }
     }
 
     /// The store of one client.
@@ -23,7 +31,7 @@ impl Spool {
     /// # Errors
     /// If its folder cannot be created.
     pub fn client(&self, client: u32) -> Result<Store> {
-        Store::open(&self.dir.join(client.to_string()))
+        Store::sealed(&self.dir.join(client.to_string()), &self.vault)
     }
 
     /// Removes what a client sent.
@@ -65,10 +73,10 @@ impl Spooled {
     ///
     /// # Errors
     /// If the spool cannot be read.
-    pub fn open(dir: &Path, mut accepted: Vec<Contribution>) -> Result<Self> {
+    pub fn open(dir: &Path, vault: &Vault, mut accepted: Vec<Contribution>) -> Result<Self> {
         accepted.sort_by_key(|c| c.client);
         let open = |c: Contribution| {
-            let store = Spool::new(dir, &c.run, c.round).client(c.client)?;
+            let store = Spool::new(dir, &c.run, c.round).sealed(vault).client(c.client)?;
             Ok((c, store))
         };
         Ok(Self { all: accepted.into_iter().map(open).collect::<Result<_>>()? })

@@ -2,9 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::files::{create_dir, sync_dir, write_synced};
+use crate::vault::Vault;
 use prost::Message;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Bytes named by their hash.
@@ -54,6 +54,7 @@ impl Blob {
 #[derive(Clone, Debug)]
 pub struct Store {
     dir: PathBuf,
+    vault: Vault,
 }
 
 impl Store {
@@ -62,8 +63,21 @@ impl Store {
     /// # Errors
     /// If the folder cannot be created.
     pub fn open(dir: &Path) -> Result<Self> {
+        Self::sealed(dir, &Vault::default())
+    }
+
+    /// As [`Store::open`], encrypted at rest.
+    ///
+    /// # Errors
+    /// If the folder cannot be created.
+    pub fn sealed(dir: &Path, vault: &Vault) -> Result<Self> {
         create_dir(dir)?;
-        Ok(Self { dir: dir.into() })
+        Ok(Self { dir: dir.into(), vault: vault.clone() })
+    }
+
+    /// Bytes of content in a file; `None` if there is none.
+    fn content_len(&self, path: &Path) -> Option<u64> {
+        std::fs::metadata(path).ok().map(|m| self.vault.content_len(m.len()))
     }
 
     fn path(&self, blob: &Blob) -> PathBuf {
@@ -76,7 +90,7 @@ impl Store {
 
     /// Whether the blob is complete. An empty one always is.
     pub fn has(&self, blob: &Blob) -> bool {
-        blob.len == 0 || std::fs::metadata(self.path(blob)).is_ok_and(|m| m.len() == blob.len)
+        blob.len == 0 || self.content_len(&self.path(blob)) == Some(blob.len)
     }
 
     /// Stores bytes.
@@ -86,7 +100,7 @@ impl Store {
     pub fn put(&self, bytes: &[u8]) -> Result<Blob> {
         let blob = Blob::of(bytes);
         if !self.has(&blob) {
-            write_synced(&self.path(&blob), bytes)?;
+            write_synced(&self.path(&blob), &self.vault.seal(&blob.hash, bytes)?)?;
         }
         Ok(blob)
     }
@@ -100,7 +114,8 @@ impl Store {
             return Ok(Vec::new());
         }
         let path = self.path(blob);
-        let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
+        let stored = std::fs::read(&path).map_err(Error::io("read", &path))?;
+        let bytes = self.vault.unseal(&blob.hash, stored).map_err(Error::io("read", &path))?;
         if Blob::of(&bytes) != *blob {
             return Err(Error::corrupt(&path)("its content does not match its hash"));
         }
@@ -115,7 +130,7 @@ impl Store {
         let (path, mut bytes) = (self.path(blob), vec![0; 4 * out.len()]);
         // Opened for each block, so that a round of many clients does not need one open file per client.
         let mut file = File::open(&path).map_err(Error::io("open", &path))?;
-        let read = file.seek(SeekFrom::Start(4 * from as u64)).and_then(|_| file.read_exact(&mut bytes));
+        let read = self.vault.read_at(&mut file, &blob.hash, 4 * from as u64, &mut bytes);
         read.map_err(Error::io("read", &path))?;
         let (quads, _) = bytes.as_chunks::<4>();
         out.iter_mut().zip(quads).for_each(|(v, b)| *v = f32::from_le_bytes(*b));
@@ -130,12 +145,11 @@ impl Store {
         let path = self.path(&Blob { hash: hash.to_vec(), len: 0 });
         let Ok(mut file) = File::open(&path) else { return Ok(None) };
         let mut read = || -> std::io::Result<(Vec<u8>, u64)> {
-            let len = file.metadata()?.len();
+            let len = self.vault.content_len(file.metadata()?.len());
             let mut bytes = vec![0; len.saturating_sub(from).min(n_max as u64) as usize];
             // A peer can ask for an offset beyond what any system can seek.
             if !bytes.is_empty() {
-                file.seek(SeekFrom::Start(from))?;
-                file.read_exact(&mut bytes)?;
+                self.vault.read_at(&mut file, hash, from, &mut bytes)?;
             }
             Ok((bytes, len))
         };
@@ -148,7 +162,7 @@ impl Store {
             return blob.len;
         }
         let part = self.part_path(blob);
-        match std::fs::metadata(&part).map_or(0, |m| m.len()) {
+        match self.content_len(&part).unwrap_or(0) {
             n if n < blob.len => n,
             // A crash came between the last piece and the check of the whole: check now.
             _ => match self.complete(blob, &part) {
@@ -172,11 +186,17 @@ impl Store {
         }
         let path = self.part_path(blob);
         let write = || -> std::io::Result<()> {
-            let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
-            file.seek(SeekFrom::Start(have))?;
-            file.write_all(&bytes[(have - from) as usize..])
+            let mut file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path)?;
+            self.vault.append(&mut file, &blob.hash, have, &bytes[(have - from) as usize..])
         };
-        write().map_err(Error::io("write", &path))?;
+        match write() {
+            // A crash tore the last block, which cannot be decrypted: the blob is sent again.
+            Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
+                std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+                return Ok(0);
+            }
+            written => written.map_err(Error::io("write", &path))?,
+        }
         if end == blob.len {
             self.complete(blob, &path)?;
         }
@@ -184,10 +204,10 @@ impl Store {
     }
 
     fn complete(&self, blob: &Blob, part: &Path) -> Result<()> {
-        let mut hasher = blake3::Hasher::new();
-        let file = File::open(part).map_err(Error::io("open", part))?;
-        hasher.update_reader(&file).map_err(Error::io("read", part))?;
-        if hasher.finalize().as_bytes()[..] != blob.hash[..] {
+        let mut file = File::open(part).map_err(Error::io("open", part))?;
+        let len = file.metadata().map_err(Error::io("read", part))?.len();
+        let hash = self.vault.hash(&mut file, &blob.hash, self.vault.content_len(len));
+        if hash.map_err(Error::io("read", part))?.as_bytes()[..] != blob.hash[..] {
             std::fs::remove_file(part).map_err(Error::io("remove", part))?;
             return Err(Error::protocol("the bytes of a blob do not match its hash; send it again"));
         }
@@ -242,6 +262,29 @@ mod tests {
     }
 
     #[test]
+    fn a_sealed_blob_is_unreadable_and_survives_a_torn_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::sealed(dir.path(), &Vault::of(&[7; 32])).unwrap();
+        let bytes = b"a patient's gradient, many times ".repeat(9000);
+        let blob = Blob::of(&bytes);
+        assert_eq!(store.append(&blob, 0, &bytes[..100_000]).unwrap(), 100_000);
+        // Half a block was written when the power failed.
+        let part = store.part_path(&blob);
+        let whole = std::fs::read(&part).unwrap();
+        std::fs::write(&part, &whole[..90_000]).unwrap();
+        let have = store.have(&blob) as usize;
+        assert_eq!(store.append(&blob, have as u64, &bytes[have..]).unwrap(), 0);
+        assert_eq!(store.append(&blob, 0, &bytes).unwrap(), blob.len);
+        assert_eq!(store.get(&blob).unwrap(), bytes);
+        let stored = std::fs::read(store.path(&blob)).unwrap();
+        assert!(!stored.windows(16).any(|w| w == b"patient's gradie"));
+        // With another key, or changed, it cannot be read.
+        let other = Store::sealed(dir.path(), &Vault::of(&[8; 32])).unwrap();
+        assert!(other.get(&blob).unwrap_err().to_string().contains("decrypted"));
+        assert!(other.read_values(&blob, 0, &mut [0.0; 4]).is_err());
+    }
+
+    #[test]
     fn a_wrong_hash_drops_the_blob_and_the_right_bytes_still_fit() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
@@ -260,19 +303,22 @@ mod tests {
             moves in proptest::collection::vec((0usize..220, 1usize..80), 0..40),
         ) {
             let dir = tempfile::tempdir().unwrap();
-            let store = Store::open(dir.path()).unwrap();
+            let plain = Store::open(&dir.path().join("plain")).unwrap();
+            let sealed = Store::sealed(&dir.path().join("sealed"), &Vault::of(&[7; 32])).unwrap();
             let blob = Blob::of(&bytes);
-            for (from, n) in moves {
-                let from = from.min(bytes.len());
-                let end = (from + n).min(bytes.len());
-                let have = store.append(&blob, from as u64, &bytes[from..end]).unwrap();
-                prop_assert_eq!(have, store.have(&blob));
+            for store in [plain, sealed] {
+                for (from, n) in &moves {
+                    let from = (*from).min(bytes.len());
+                    let end = (from + n).min(bytes.len());
+                    let have = store.append(&blob, from as u64, &bytes[from..end]).unwrap();
+                    prop_assert_eq!(have, store.have(&blob));
+                }
+                while !store.has(&blob) {
+                    let have = store.have(&blob) as usize;
+                    store.append(&blob, have as u64, &bytes[have..(have + 7).min(bytes.len())]).unwrap();
+                }
+                prop_assert_eq!(&store.get(&blob).unwrap(), &bytes);
             }
-            while !store.has(&blob) {
-                let have = store.have(&blob) as usize;
-                store.append(&blob, have as u64, &bytes[have..(have + 7).min(bytes.len())]).unwrap();
-            }
-            prop_assert_eq!(store.get(&blob).unwrap(), bytes);
         }
     }
 }
