@@ -189,15 +189,14 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     for (int i = 0; i < BK / 4; i++) {
         const int q = 4 * i + t, line = q / s.by_wo, n = line / n_rows, row = line - n * n_rows, col = q - line * s.wo;
         const int at = (n * height + row * s.stride + down) * width + col * s.stride;
-        x_from[i / 2][i % 2] = shared + 4 * (at * PITCH + warp % 4 * 16 + g);
+        x_from[i / 2][i % 2] = shared + 4 * (at * PITCH + warp % 4 * 16 + 2 * g);
     }
     auto load = [&](u32 (&a)[3][4], u32 place, int k) {
 #pragma unroll
         for (int right = 0; right < 3; right++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {  // rows g and g + 8 at t, then at t + 4
-                const u32 at = x_from[k][i / 2] + place * place_bytes + 4 * (right * PITCH + i % 2 * 8);
-                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a[right][i]) : "r"(at));
+            for (int i = 0; i < 4; i += 2) {  // both rows at t, then at t + 4
+                load_two(a[right][i], a[right][i + 1], x_from[k][i / 2] + place * place_bytes + 4 * right * PITCH);
             }
         }
     };

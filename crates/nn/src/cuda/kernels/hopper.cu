@@ -212,7 +212,7 @@ extern "C" __global__ void turn_weights(const int* lanes, int ci, int co, int ta
 }
 
 // Writes, adds or leaves as a part for `sum_splits` what three warp groups have computed: 64 × 64 channels from (i0, o0)
-// each, for the three taps of a kernel row.
+// each, for the three taps of a kernel row. A thread's two rows of a product, eight apart, are neighbouring channels.
 __device__ __forceinline__ void store_weights(int ci, int co, int i0, int o0, const float (&acc)[3][32], float* w, int flags, int splits,
                                               float* partial) {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -221,12 +221,18 @@ __device__ __forceinline__ void store_weights(int ci, int co, int i0, int o0, co
 #pragma unroll
     for (int right = 0; right < 3; right++) {
 #pragma unroll
-        for (int v = 0; v < 32; v++) {
-            const int i = i0 + warp % 4 * 16 + g + v / 2 % 2 * 8, o = o0 + v / 4 * 8 + 2 * t + v % 2;
-            float* const at = to + (o * 9 + warp / 4 * 3 + right) * ci + i;
-            *at = fresh ? acc[right][v] : *at + acc[right][v];
+        for (int v = 0; v < 16; v++) {
+            const int o = o0 + v / 2 * 8 + 2 * t + v % 2;
+            float2* const at = reinterpret_cast<float2*>(to + (o * 9 + warp / 4 * 3 + right) * ci + i0 + warp % 4 * 16 + 2 * g);
+            float2 sum = make_float2(acc[right][v / 2 * 4 + v % 2], acc[right][v / 2 * 4 + 2 + v % 2]);
+            if (!fresh) sum.x += at->x, sum.y += at->y;
+            *at = sum;
         }
     }
+}
+
+__device__ __forceinline__ void load_two(u32& a, u32& b, u32 at) {
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(at));
 }
 
 // Three warp groups compute 64 × 64 channels each, for the three taps of a kernel row. The sum runs over positions, 96
@@ -269,16 +275,15 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     };
 
     float acc[3][32] = {};
-    u32 factors[2][3][4];
+    u32 factors[3][3][4];  // read two products ahead: they wait neither for shared memory nor for registers
     const int down = warp / 4, g = thread / 4, t = thread % 4;
-    const u32 x_from = shared + 4 * ((margin + (down - 1) * pitch - 1 + t) * X_PITCH + warp % 4 * 16 + g);
+    const u32 x_from = shared + 4 * ((margin + (down - 1) * pitch - 1 + t) * X_PITCH + warp % 4 * 16 + 2 * g);
     auto load = [&](u32 (&a)[3][4], u32 place, int k) {
 #pragma unroll
         for (int right = 0; right < 3; right++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {  // rows g and g + 8 at t, then at t + 4
-                const u32 at = x_from + place * PLACE_BYTES + 4 * ((8 * k + right + i / 2 * 4) * X_PITCH + i % 2 * 8);
-                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a[right][i]) : "r"(at));
+            for (int i = 0; i < 4; i += 2) {  // both rows at t, then at t + 4
+                load_two(a[right][i], a[right][i + 1], x_from + place * PLACE_BYTES + 4 * (8 * k + right + 2 * i) * X_PITCH);
             }
         }
     };
@@ -293,16 +298,16 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         if (chunk + 2 < end) fetch(chunk + 2, place == 0 ? 2 : place - 1);
         copies_commit();
         const u32 b = shared + place * PLACE_BYTES + X_BYTES;
-        load(factors[0], place, 0);
+        load(factors[0], place, 0), load(factors[1], place, 1);
 #pragma unroll
         for (int k = 0; k < BK / 8; k++) {
             products_begin();
 #pragma unroll
-            for (int right = 0; right < 3; right++) multiply(acc[right], factors[k % 2][right], matrix_of_columns(b + 2 * k * 1024));
+            for (int right = 0; right < 3; right++) multiply(acc[right], factors[k % 3][right], matrix_of_columns(b + 2 * k * 1024));
             products_commit();
-            if (k + 1 < BK / 8) {
+            if (k + 2 < BK / 8) {
                 products_pending<1>();
-                load(factors[(k + 1) % 2], place, k + 1);
+                load(factors[(k + 2) % 3], place, k + 2);
             }
         }
         products_pending<0>();
