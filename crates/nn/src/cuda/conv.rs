@@ -88,7 +88,7 @@ pub(super) const TILES_WANTED: usize = 26;
 /// processors idle in the last wave.
 const WIDE_WANTED: (usize, usize) = (200, 600);
 /// Minimum length of a part of a sum, and the length of parts of long sums: one lane alone then fills the GPU.
-const SPLIT_LEN: (usize, usize) = (256, 2400);
+const SPLIT_LEN: (usize, usize) = (256, 2560);
 
 /// Max bytes of shared memory per block: the gradient of weights with wide tiles.
 pub(super) const SHARED_MAX: u32 = (4 * STAGES * 2 * DEPTH * (128 + 8)) as u32;

@@ -91,7 +91,7 @@ pub(super) fn vec_of(channels: usize) -> (usize, &'static str) {
 }
 
 /// Threads that share the chunks of a channel's sum, as in `norm.cu`.
-pub(super) const SHARES: u32 = 16;
+pub(super) const SHARES: u32 = 32;
 
 /// Rows per chunk of a sum, and the number of chunks. Both depend on the shape alone.
 pub(super) fn chunks(rows: usize) -> (usize, usize) {

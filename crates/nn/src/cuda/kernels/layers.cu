@@ -37,10 +37,11 @@ extern "C" __global__ void gather(const int* lanes, Table table, const int* curs
         const float v = index == NOBODY ? 0.f : image.element(row, k);
         to[k] = truncate ? truncf(v) : v;
     }
-    if (valid && i == 0 && threadIdx.x == 0) {
+    if (valid && i == 0) {  // padding is at the end
         int n = 0;
-        while (n < table.width && indices[n] != NOBODY) n++;
-        valid[lane] = n;
+        for (int k = threadIdx.x; k < table.width; k += blockDim.x) n += indices[k] != NOBODY;
+        n = int(block_sum(double(n)));
+        if (threadIdx.x == 0) valid[lane] = n;
     }
 }
 

@@ -100,7 +100,7 @@ REDUCE_KERNEL(GRADIENT, 4)
 REDUCE_KERNEL(COLUMNS, 1)
 REDUCE_KERNEL(COLUMNS, 4)
 
-constexpr int SHARES = 16;  // threads that share the chunks of a channel
+constexpr int SHARES = 32;  // threads that share the chunks of a channel
 
 // The sums of all chunks for one channel, computed by SHARES threads.
 __device__ __forceinline__ void sum_chunks(const float* partial, int n_chunks, int channels, int c, double& s1, double& s2) {
@@ -114,9 +114,13 @@ __device__ __forceinline__ void sum_chunks(const float* partial, int n_chunks, i
         }
     }
     parts[0][threadIdx.y][threadIdx.x] = s1, parts[1][threadIdx.y][threadIdx.x] = s2;
-    __syncthreads();
-    s1 = 0, s2 = 0;
-    for (int k = 0; k < SHARES; k++) s1 += parts[0][k][threadIdx.x], s2 += parts[1][k][threadIdx.x];
+    for (int half = SHARES / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.y >= half) continue;
+        parts[0][threadIdx.y][threadIdx.x] += parts[0][threadIdx.y + half][threadIdx.x];
+        parts[1][threadIdx.y][threadIdx.x] += parts[1][threadIdx.y + half][threadIdx.x];
+    }
+    s1 = parts[0][0][threadIdx.x], s2 = parts[1][0][threadIdx.x];
 }
 
 // saved[4][C]: mean, 1/σ, and the coefficients of y = scale·x + shift. The sums are about `about`: the first values of x,

@@ -263,23 +263,28 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     };
 
     // Four warps share the channels, sixteen each. The first four compute rows 0 to 31 of (tap, i), the others the
-    // rest. The eight pixels of a product are in one row of the image.
+    // rest. The eight pixels of a product are in one row of the image. Numbers are read two at a time: rows g and g + 8 of a
+    // product are neighbouring channels of one tap, and columns g of two products are neighbouring channels.
     const int warp = tid / 32, g = tid % 32 / 4, t = tid % 4, m0 = warp / 4 * 32, o0 = warp % 4 * 16;
     float acc[2][2][4] = {};
     auto multiply = [&](const float* buffer, int begin, int end) {
-        const float* dy_from = buffer + (begin + t) * POOL_PITCH + o0 + g;
-        const float* x_from[2][2];
+        const float* dy_from = buffer + (begin + t) * POOL_PITCH + o0 + 2 * g;
+        const float* x_from[2];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int tap = min((m0 + 8 * i + g) / 4, 8);
+        for (int mi = 0; mi < 2; mi++) {
+            const int tap = min(m0 / 4 + 4 * mi + g / 2, 8);
             const int at = begin + 2 * (begin / s.by_wo) + t + tap / 3 * width + tap % 3;
-            x_from[i / 2][i % 2] = buffer + 128 * POOL_PITCH + 4 * at + g % 4;
+            x_from[mi] = buffer + 128 * POOL_PITCH + 4 * at + g % 2 * 2;
         }
+        auto load_two = [](const float* from, u32& first, u32& second) {
+            const float2 v = *reinterpret_cast<const float2*>(from);
+            first = __float_as_uint(v.x), second = __float_as_uint(v.y);
+        };
 #pragma unroll 2
         for (int k = begin; k < end; k += 8) {
             u32 b[2][2];
 #pragma unroll
-            for (int i = 0; i < 4; i++) b[i / 2][i % 2] = __float_as_uint(dy_from[8 * (i / 2) + i % 2 * 4 * POOL_PITCH]);
+            for (int later = 0; later < 2; later++) load_two(dy_from + later * 4 * POOL_PITCH, b[0][later], b[1][later]);
             dy_from += 8 * POOL_PITCH;
             const int step = k + 8 & s.w - 1 ? 4 * 8 : 4 * 10;  // skips the margins at a row's end
 #pragma unroll
@@ -287,10 +292,10 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                 if (m0 + 16 * mi >= 36) break;
                 u32 a[4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) a[i] = __float_as_uint(x_from[mi][i % 2][i / 2 * 4 * 4]);
+                for (int later = 0; later < 2; later++) load_two(x_from[mi] + later * 4 * 4, a[2 * later], a[2 * later + 1]);
 #pragma unroll
                 for (int ni = 0; ni < 2; ni++) mma_tf32(acc[mi][ni], a, b[ni]);
-                x_from[mi][0] += step, x_from[mi][1] += step;
+                x_from[mi] += step;
             }
         }
     };
@@ -322,12 +327,15 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     for (int mi = 0; mi < 2; mi++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int m = m0 + 16 * mi + 8 * half + g, tap = m / 4, i = m % 4;
+            const int tap = m0 / 4 + 4 * mi + g / 2, i = g % 2 * 2 + half;
             if (tap >= 9 || i >= s.ci) continue;
 #pragma unroll
             for (int ni = 0; ni < 2; ni++) {
 #pragma unroll
-                for (int j = 0; j < 2; j++) to[((n0 + o0 + 8 * ni + 2 * t + j) * 9 + tap) * s.ci + i] = acc[mi][ni][2 * half + j];
+                for (int j = 0; j < 2; j++) {
+                    const int o = n0 + o0 + 2 * (2 * t + j) + ni;
+                    to[(o * 9 + tap) * s.ci + i] = acc[mi][ni][2 * half + j];
+                }
             }
         }
     }
