@@ -46,6 +46,9 @@ mod tests {
         let hint = |name| did_you_mean(name, ["resnet18", "resnet8", "cnn", "bert"].into_iter());
         assert_eq!(hint("resnet-8"), "\nhint: did you mean `resnet8`?");
         assert_eq!(hint("resnet9"), "\nhint: did you mean `resnet8`?");
+        assert_eq!(hint("restet9"), "\nhint: did you mean `resnet8`?");
+        // Two letters of three are too many.
+        assert_eq!(hint("cat"), "");
         assert_eq!(hint("transformer"), "");
     }
 }
