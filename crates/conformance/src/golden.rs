@@ -4,6 +4,7 @@ use crate::Suite;
 use crate::backends::Backend;
 use crate::compare::{Group, difference};
 use crate::fixtures::Fixture;
+use crate::nets::standardized;
 use crate::training::Training;
 use anyhow::Result;
 use fedproj_nn::models::{self, Norm, ResNet, Variant};
@@ -27,6 +28,7 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
         ("resnet8", resnet(&[16, 24, 40], 1, Norm::Batch)?),
         ("resnet8-group", resnet(&[8, 16, 24], 1, Norm::Group(2))?),
         ("resnet18", resnet(&[8, 16, 24, 32], 2, Norm::Batch)?),
+        ("standardized", standardized(8)?),
     ] {
         group.attempt(name, |group| check_model(suite, group, name, &graph));
     }

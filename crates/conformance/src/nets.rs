@@ -262,7 +262,7 @@ fn pool(window: Window) -> Result<Graph> {
 }
 
 /// Of a stem, of 3×3 and stride 1 (Winograd's, and Hopper's for 64 channels) and of another stride, with and without bias.
-fn standardized(channels: usize) -> Result<Graph> {
+pub fn standardized(channels: usize) -> Result<Graph> {
     let mut g = Graph::new(Shape::image(12, 9, 3));
     let x = g.standardized_conv2d("conv1", g.input(), channels, Window::new(3, 1, 1), false)?;
     let x = g.group_norm("norm1", x, 1)?;
