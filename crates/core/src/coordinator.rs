@@ -9,6 +9,7 @@ use crate::experiment::Experiment;
 use crate::fusion::{Fusion, GlobalModel, SEND, ServerState};
 use crate::memory;
 use crate::method::Method;
+use crate::pull::{self, Pull};
 use crate::record::{RoundRecord, Seconds};
 use crate::trainer::Download;
 use std::sync::Arc;
@@ -33,6 +34,16 @@ pub struct Opening {
     pub download: Arc<Download>,
     /// The score of the global model before the round, if clients are evaluated too.
     global_before: Option<Score>,
+}
+
+impl Opening {
+    /// How hard each client pulls at the global model.
+    ///
+    /// # Errors
+    /// If a contribution cannot be read.
+    pub fn pulls(&self, results: &dyn Contributions) -> Result<Vec<Pull>> {
+        Pull::all(results, &self.download.weights)
+    }
 }
 
 impl Coordinator {
@@ -77,6 +88,21 @@ impl Coordinator {
     /// What the server keeps.
     pub fn state(&self) -> &ServerState {
         &self.state
+    }
+
+    /// Returns to an earlier state, after a fusion that failed half-way.
+    pub fn restore(&mut self, state: ServerState) {
+        (self.state, self.last_score) = (state, None);
+    }
+
+    /// The contributions of a round in the order in which they stand out: by their longest vector, measured by the median
+    /// of the round.
+    ///
+    /// # Errors
+    /// If a contribution cannot be read.
+    pub fn outliers(&self, opening: &Opening, results: &dyn Contributions) -> Result<Vec<usize>> {
+        let Download { weights, buffers, .. } = &*opening.download;
+        pull::outliers(results, weights, buffers, self.method.uploads())
     }
 
     /// The experiment of the run.
@@ -131,7 +157,8 @@ impl Coordinator {
         let federation = &experiment.config.federation;
         let round = self.state.n_rounds_done;
         let start = Instant::now();
-        let mut fusing = Fusion::new(&experiment, &self.evaluator, self.device.n_threads(), results, &mut self.state)?;
+        let (n_threads, uploads) = (self.device.n_threads(), self.method.uploads());
+        let mut fusing = Fusion::new(&experiment, &self.evaluator, n_threads, results, uploads, &mut self.state)?;
         self.method.fuse(&mut fusing)?;
         let (before_distillation, distill_loss) = (fusing.before_distillation.take(), fusing.distill_loss.take());
         if self.state.weights.iter().chain(&self.state.buffers).any(|v| !v.is_finite()) {

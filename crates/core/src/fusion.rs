@@ -9,6 +9,7 @@ use crate::evaluate::{Evaluator, Model, Outputs, Score, Which};
 use crate::experiment::Experiment;
 use crate::gpu::GpuStudent;
 use crate::memory::Targets;
+use crate::pull::Clip;
 use crate::robust::{RobustRule, krum};
 use crate::trainer::CpuStudent;
 use fedproj_nn::{Cpu, vector};
@@ -84,8 +85,10 @@ pub struct Fusion<'a> {
     results: &'a dyn Contributions,
     /// The selected contributions, see [`RobustRule::Krum`].
     chosen: Vec<usize>,
-    /// The weights that the clients received and the factor of each update, if updates are clipped.
-    clipped: Option<(Vec<f32>, Vec<f32>)>,
+    /// The limits on what a client can claim: samples and local steps.
+    claims_max: (usize, u32),
+    /// How vectors are clipped. Empty: none is.
+    clips: Vec<Clip<'a>>,
     /// Becomes the next state. `weights` still hold what the clients received.
     pub state: &'a mut ServerState,
     pub(crate) before_distillation: Option<Score>,
@@ -99,9 +102,13 @@ impl<'a> Fusion<'a> {
         evaluator: &'a Evaluator,
         n_threads: usize,
         results: &'a dyn Contributions,
+        uploads: &[&'a str],
         state: &'a mut ServerState,
     ) -> Result<Self> {
         state.evaluated = None;
+        let robust = &experiment.config.federation.robust;
+        let heads = || (0..results.n()).map(|at| results.head(at));
+        let clips = Clip::all(robust, results, &state.weights, &state.buffers, uploads)?;
         let mut fusion = Self {
             experiment,
             evaluator,
@@ -109,17 +116,15 @@ impl<'a> Fusion<'a> {
             round: state.n_rounds_done,
             results,
             chosen: (0..results.n()).collect(),
-            clipped: None,
+            claims_max: (
+                robust.claim_max(heads().map(|head| head.n_samples as u64)) as usize,
+                robust.claim_max(heads().map(|head| u64::from(head.n_steps))).try_into().unwrap_or(u32::MAX),
+            ),
+            clips,
             state,
             before_distillation: None,
             distill_loss: None,
         };
-        let robust = &experiment.config.federation.robust;
-        if robust.clip > 0.0 {
-            let norms = fusion.update_norms()?;
-            let factors = norms.iter().map(|&norm| if norm > robust.clip { (robust.clip / norm) as f32 } else { 1.0 });
-            fusion.clipped = Some((fusion.state.weights.clone(), factors.collect()));
-        }
         if robust.rule == RobustRule::Krum && results.n() > 0 {
             fusion.chosen = vec![krum(&fusion.squared_distances()?, robust.n_hostile(results.n()))];
         }
@@ -138,9 +143,13 @@ impl Fusion<'_> {
         self.chosen.len()
     }
 
-    /// The heads of the selected contributions, in the order of client ids.
+    /// The heads of the selected contributions, in the order of client ids, with limited claims.
     pub fn heads(&self) -> impl Iterator<Item = Head<'_>> {
-        self.chosen.iter().map(|&at| self.results.head(at))
+        let (samples_max, steps_max) = self.claims_max;
+        self.chosen.iter().map(move |&at| {
+            let head = self.results.head(at);
+            Head { n_samples: head.n_samples.min(samples_max), n_steps: head.n_steps.min(steps_max), ..head }
+        })
     }
 
     /// n_k / Σ n
@@ -172,7 +181,7 @@ impl Fusion<'_> {
             let total: f32 = weights.iter().sum();
             return self.by_coordinate(part, |column| total * robust.of_column(column));
         }
-        if self.clipped.is_none()
+        if self.clips.is_empty()
             && let Some(sum) = self.results.weighted_sum(&self.chosen, weights, part)
         {
             return sum;
@@ -218,32 +227,13 @@ impl Fusion<'_> {
         self.chosen.first().map_or(0, |&at| self.results.len_of(at, part))
     }
 
-    /// As [`Contributions::read`], with clipped updates.
+    /// As [`Contributions::read`], with clipped vectors.
     fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
         self.results.read(at, part, from, out)?;
-        if let (Part::Weights, Some((base, factors))) = (part, &self.clipped)
-            && factors[at] < 1.0
-        {
-            for (v, base) in out.iter_mut().zip(&base[from..]) {
-                *v = base + factors[at] * (*v - base);
-            }
+        for clip in &self.clips {
+            clip.apply(at, part, from, out);
         }
         Ok(())
-    }
-
-    /// ‖θ_k − θ_g‖ of every contribution.
-    fn update_norms(&self) -> Result<Vec<f64>> {
-        let mut row = vec![0.0; BLOCK];
-        let norm = |at: usize| -> Result<f64> {
-            let mut total = 0.0;
-            for (block, base) in self.state.weights.chunks(BLOCK).enumerate() {
-                let row = &mut row[..base.len()];
-                self.results.read(at, Part::Weights, block * BLOCK, row)?;
-                total += row.iter().zip(base).map(|(v, base)| f64::from(v - base).powi(2)).sum::<f64>();
-            }
-            Ok(total.sqrt())
-        };
-        (0..self.results.n()).map(norm).collect()
     }
 
     /// ‖θ_j − θ_k‖² between all contributions.
@@ -375,7 +365,7 @@ impl Fusion<'_> {
             };
             return Ok(Targets { logits: over(|o| &o.logits), features: over(|o| &o.features) });
         }
-        if self.clipped.is_none()
+        if self.clips.is_empty()
             && let Some(sum) = self.results.ensemble(self.evaluator, &self.chosen, &w, with_features)
         {
             return sum.map(|Outputs { logits, features }| Targets { logits, features });

@@ -13,6 +13,12 @@ pub struct RobustConfig {
     pub share: f64,
     /// Largest norm of a client's update ‖θ_k − θ_g‖; longer ones are scaled down to it. 0: no limit.
     pub clip: f64,
+    /// The same limit as a multiple of the round's median norm. It holds for weights, buffers, and all that clients send
+    /// beside them. 0: no limit. `fedproj serve` sets 3 in new runs.
+    pub clip_ratio: f64,
+    /// Most samples and local steps that count of a client's claim, as a multiple of the round's median. 0: no limit.
+    /// `fedproj serve` sets 3 in new runs.
+    pub claim_ratio: f64,
 }
 
 /// See [`RobustConfig::rule`].
@@ -31,16 +37,34 @@ pub enum RobustRule {
 
 impl Default for RobustConfig {
     fn default() -> Self {
-        Self { rule: RobustRule::None, share: 0.2, clip: 0.0 }
+        Self { rule: RobustRule::None, share: 0.2, clip: 0.0, clip_ratio: 0.0, claim_ratio: 0.0 }
     }
 }
 
 impl RobustConfig {
+    /// The limits of a federation that sets none itself: its clients are strangers to each other. A simulation's clients
+    /// are honest, so [`RobustConfig::default`] limits nothing.
+    pub const FEDERATION: &[(&str, f64)] = &[("clip_ratio", 3.0), ("claim_ratio", 3.0)];
+
     pub(crate) fn check(&self) -> Result<()> {
         let share = (0.0..0.5).contains(&self.share);
         Error::require(share, "federation.robust.share", self.share, "in [0, 0.5)")?;
-        let clip = self.clip >= 0.0 && self.clip.is_finite();
-        Error::require(clip, "federation.robust.clip", self.clip, "0 (no limit) or positive")
+        for (name, limit) in [("clip", self.clip), ("clip_ratio", self.clip_ratio), ("claim_ratio", self.claim_ratio)] {
+            let key = format!("federation.robust.{name}");
+            Error::require(limit >= 0.0 && limit.is_finite(), &key, limit, "0 (no limit) or positive")?;
+        }
+        Ok(())
+    }
+
+    /// The most that counts of a client's claim, where the clients of a round claim so much. Of two medians it takes the
+    /// lower one: a client that claims too little loses weight, one that claims too much would own the model.
+    pub(crate) fn claim_max(&self, claims: impl Iterator<Item = u64>) -> u64 {
+        let mut claims: Vec<u64> = claims.collect();
+        claims.sort_unstable();
+        match claims.get(claims.len().saturating_sub(1) / 2) {
+            Some(median) if self.claim_ratio > 0.0 => ((self.claim_ratio * *median as f64) as u64).max(1),
+            _ => u64::MAX,
+        }
     }
 
     /// Contributions of `n` that may be hostile.
@@ -89,6 +113,16 @@ mod tests {
         let trimmed = RobustConfig { rule: RobustRule::TrimmedMean, ..median.clone() };
         check(&trimmed, &[1.0, 1e30, 2.0, 3.0, -1e30], 2.0);
         check(&trimmed, &[5.0], 5.0);
+    }
+
+    #[test]
+    fn a_claim_counts_up_to_a_multiple_of_the_median() {
+        let max = |claim_ratio: f64, claims: &[u64]| {
+            RobustConfig { claim_ratio, ..RobustConfig::default() }.claim_max(claims.iter().copied())
+        };
+        assert_eq!(max(3.0, &[10_000_000, 20, 30]), 90);
+        assert_eq!(max(3.0, &[10, 10_000_000]), 30);
+        assert_eq!((max(0.01, &[10]), max(3.0, &[]), max(0.0, &[1, 2])), (1, u64::MAX, u64::MAX));
     }
 
     #[test]

@@ -81,14 +81,55 @@ fn robust_rules_hold_off_a_hostile_client_that_an_average_follows() {
     };
     let average = run("rule='none'");
     assert!(average < 0.4, "the attack is strong enough to show: {average}");
-    for rule in ["rule='median'", "rule='trimmed_mean', share=0.2", "rule='krum', share=0.1", "clip=2.0"] {
+    let clips = ["clip=2.0", "clip_ratio=3.0"];
+    for rule in ["rule='median'", "rule='trimmed_mean', share=0.2", "rule='krum', share=0.1"].iter().chain(&clips) {
         let accuracy = run(rule);
         assert!(accuracy > 0.5, "{rule}: {accuracy}");
     }
 }
 
 #[test]
+fn a_client_that_claims_most_samples_does_not_own_the_model() {
+    // It sends back what it received, scaled down: a model that knows nothing.
+    let hostile = |result: &mut ClientResult| {
+        if result.client == 0 {
+            result.weights.iter_mut().for_each(|w| *w *= 0.5);
+            (result.n_samples, result.n_steps) = (10_000_000, 4_000_000);
+        }
+    };
+    for method in ["method.name=fedavg", "method.name=fednova"] {
+        let run = |limit: &str| {
+            let iid = "data.partition={kind='iid', clients=10}";
+            let sgd = "local.optimizer={kind='sgd', lr=0.1}";
+            let all = ["federation.fraction=1.0", "federation.rounds=12", "local.epochs=10", sgd, iid, method, limit];
+            federate(&all, hostile).0
+        };
+        let (believed, limited) = (run("seed=0"), run("federation.robust.claim_ratio=3.0"));
+        assert!(believed < 0.3 && limited > 0.6, "{method}: {believed}, {limited}");
+    }
+}
+
+#[test]
+fn limits_hold_for_what_a_method_sends_beside_the_weights() {
+    // SCAFFOLD adds the mean of these vectors to every client's gradients.
+    let hostile = |result: &mut ClientResult| {
+        if result.client == 0 {
+            result.uploads.values_mut().flatten().for_each(|v| *v = 30.0);
+        }
+    };
+    let run = |limit: &str| {
+        let (iid, sgd) = ("data.partition={kind='iid', clients=10}", "local.optimizer={kind='sgd', lr=0.1}");
+        let all = "federation.fraction=1.0";
+        federate(&["method.name=scaffold", "local.epochs=10", all, iid, sgd, limit], hostile).0
+    };
+    let (free, limited) = (run("seed=0"), run("federation.robust.clip_ratio=3.0"));
+    assert!(free < 0.3 && limited > 0.6, "{free}, {limited}");
+}
+
+#[test]
 fn a_clip_beyond_every_update_changes_no_bit() {
-    assert_eq!(simulate(&["federation.robust.clip=1e6"]), simulate(&[]));
+    for beyond in ["clip=1e6", "clip_ratio=1e6", "claim_ratio=1e6"] {
+        assert_eq!(simulate(&[&format!("federation.robust.{beyond}")]), simulate(&[]), "{beyond}");
+    }
     assert_ne!(simulate(&["federation.robust.clip=0.01"]), simulate(&[]));
 }

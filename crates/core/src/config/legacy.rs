@@ -1,4 +1,4 @@
-//! Keys that have moved. Configurations of earlier versions are translated here and nowhere else.
+//! Keys that have moved or were added. Configurations of earlier versions are translated here and nowhere else.
 
 use toml::{Table, Value};
 
@@ -10,6 +10,10 @@ const MOVED: &[(&str, &str)] = &[
     ("method.fedproj.memory.integer_cast", "method.fedproj.authors.integer_cast"),
 ];
 
+/// Keys that earlier versions do not know, and the value that says what they did.
+const ADDED: &[(&str, Value)] =
+    &[("federation.robust.clip_ratio", Value::Float(0.0)), ("federation.robust.claim_ratio", Value::Float(0.0))];
+
 /// Puts moved keys where they are now.
 pub(super) fn translate(table: &mut Table) {
     for (old, new) in MOVED {
@@ -17,8 +21,13 @@ pub(super) fn translate(table: &mut Table) {
     }
 }
 
-/// Puts moved keys where they were first.
+/// Puts moved keys where they were first, and removes added keys that change nothing.
 pub(super) fn restore(table: &mut Table) {
+    for (path, unchanged) in ADDED {
+        if find(table, path) == Some(unchanged) {
+            take(table, path);
+        }
+    }
     for (old, new) in MOVED {
         rename(table, new, old);
     }
@@ -35,6 +44,13 @@ fn rename(table: &mut Table, from: &str, to: &str) {
         at = inner;
     }
     at.insert(key.to_owned(), value);
+}
+
+fn find<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
+    match path.split_once('.') {
+        Some((parent, rest)) => find(table.get(parent)?.as_table()?, rest),
+        None => table.get(path),
+    }
 }
 
 fn take(table: &mut Table, path: &str) -> Option<Value> {
@@ -66,5 +82,13 @@ mod tests {
         assert_eq!(table, new);
         restore(&mut table);
         assert_eq!(table, old);
+    }
+
+    #[test]
+    fn an_added_key_shows_only_where_it_changes_something() {
+        let robust = |text: &str| toml::from_str::<Table>(&format!("[federation.robust]\n{text}")).unwrap();
+        let mut table = robust("clip = 0.0\nclip_ratio = 0.0\nclaim_ratio = 3.0");
+        restore(&mut table);
+        assert_eq!(table, robust("clip = 0.0\nclaim_ratio = 3.0"));
     }
 }

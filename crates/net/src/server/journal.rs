@@ -324,7 +324,7 @@ impl Tail {
 
     /// The tail before an entry, as that entry states it.
     pub(super) fn before(first: &Entry) -> Self {
-        Self { n_entries: first.seq, hash: first.previous.clone(), n_bytes: 0 }
+        Self { n_entries: first.seq, hash: first.previous.clone(), ..Self::default() }
     }
 
     /// Checks a line without its end, and moves on over it.
