@@ -23,6 +23,8 @@ pub struct RunDir {
     rounds: Vec<RoundRecord>,
     metrics: File,
     config_hash: String,
+    /// Checkpoints that are kept.
+    n_checkpoints: usize,
     /// Held as long as the run lives, so that no second process writes here.
     _lock: File,
 }
@@ -90,12 +92,17 @@ impl RunDir {
         let kept: String = text.lines().take(rounds.len()).flat_map(|line| [line, "\n"]).collect();
         write_atomically(&path, kept.as_bytes())?;
         let metrics = OpenOptions::new().append(true).open(&path).map_err(Error::io("open", &path))?;
-        Ok((Self { dir: dir.into(), rounds, metrics, config_hash, _lock: lock }, state))
+        Ok((Self { dir: dir.into(), rounds, metrics, config_hash, n_checkpoints: 2, _lock: lock }, state))
     }
 
     /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Keeps more than the newest two checkpoints, for [`rollback`](super::rollback()).
+    pub fn keep_checkpoints(&mut self, n: usize) {
+        self.n_checkpoints = n.max(2);
     }
 
     /// Completed rounds.
@@ -128,12 +135,12 @@ impl RunDir {
         Ok(())
     }
 
-    /// Writes a checkpoint and keeps the newest two.
+    /// Writes a checkpoint and keeps the newest ones.
     pub(super) fn checkpoint(&self, state: &ServerState, clients: &ClientStates) -> Result<()> {
         let path = self.dir.join("checkpoints").join(format!("round-{:06}.ckpt", state.n_rounds_done));
         checkpoint::save(&path, state, clients, &self.config_hash)?;
         let all = checkpoints(&self.dir)?;
-        for (_, path) in &all[..all.len().saturating_sub(2)] {
+        for (_, path) in &all[..all.len().saturating_sub(self.n_checkpoints)] {
             std::fs::remove_file(path).map_err(Error::io("remove", path))?;
         }
         Ok(())
@@ -191,7 +198,7 @@ pub(super) fn checkpoints(dir: &Path) -> Result<Vec<(u32, PathBuf)>> {
 }
 
 /// An exclusive lock on the run directory. It ends with the process, however that ends.
-fn lock(dir: &Path) -> Result<File> {
+pub(super) fn lock(dir: &Path) -> Result<File> {
     let path = dir.join(".lock");
     let file = File::create(&path).map_err(Error::io("create", &path))?;
     match file.try_lock() {

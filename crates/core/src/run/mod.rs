@@ -6,12 +6,14 @@
 mod compare;
 mod directory;
 mod manifest;
+mod rollback;
 mod seal;
 mod stored;
 mod verify;
 
 pub use directory::RunDir;
 pub use manifest::Manifest;
+pub use rollback::{check_rollback, rollback};
 pub use stored::StoredRun;
 pub use verify::{Verified, VerifyPart, verify};
 
