@@ -55,6 +55,8 @@ enum Command {
     Nodes(federation::nodes::NodesArgs),
     /// Check a federation's journal; show it, or export it with a signature
     Audit(federation::audit::Audit),
+    /// Return a stopped federation to an earlier round, after a member has spoiled the model
+    Rollback(federation::rollback::Rollback),
     /// Run a whole federation on this machine and compare it with the simulator
     Demo(federation::demo::Demo),
     /// Write a commented configuration file
@@ -108,6 +110,7 @@ fn main() -> ExitCode {
         Command::Enrol(args) => args.run(),
         Command::Nodes(args) => args.run(),
         Command::Audit(args) => args.run(),
+        Command::Rollback(args) => args.run(),
         Command::Demo(args) => args.run(),
         Command::New(args) => args.run(),
         Command::Config(command) => command.run(),

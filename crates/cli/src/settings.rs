@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use fedproj_core::{Config, Error, methods};
+use fedproj_core::{Config, Error, RobustConfig, methods};
 use fedproj_data::registry;
 use fedproj_net::ServerConfig;
 use fedproj_study::{PlannedRun, expand};
@@ -27,17 +27,20 @@ impl Settings {
         Ok(expand(Some(&table), &overrides)?)
     }
 
-    /// The one run that the settings ask for, and its server.
-    pub fn one_run(&self) -> Result<(Config, ServerConfig)> {
+    /// The one run that the settings ask for in a federation, and its server. Limits on its clients are on unless the
+    /// settings mention them. Beside the run: what the same settings meant before there were such limits.
+    pub fn federation(&self) -> Result<(Config, Config, ServerConfig)> {
         let (mut table, mut overrides) = self.parts()?;
         let server = ServerConfig::take(&mut table, &mut overrides)?;
-        match <[_; 1]>::try_from(expand(Some(&table), &overrides)?) {
-            Ok([only]) => Ok((only.config, server)),
-            Err(all) => bail!(Error::config(format!(
-                "a federation runs one configuration, but these settings ask for {}",
-                all.len()
-            ))),
+        let earlier = one_run(&table, &overrides)?;
+        let robust = table.get("federation").and_then(|federation| federation.get("robust"));
+        for (key, value) in RobustConfig::FEDERATION {
+            let is_set = robust.is_some_and(|robust| robust.get(key).is_some());
+            if !is_set && !overrides.iter().any(|pair| pair.contains(key)) {
+                overrides.push(format!("federation.robust.{key}={value:?}"));
+            }
         }
+        Ok((one_run(&table, &overrides)?, earlier, server))
     }
 
     fn parts(&self) -> Result<(toml::Table, Vec<String>)> {
@@ -77,4 +80,37 @@ fn hint(file: &str, problem: std::io::ErrorKind) -> String {
         format!("a setting has the form {file}=value")
     };
     format!("\nhint: {hint}")
+}
+
+fn one_run(table: &toml::Table, overrides: &[String]) -> Result<Config> {
+    match <[_; 1]>::try_from(expand(Some(table), overrides)?) {
+        Ok([only]) => Ok(only.config),
+        Err(all) => bail!(Error::config(format!(
+            "a federation runs one configuration, but these settings ask for {}",
+            all.len()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn robust(settings: &[&str]) -> (f64, f64, f64) {
+        let settings = settings.iter().map(|s| (*s).to_owned()).collect();
+        let (config, earlier, _) = Settings { settings, data_dir: None }.federation().unwrap();
+        let robust = config.federation.robust;
+        (robust.clip_ratio, robust.claim_ratio, earlier.federation.robust.clip_ratio)
+    }
+
+    #[test]
+    fn a_federation_limits_its_clients_unless_the_settings_say_otherwise() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("fed.toml");
+        std::fs::write(&file, "[federation]\nrobust = { clip_ratio = 2.0 }").unwrap();
+        let file = file.to_str().unwrap();
+        assert_eq!(robust(&["seed=1"]), (3.0, 3.0, 0.0));
+        assert_eq!(robust(&[file]), (2.0, 3.0, 2.0));
+        assert_eq!(robust(&["federation.robust={ claim_ratio = 0.0 }"]), (3.0, 0.0, 0.0));
+    }
 }

@@ -194,8 +194,8 @@ fn a_full_disk_acknowledges_nothing_and_the_run_continues_when_there_is_room() {
 #[test]
 fn a_node_whose_disk_is_full_declines_and_is_asked_again_until_there_is_room() {
     let partition = "data.partition={kind='iid', clients=2}";
-    let mut federation =
-        Federation::new(&["federation.rounds=2", "method.name=fedavg", "model.hidden=[200]", partition]);
+    let settings = ["federation.rounds=2", "method.name=fedavg", "model.hidden=[200]", "server.quorum=1.0", partition];
+    let mut federation = Federation::new(&settings);
     federation.start_server();
     federation.enrol_and_start(0..1);
     federation.enrol(1);

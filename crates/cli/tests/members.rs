@@ -114,7 +114,7 @@ fn audit_finds_a_changed_journal() {
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("\"node\":\"b\"", "\"node\":\"x\"")).unwrap();
     let (code, error) = failure(fedproj(folder.path(), &["audit"]));
-    assert!(code == 1 && error.contains("entry 2") && error.contains("has been changed"), "{error}");
+    assert!(code == 1 && error.contains("entry 1") && error.contains("has been changed"), "{error}");
 }
 
 #[test]
@@ -164,19 +164,47 @@ fn strangers_are_kept_out_and_the_log_has_the_reason() {
 
 #[test]
 fn another_node_gets_the_client_of_a_revoked_one_and_the_run_continues() {
-    // Every client is needed: without the second node of client 1 the run could not end.
     let partition = "data.partition={kind='iid', clients=2}";
     let mut federation = Federation::new(&["federation.rounds=3", "method.name=fedavg", partition]);
     federation.start_server();
     federation.enrol_and_start(0..2);
     federation.wait_for_log("round done");
+    // Without client 0 no round can close while client 1 has no node.
+    federation.kill_node(0);
     stdout(federation.path(), &["nodes", "revoke", "node-1"]);
     federation.kill_node(1);
     std::fs::remove_dir_all(federation.path().join("node-1")).unwrap();
     federation.enrol_and_start(1..2);
+    federation.start_node(0);
     assert_eq!(federation.outcome()["model_hash"], federation.simulated_hash());
     let listed = stdout(federation.path(), &["nodes"]);
     assert_eq!((listed.matches("node-1").count(), listed.matches("revoked").count()), (2, 1), "{listed}");
+}
+
+#[test]
+fn a_rolled_back_run_repeats_its_last_rounds_with_the_same_result() {
+    let partition = "data.partition={kind='iid', clients=2}";
+    let mut federation = Federation::new(&["federation.rounds=4", "method.name=fedavg", partition]);
+    let rollback = |federation: &Federation, to: &str| fedproj(federation.path(), &["rollback", "--to-round", to]);
+    let (code, error) = failure(rollback(&federation, "1"));
+    assert!(code == 2 && error.contains("holds no run"), "{error}");
+    federation.start_server();
+    federation.enrol_and_start(0..2);
+    let (code, error) = failure(rollback(&federation, "1"));
+    assert!(code == 1 && error.contains("in use"), "{error}");
+    let first = federation.outcome();
+    let (code, error) = failure(rollback(&federation, "7"));
+    assert!(code == 2 && error.contains("can go back to 0, 1, 2, 3, 4"), "{error}");
+    let told = stdout(federation.path(), &["rollback", "--to-round", "2"]);
+    assert!(told.contains("end of round 2"), "{told}");
+    federation.start_server();
+    let second = federation.outcome();
+    assert_eq!(first["model_hash"], second["model_hash"]);
+    let opened = |e: &serde_json::Value| (e["event"] == "round_opened").then(|| e["round"].as_u64().unwrap());
+    let rounds: Vec<u64> = federation.journal().iter().filter_map(opened).collect();
+    assert_eq!(rounds, [0, 1, 2, 3, 2, 3]);
+    assert!(federation.journal().iter().any(|e| e["event"] == "rolled_back" && e["to_round"] == 2));
+    stdout(federation.path(), &["verify", second["run"].as_str().unwrap()]);
 }
 
 #[test]

@@ -120,7 +120,7 @@ async fn repeated_and_replayed_contributions_count_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_round_that_needs_clients_that_dropped_out_asks_them_again() {
     // Both clients are needed. One declines, then sends nonsense, then a valid contribution.
-    let scene = Scene::new(2, &["federation.rounds=1"], |_| ()).await;
+    let scene = Scene::new(2, &["federation.rounds=1"], |server| server.quorum = 1.0).await;
     let honest = scene.honest(1);
     let link = scene.attacker(0);
     let task = task_of(&link).await;

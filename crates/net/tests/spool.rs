@@ -8,7 +8,7 @@ use fedproj_net::wire::{Contribution, NamedBlob, encode_f32, part_name};
 
 #[test]
 fn order_of_arrival_and_the_way_through_the_disk_do_not_show() {
-    for rule in ["rule='none'", "rule='median'", "rule='krum'", "clip=0.05"] {
+    for rule in ["rule='none'", "rule='median'", "rule='krum'", "clip=0.05", "clip_ratio=0.5, claim_ratio=1.0"] {
         let settings = [
             "method.name=scaffold".to_owned(),
             "local.optimizer={kind='sgd', lr=0.1}".into(),
@@ -52,7 +52,9 @@ fn order_of_arrival_and_the_way_through_the_disk_do_not_show() {
                 parts: vectors.map(named).into(),
             }
         });
-        let spooled = Spooled::open(dir.path(), &fedproj_net::Vault::default(), accepted.collect()).unwrap();
+        let vault = fedproj_net::Vault::default();
+        let (spooled, damaged) = Spooled::open(dir.path(), &vault, accepted.collect()).unwrap();
+        assert!(damaged.is_empty(), "{damaged:?}");
         let mut on_disk = server();
         on_disk.open().unwrap();
         let from_disk = on_disk.close(&opening, &spooled, 0.0).unwrap();

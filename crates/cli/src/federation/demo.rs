@@ -55,7 +55,7 @@ impl Demo {
             format!("data.partition={{kind='dirichlet', beta=0.5, clients={}, min_samples=15}}", self.nodes),
         ];
         self.settings.settings.splice(0..0, defaults);
-        let (config, mut server) = self.settings.one_run()?;
+        let (config, _, mut server) = self.settings.federation()?;
         let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
         // Nodes get these addresses from us, so any free port will do. People may want a fixed address for the status page.
         (server.listen, server.enrol) = (loopback, Some(loopback));
@@ -99,6 +99,7 @@ impl Demo {
         let setup = ServeSetup {
             dir: federation,
             config: config.clone(),
+            earlier: config.clone(),
             server,
             data_dir: data_dir.clone(),
             n_threads: usize::from(default_threads()),

@@ -1,9 +1,10 @@
-//! `fedproj serve`, `join`, `enrol`, `nodes`, `audit` and `demo`: a real federation.
+//! `fedproj serve`, `join`, `enrol`, `nodes`, `audit`, `rollback` and `demo`: a real federation.
 
 pub mod audit;
 pub mod demo;
 pub mod join;
 pub mod nodes;
+pub mod rollback;
 pub mod serve;
 
 use anyhow::Result;

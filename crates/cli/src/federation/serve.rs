@@ -38,13 +38,14 @@ struct ServeReport {
 impl Serve {
     /// Serves until the run is over.
     pub fn run(self) -> Result<()> {
-        let (config, server) = self.settings.one_run()?;
+        let (config, earlier, server) = self.settings.federation()?;
         return_large_blocks()?;
         self.logging.start();
         let path = self.dir.join("addresses.json");
         let setup = ServeSetup {
             dir: self.dir,
             config,
+            earlier,
             server,
             data_dir: self.settings.data_dir()?,
             n_threads: usize::from(self.threads),

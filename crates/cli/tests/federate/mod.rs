@@ -200,10 +200,11 @@ impl Federation {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The simulator's model hash for the same settings.
+    /// The simulator's model hash for the configuration that the server wrote into the run.
     pub fn simulated_hash(&self) -> Value {
-        let settings: Vec<&str> = self.settings.iter().map(String::as_str).collect();
-        json(self.path(), &[&["run", "--quiet", "--out", "simulated"], &settings[..]].concat())["model_hash"].clone()
+        let run = std::fs::read_dir(self.server_dir().join("runs")).unwrap().next().unwrap().unwrap().path();
+        let config = run.join("config.toml");
+        json(self.path(), &["run", "--quiet", "--out", "simulated", config.to_str().unwrap()])["model_hash"].clone()
     }
 
     /// Each client's acknowledged contributions by round; none may occur twice.

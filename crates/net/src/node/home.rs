@@ -10,7 +10,7 @@ use crate::files::{
 };
 use crate::identity::{certificate_from, expiry_of, has_passed};
 use crate::vault::Vault;
-use crate::wire::{Contribution, EnrolReply, Store, decode, decode_f32, encode_f32};
+use crate::wire::{Contribution, EnrolReply, Store, Task, decode, decode_f32, encode_f32};
 use fedproj_core::ClientState;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -239,11 +239,12 @@ impl Home {
         }
     }
 
-    /// Stores a contribution and the state that belongs to it, before the server learns of it.
+    /// Stores a contribution to a task and the state that belongs to it, before the server learns of it.
     ///
     /// # Errors
     /// If the disk is full.
-    pub fn set_pending(&self, contribution: &Contribution, kept: &ClientState) -> Result<()> {
+    pub fn set_pending(&self, task: &Task, contribution: &Contribution, kept: &ClientState) -> Result<()> {
+        write_synced(&self.dir.join("task"), &hash_of(task))?;
         self.seal(&self.dir.join("pending.state"), &encode_kept(kept))?;
         self.seal(&self.dir.join("pending.contribution"), &contribution.encode_to_vec())
     }
@@ -258,7 +259,30 @@ impl Home {
         decode(&bytes).map(Some).map_err(Error::corrupt(&path))
     }
 
-    /// The server has accepted the contribution: the state that belongs to it becomes the client's.
+    /// Whether the last contribution was to this very task and is still here. If so, it is on its way again. Training again
+    /// would move the client's state twice.
+    ///
+    /// # Errors
+    /// If the disk fails.
+    pub fn send_again(&self, task: &Task) -> Result<bool> {
+        let sent = self.dir.join("sent.contribution");
+        let is_same = read_if_exists(&self.dir.join("task"))?.is_some_and(|hash| hash == hash_of(task));
+        let Some(bytes) = self.unseal(&sent)?.filter(|_| is_same) else { return Ok(false) };
+        let (contribution, outbox): (Contribution, Store) = (decode(&bytes)?, self.outbox()?);
+        if !contribution.parts.iter().all(|part| outbox.has(&part.blob)) {
+            return Ok(false);
+        }
+        self.rename(&sent, "pending.contribution")?;
+        Ok(true)
+    }
+
+    fn rename(&self, from: &Path, to: &str) -> Result<()> {
+        std::fs::rename(from, self.dir.join(to)).map_err(Error::io("rename", from))?;
+        sync_dir(&self.dir)
+    }
+
+    /// The server has accepted the contribution: the state that belongs to it becomes the client's. The contribution stays
+    /// until the next one, because the server may lose it.
     ///
     /// # Errors
     /// If the disk fails; the call can be repeated.
@@ -268,7 +292,7 @@ impl Home {
             std::fs::rename(&pending, self.kept_path(run)).map_err(Error::io("rename", &pending))?;
             sync_dir(&self.dir)?;
         }
-        self.discard()
+        self.rename(&self.dir.join("pending.contribution"), "sent.contribution")
     }
 
     /// The contribution does not count: the client keeps its state.
@@ -282,6 +306,10 @@ impl Home {
         sync_dir(&self.dir)?;
         self.outbox()?.retain(&[])
     }
+}
+
+fn hash_of(task: &Task) -> Vec<u8> {
+    blake3::hash(&task.encode_to_vec()).as_bytes().to_vec()
 }
 
 fn encode_kept(state: &ClientState) -> Vec<u8> {
@@ -314,21 +342,28 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path());
         let state = |v: f32| ClientState::from([("h".to_owned(), vec![v, -v])]);
+        let task = Task::default();
         let contribution = |round| Contribution { run: "r".into(), round, ..Contribution::default() };
         assert_eq!(home.kept("r").unwrap(), ClientState::new());
-        home.set_pending(&contribution(0), &state(1.0)).unwrap();
+        home.set_pending(&task, &contribution(0), &state(1.0)).unwrap();
         assert_eq!(home.kept("r").unwrap(), ClientState::new());
         home.commit("r").unwrap();
         assert_eq!((home.kept("r").unwrap(), home.pending().unwrap()), (state(1.0), None));
-        home.set_pending(&contribution(1), &state(2.0)).unwrap();
+        home.set_pending(&task, &contribution(1), &state(2.0)).unwrap();
         assert_eq!(home.pending().unwrap(), Some(contribution(1)));
         home.discard().unwrap();
         assert_eq!((home.kept("r").unwrap(), home.pending().unwrap()), (state(1.0), None));
         // Killed between the two steps of a commit: the commit is repeated, with nothing left to move.
-        home.set_pending(&contribution(2), &state(3.0)).unwrap();
+        home.set_pending(&task, &contribution(2), &state(3.0)).unwrap();
         std::fs::rename(dir.path().join("pending.state"), home.kept_path("r")).unwrap();
         home.commit("r").unwrap();
         assert_eq!((home.kept("r").unwrap(), home.pending().unwrap()), (state(3.0), None));
+        // The same task again: the same contribution, and the state does not move.
+        assert!(home.send_again(&task).unwrap() && !home.send_again(&task).unwrap());
+        assert_eq!(home.pending().unwrap(), Some(contribution(2)));
+        home.commit("r").unwrap();
+        assert_eq!((home.kept("r").unwrap(), home.pending().unwrap()), (state(3.0), None));
+        assert!(!home.send_again(&Task { round: 9, ..Task::default() }).unwrap());
         assert_eq!(home.kept("other").unwrap(), ClientState::new());
     }
 
@@ -338,10 +373,10 @@ mod tests {
         let (plain, sealed) = (Home::new(dir.path()), Home::new(dir.path()).sealed(Vault::of(&[7; 32])));
         let state = |v: f32| ClientState::from([("control_variate".to_owned(), vec![v; 9])]);
         let contribution = Contribution { run: "r".into(), ..Contribution::default() };
-        plain.set_pending(&contribution, &state(1.0)).unwrap();
+        plain.set_pending(&Task::default(), &contribution, &state(1.0)).unwrap();
         plain.commit("r").unwrap();
         assert_eq!(sealed.kept("r").unwrap(), state(1.0));
-        sealed.set_pending(&contribution, &state(2.0)).unwrap();
+        sealed.set_pending(&Task::default(), &contribution, &state(2.0)).unwrap();
         assert_eq!(sealed.pending().unwrap(), Some(contribution));
         sealed.commit("r").unwrap();
         assert_eq!(sealed.kept("r").unwrap(), state(2.0));

@@ -181,6 +181,10 @@ impl Node {
                 task.client, self.client
             )));
         }
+        if self.home.send_again(&task)? {
+            tracing::warn!(round = task.round, "the server has lost this node's contribution: it is sent again");
+            return Ok(());
+        }
         self.setup.policy.check_task(&task)?;
         let cache = self.home.cache()?;
         cache.retain(&task.blobs())?;
@@ -197,7 +201,7 @@ impl Node {
             setup.policy.check_bytes(&task, session.upload_bytes(&task))?;
             let kept = home.kept(&task.run)?;
             let (contribution, kept) = session.train(&task, &kept, &cache, &home.outbox()?)?;
-            home.set_pending(&contribution, &kept)?;
+            home.set_pending(&task, &contribution, &kept)?;
             Ok(session)
         });
         let session = trained.await.map_err(Error::internal)??;

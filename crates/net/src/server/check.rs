@@ -3,8 +3,9 @@
 use super::config::ServerConfig;
 use super::desk::Offer;
 use crate::error::{Error, Result};
-use crate::wire::{Blob, Contribution, Store};
-use fedproj_core::LocalStats;
+use crate::wire::{Blob, Contribution, Store, decode_f32};
+use fedproj_core::{Evaluator, Experiment, LocalStats, Model, Part};
+use fedproj_data::Dataset;
 use std::ops::Range;
 
 /// Values per check.
@@ -12,6 +13,45 @@ const BLOCK: usize = 1 << 14;
 
 /// No weight, logit or statistic of a learning network exceeds this. A single larger value can ruin the global model.
 const VALUE_MAX: f32 = 1e6;
+
+/// Samples on which a model is tried.
+const TRIAL_SAMPLES: usize = 256;
+
+/// Tries models before they count: each vector of one may be harmless and the model useless.
+#[derive(Debug)]
+pub(super) struct Trial {
+    samples: Dataset,
+    evaluator: Evaluator,
+}
+
+impl Trial {
+    /// A trial on some public samples of a run, or else on test samples.
+    pub fn new(experiment: &Experiment) -> Result<Self> {
+        let data = experiment.public.as_ref().unwrap_or(&experiment.test);
+        let some: Vec<u32> = (0..data.n_samples().min(TRIAL_SAMPLES) as u32).collect();
+        Ok(Self { samples: data.subset(&some), evaluator: Evaluator::new(&experiment.graph, 1)? })
+    }
+
+    /// Checks that a contribution's model gives usable outputs.
+    pub fn check(&self, c: &Contribution, store: &Store) -> Result<()> {
+        let read = |part| {
+            let blob = c.blob(part).filter(|blob| blob.len > 0);
+            blob.map_or(Ok(Vec::new()), |blob| decode_f32(&store.get(blob)?, (blob.len / 4) as usize, "a vector"))
+        };
+        let (weights, buffers) = (read(Part::Weights)?, read(Part::Buffers)?);
+        let model = Model { weights: &weights, buffers: &buffers };
+        let outputs = self.evaluator.outputs(&[model], &self.samples, false)?;
+        let logits = outputs.iter().flat_map(|outputs| &outputs.logits);
+        match logits.copied().find(|v| !is_usable(*v)) {
+            Some(v) => Err(Error::protocol(format!("the model's outputs contain {v}; it cannot be used"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn is_usable(v: f32) -> bool {
+    v.is_finite() && v.abs() <= VALUE_MAX
+}
 
 /// Everything that can be checked before the vectors arrive.
 pub(crate) fn check_shape(c: &Contribution, offer: &Offer, limits: &ServerConfig) -> Result<()> {
@@ -85,7 +125,7 @@ fn check_vector(store: &Store, blob: &Blob, base: Option<&[f32]>, what: &str) ->
     for from in (0..n).step_by(BLOCK) {
         values.resize(BLOCK.min(n - from), 0.0);
         store.read_values(blob, from, &mut values)?;
-        if let Some(v) = values.iter().find(|v| !v.is_finite() || v.abs() > VALUE_MAX) {
+        if let Some(v) = values.iter().find(|v| !is_usable(**v)) {
             return Err(Error::protocol(format!(
                 "{what} contains the value {v}; only finite values up to {VALUE_MAX} are accepted"
             )));

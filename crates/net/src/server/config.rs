@@ -38,6 +38,8 @@ pub struct ServerConfig {
     pub connections_max: usize,
     /// Max requests per node and second, on average.
     pub requests_per_s: f64,
+    /// Checkpoints kept, min 2: the last rounds that `fedproj rollback` can return to.
+    pub checkpoints: usize,
     /// Days for which a node's certificate is valid.
     pub certificate_days: i64,
     /// File with a key of 32 random bytes. What nodes send and fetch is encrypted with it on the server's disk.
@@ -63,7 +65,8 @@ impl Default for ServerConfig {
             status: None,
             status_public: false,
             over_selection: 0.0,
-            quorum: 1.0,
+            // Half of the clients: one member that declines must not stop the others.
+            quorum: 0.5,
             deadline_s: 3600.0,
             lost_after_s: 300.0,
             ensemble: Ensemble::Server,
@@ -72,6 +75,7 @@ impl Default for ServerConfig {
             samples_max: 10_000_000,
             connections_max: 4096,
             requests_per_s: 100.0,
+            checkpoints: 10,
             certificate_days: 365,
             key_file: None,
         }
@@ -133,6 +137,7 @@ impl ServerConfig {
         require(self.samples_max > 0, "samples_max", &self.samples_max, "at least 1")?;
         require(self.connections_max > 0, "connections_max", &self.connections_max, "at least 1")?;
         require(self.requests_per_s > 0.0, "requests_per_s", &self.requests_per_s, "positive")?;
+        require(self.checkpoints >= 2, "checkpoints", &self.checkpoints, "at least 2")?;
         require((1..=3650).contains(&self.certificate_days), "certificate_days", &self.certificate_days, "1 to 3650")?;
         let public = self.status.filter(|a| !a.ip().is_loopback() && !self.status_public);
         match public {

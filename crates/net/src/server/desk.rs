@@ -2,6 +2,7 @@
 //!
 //! The desk has no sockets; [`super::http`] carries it. How it accepts a contribution is in `intake.rs`.
 
+use super::check::Trial;
 use super::config::ServerConfig;
 use super::journal::{Event, Journal};
 use super::limit::MemberWarnings;
@@ -36,6 +37,8 @@ pub struct Offer {
     pub epochs: u32,
     /// Samples per step.
     pub batch: usize,
+    /// Tries models before they count.
+    pub(super) trial: Option<Arc<Trial>>,
     /// Contributions that were accepted before a restart.
     pub accepted: Vec<Contribution>,
 }
@@ -201,12 +204,17 @@ impl Desk {
         inner.arrivals.pop_front()
     }
 
-    /// Offers the round's task again to clients that have dropped out.
-    pub fn ask_again(&self, clients: &[u32]) {
+    /// Offers the round's task to further clients, or again to those that have dropped out.
+    pub fn ask(&self, clients: &[u32]) {
         if let Some(open) = &mut self.inner().open {
             open.waiting.extend(clients);
         }
         self.changed.send_modify(|n| *n += 1);
+    }
+
+    /// Forgets a client's last contribution: it no longer counts, and may be sent again.
+    pub(super) fn forget(&self, client: u32) {
+        self.inner().last.remove(&client);
     }
 
     /// Accepts no more contributions for the round. [`Desk::take`] still gives those accepted before.

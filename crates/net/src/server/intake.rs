@@ -66,7 +66,8 @@ impl Desk {
         if !have.is_empty() {
             return Ok(VerdictKind::Missing(Missing { have }).into());
         }
-        if let Err(problem) = check_content(contribution, &store, &offer, self.limits.norm_max) {
+        let tried = || offer.trial.as_ref().map_or(Ok(()), |trial| trial.check(contribution, &store));
+        if let Err(problem) = check_content(contribution, &store, &offer, self.limits.norm_max).and_then(|()| tried()) {
             return self.reject(client, contribution, &spool, &problem);
         }
         self.accept(client, contribution)

@@ -11,6 +11,7 @@ mod segments;
 use crate::error::{Error, Result};
 use crate::files::sync_dir;
 use crate::wire::Contribution;
+use fedproj_core::Pull;
 use segments::{Segments, follow};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -123,6 +124,49 @@ pub enum Event {
         round: u32,
         /// BLAKE3 of the model.
         model_hash: String,
+        /// How hard each client pulled at the model; empty in entries of earlier versions.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pulls: Vec<Pull>,
+    },
+    /// Clients were asked in the place of others that declined, were revoked, or fell silent.
+    AskedInstead {
+        /// The run.
+        run: String,
+        /// The round.
+        round: u32,
+        /// The clients that were asked.
+        clients: Vec<u32>,
+    },
+    /// A contribution that counted was left out, because fusion failed with it.
+    Excluded {
+        /// The run.
+        run: String,
+        /// The round.
+        round: u32,
+        /// The client.
+        client: u32,
+        /// Its node's name.
+        node: String,
+        /// How fusion failed.
+        reason: String,
+    },
+    /// A contribution that was accepted is missing or changed on disk. Its client is asked again.
+    Damaged {
+        /// The run.
+        run: String,
+        /// The round.
+        round: u32,
+        /// The client.
+        client: u32,
+        /// What was found.
+        reason: String,
+    },
+    /// The run's owner went back to an earlier round.
+    RolledBack {
+        /// The run.
+        run: String,
+        /// Rounds that were kept; the next one has this number.
+        to_round: u32,
     },
 }
 
@@ -141,6 +185,9 @@ pub struct Entry {
     /// What happened.
     #[serde(flatten)]
     pub event: Event,
+    /// Hash of the line up to here; none in entries of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check: Option<String>,
 }
 
 /// The journal of a federation.
@@ -166,11 +213,13 @@ pub struct Tail {
     pub hash: String,
     /// Bytes of the segment's whole lines.
     n_bytes: u64,
+    /// Whether the last entry carries its own check. Those after it do too.
+    is_checked: bool,
 }
 
 impl Default for Tail {
     fn default() -> Self {
-        Self { n_entries: 0, hash: "0".repeat(64), n_bytes: 0 }
+        Self { n_entries: 0, hash: "0".repeat(64), n_bytes: 0, is_checked: false }
     }
 }
 
@@ -233,8 +282,9 @@ impl Journal {
         self.locked(&mut |_| (), |journal| {
             let time = now();
             let Tail { n_entries: seq, hash: previous, .. } = journal.tail.clone();
-            let entry = Entry { seq, time, previous, operator, event };
-            let line = serde_json::to_string(&entry).map_err(|e| Error::internal(format!("journal: {e}")))? + "\n";
+            let entry = Entry { seq, time, previous, operator, event, check: None };
+            let text = serde_json::to_string(&entry).map_err(|e| Error::internal(format!("journal: {e}")))?;
+            let line = with_check(&text) + "\n";
             let written = journal.file.write_all(line.as_bytes()).and_then(|()| journal.file.sync_data());
             if let Err(source) = written {
                 // Half a line would break the chain. If removing it fails too, the next start removes it.
@@ -316,7 +366,8 @@ impl Tail {
     pub fn check(&self, line: &[u8]) -> std::result::Result<Entry, String> {
         let broken = |problem: String| format!("entry {}: {problem}", self.n_entries);
         let entry: Entry = serde_json::from_slice(line).map_err(|e| broken(e.to_string()))?;
-        if entry.seq != self.n_entries || entry.previous != self.hash {
+        let is_whole = check_of(line).unwrap_or(!self.is_checked) && has_its_id(&entry, line);
+        if entry.seq != self.n_entries || entry.previous != self.hash || !is_whole {
             return Err(broken("does not follow from the previous entry: the journal has been changed".into()));
         }
         Ok(entry)
@@ -339,6 +390,34 @@ impl Tail {
         self.hash = blake3::hash(line.strip_suffix(b"\n").unwrap_or(line)).to_hex().to_string();
         self.n_entries += 1;
         self.n_bytes += line.len() as u64;
+        self.is_checked = check_of(line.strip_suffix(b"\n").unwrap_or(line)).is_some();
+    }
+}
+
+const CHECK: &[u8] = b",\"check\":\"";
+
+/// An entry with a hash of its own: no later entry vouches for the last one.
+fn with_check(entry: &str) -> String {
+    let body = entry.strip_suffix('}').unwrap_or(entry);
+    format!("{body}{}{}\"}}", String::from_utf8_lossy(CHECK), blake3::hash(body.as_bytes()).to_hex())
+}
+
+/// Whether an entry matches its own hash; `None` for entries of earlier versions, which have none.
+fn check_of(line: &[u8]) -> Option<bool> {
+    let (body, check) = line.split_at_checked(line.len().checked_sub(CHECK.len() + 66)?)?;
+    let hash = check.strip_prefix(CHECK)?.strip_suffix(b"\"}")?;
+    Some(hash == blake3::hash(body).to_hex().as_bytes())
+}
+
+/// Whether the id beside an accepted contribution is that of its content.
+fn has_its_id(entry: &Entry, line: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Id {
+        id: String,
+    }
+    match &entry.event {
+        Event::Accepted(contribution) => serde_json::from_slice(line).is_ok_and(|Id { id }| id == contribution.id()),
+        _ => true,
     }
 }
 
@@ -385,6 +464,36 @@ mod tests {
             journal.append(event(7)).unwrap();
             assert_eq!(read(dir.path()).unwrap()[1].event, event(7));
         }
+    }
+
+    #[test]
+    fn a_changed_bit_in_the_last_entry_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal.jsonl");
+        let mut journal = Journal::open(dir.path(), &mut |_| ()).unwrap();
+        (0..2).for_each(|n| journal.append(event(n)).unwrap());
+        let whole = std::fs::read(&path).unwrap();
+        let last = whole.iter().position(|b| *b == b'\n').unwrap() + 1;
+        for at in last..whole.len() - 1 {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            std::fs::write(&path, &damaged).unwrap();
+            assert!(read(dir.path()).is_err(), "byte {}", at - last);
+        }
+    }
+
+    #[test]
+    fn entries_of_earlier_versions_are_read_and_a_contribution_vouches_for_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal.jsonl");
+        let accepted = Event::Accepted(Contribution { run: "r".into(), n_samples: 10, ..Contribution::default() });
+        let previous = "0".repeat(64);
+        let entry = Entry { seq: 0, time: String::new(), previous, operator: None, event: accepted, check: None };
+        let line = serde_json::to_string(&entry).unwrap() + "\n";
+        std::fs::write(&path, &line).unwrap();
+        assert_eq!(read(dir.path()).unwrap(), [entry]);
+        std::fs::write(&path, line.replace("\"n_samples\":10", "\"n_samples\":90")).unwrap();
+        assert!(read(dir.path()).unwrap_err().to_string().contains("has been changed"));
     }
 
     #[test]

@@ -13,19 +13,24 @@ pub mod http;
 mod intake;
 pub mod journal;
 mod limit;
+mod members;
+mod patience;
 pub mod presence;
 mod refusals;
 mod registry;
+mod rollback;
 pub mod rounds;
 mod routes;
 pub mod spool;
 pub mod status;
 mod strangers;
+mod waiting;
 
 pub use authority::{Authority, key_of_request};
 pub use config::{Ensemble, ServerConfig};
 pub use export::{Statement, check_export, export};
 pub use registry::{INVITATION_LASTS, Invitation, NodeEntry, Registry};
+pub use rollback::rollback;
 
 use crate::error::{Error, Result};
 use crate::files::create_dir;
@@ -35,6 +40,8 @@ use desk::Desk;
 use fedproj_core::{Config, Coordinator, Experiment, Manifest, RunDir, Summary};
 use http::{Addresses, Server};
 use journal::{Event, Journal};
+use members::Members;
+use patience::Patience;
 use rounds::{Recovered, Rounds};
 use status::Status;
 use std::collections::BTreeSet;
@@ -54,6 +61,8 @@ pub struct ServeSetup {
     pub dir: PathBuf,
     /// The run.
     pub config: Config,
+    /// What the same settings meant to earlier versions. A run that was begun with it resumes.
+    pub earlier: Config,
     /// The server's own settings.
     pub server: ServerConfig,
     /// The data directory.
@@ -77,11 +86,13 @@ pub struct Served {
 /// # Errors
 /// If the folder is in use, an address is taken, or the disk fails.
 pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status>)) -> Result<Served> {
-    let ServeSetup { dir, config, server: settings, data_dir, n_threads } = setup;
+    let ServeSetup { dir, config, earlier, server: settings, data_dir, n_threads } = setup;
     reject_texts(&config)?;
     create_dir(&dir)?;
     let _lock = lock_folder(&dir)?;
     let authority = Authority::open(&dir)?;
+    let has_begun = |run: &str| dir.join("runs").join(run).join("config.toml").exists();
+    let config = if has_begun(&run_name(&authority, &earlier)?) { earlier } else { config };
     let run = run_name(&authority, &config)?;
     let run_dir = dir.join("runs").join(&run);
     let mut recovered = Recovered::default();
@@ -92,13 +103,17 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
         }
         recovered.follow(&run, entry);
     })?;
+    if let Some(to_round) = recovered.rolled_back {
+        fedproj_core::rollback(&run_dir, to_round)?;
+    }
     let desk = Arc::new(Desk::new(&dir, settings.clone(), journal, recovered.last.clone())?);
     let finished = RunDir::finished(&run_dir, &config)?;
     let method = config.method.build()?;
     let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir.as_deref())?;
     create_dir(&run_dir.join("checkpoints"))?;
     let manifest = Manifest { federated: true, ..Manifest::of(&experiment, n_threads) };
-    let (directory, state) = RunDir::open(&run_dir, &config, &manifest, true)?;
+    let (mut directory, state) = RunDir::open(&run_dir, &config, &manifest, true)?;
+    directory.keep_checkpoints(settings.checkpoints);
     let status = Arc::new(Status::new(&run, &config.method.name, config.federation.rounds, directory.rounds()));
     let registry = Registry::open(&dir)?;
     let server = Server::new(Arc::clone(&desk), registry, authority, settings.clone(), Arc::clone(&status), enrolled);
@@ -115,8 +130,21 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
         };
         let (desk, stop, started) = (Arc::clone(&desk), Arc::new(AtomicBool::new(false)), Instant::now());
         let _stop = StopOnDrop(Arc::clone(&stop));
-        let mut rounds =
-            Rounds { dir, run, config: settings, coordinator, directory, desk, status, recovered, stop, started };
+        let (members, patience) = (Members::new(Registry::open(&dir)?), Patience::default());
+        let mut rounds = Rounds {
+            dir,
+            run,
+            config: settings,
+            coordinator,
+            directory,
+            desk,
+            status,
+            recovered,
+            members,
+            patience,
+            stop,
+            started,
+        };
         tokio::task::spawn_blocking(move || rounds.run()).await.map_err(Error::internal)??
     };
     farewell(&desk).await;

@@ -69,17 +69,40 @@ pub struct Spooled {
 }
 
 impl Spooled {
-    /// The accepted contributions of a round in a federation's folder, sorted by client.
+    /// The accepted contributions of a round in a federation's folder, sorted by client. Apart from them, those that are
+    /// missing or changed on disk, and what was found.
     ///
     /// # Errors
-    /// If the spool cannot be read.
-    pub fn open(dir: &Path, vault: &Vault, mut accepted: Vec<Contribution>) -> Result<Self> {
+    /// If the spool cannot be opened.
+    pub fn open(
+        dir: &Path,
+        vault: &Vault,
+        mut accepted: Vec<Contribution>,
+    ) -> Result<(Self, Vec<(Contribution, String)>)> {
         accepted.sort_by_key(|c| c.client);
-        let open = |c: Contribution| {
-            let store = Spool::new(dir, &c.run, c.round).sealed(vault).client(c.client)?;
-            Ok((c, store))
-        };
-        Ok(Self { all: accepted.into_iter().map(open).collect::<Result<_>>()? })
+        let (mut all, mut damaged) = (Vec::new(), Vec::new());
+        for contribution in accepted {
+            let spool = Spool::new(dir, &contribution.run, contribution.round).sealed(vault);
+            let store = spool.client(contribution.client)?;
+            match contribution.parts.iter().try_for_each(|part| store.check(&part.blob)) {
+                Ok(()) => all.push((contribution, store)),
+                Err(error) => damaged.push((contribution, error.to_string())),
+            }
+        }
+        Ok((Self { all }, damaged))
+    }
+
+    /// All contributions but one.
+    #[must_use]
+    pub fn without(&self, at: usize) -> Self {
+        let mut all = self.all.clone();
+        all.remove(at);
+        Self { all }
+    }
+
+    /// The contributions without their vectors.
+    pub fn into_contributions(self) -> impl Iterator<Item = Contribution> {
+        self.all.into_iter().map(|(contribution, _)| contribution)
     }
 }
 

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::header;
 use axum::routing::get;
-use fedproj_core::RoundRecord;
+use fedproj_core::{Pull, RoundRecord};
 use serde::Serialize;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -70,10 +70,12 @@ pub struct RoundLine {
     pub seconds: f64,
     /// BLAKE3 of the model.
     pub model_hash: String,
+    /// How hard each client pulled at the model, where it is known: not for rounds before the server's start.
+    pub pulls: Vec<Pull>,
 }
 
 impl RoundLine {
-    fn of(r: &RoundRecord) -> Self {
+    fn of(r: &RoundRecord, pulls: &[Pull]) -> Self {
         Self {
             round: r.round,
             accuracy: r.accuracy,
@@ -82,6 +84,7 @@ impl RoundLine {
             bytes_down: r.bytes_down,
             seconds: r.seconds.total(),
             model_hash: r.model_hash.clone(),
+            pulls: pulls.to_vec(),
         }
     }
 }
@@ -89,7 +92,7 @@ impl RoundLine {
 impl Status {
     /// The status of a run with its finished rounds.
     pub fn new(run: &str, method: &str, n_rounds: u32, rounds: &[RoundRecord]) -> Self {
-        let rounds = rounds.iter().map(RoundLine::of).collect();
+        let rounds = rounds.iter().map(|record| RoundLine::of(record, &[])).collect();
         Self { view: Mutex::new(View { run: run.into(), method: method.into(), n_rounds, rounds, ..View::default() }) }
     }
 
@@ -108,6 +111,10 @@ impl Status {
         view.arrived.clear();
     }
 
+    pub(crate) fn asked(&self, asked: &[u32]) {
+        self.lock().asked = asked.to_vec();
+    }
+
     pub(crate) fn contribution(&self, client: u32) {
         let mut view = self.lock();
         view.arrived.push(client);
@@ -122,9 +129,9 @@ impl Status {
         self.lock().n_asked_again += n as u64;
     }
 
-    pub(crate) fn round_done(&self, record: &RoundRecord, n_late: usize) {
+    pub(crate) fn round_done(&self, record: &RoundRecord, n_late: usize, pulls: &[Pull]) {
         let mut view = self.lock();
-        view.rounds.push(RoundLine::of(record));
+        view.rounds.push(RoundLine::of(record, pulls));
         view.n_late += n_late as u64;
     }
 

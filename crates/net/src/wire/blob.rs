@@ -122,6 +122,18 @@ impl Store {
         Ok(bytes)
     }
 
+    /// Checks that a blob is there and matches its hash.
+    ///
+    /// # Errors
+    /// If it is missing, changed or cut short.
+    pub fn check(&self, blob: &Blob) -> Result<()> {
+        let path = self.path(blob);
+        if blob.len == 0 || self.hash_of(blob, &path)?.as_bytes()[..] == blob.hash[..] {
+            return Ok(());
+        }
+        Err(Error::corrupt(&path)("its content does not match its hash"))
+    }
+
     /// Reads `out.len()` values of a vector, beginning with value `from`.
     ///
     /// # Errors
@@ -203,16 +215,21 @@ impl Store {
         Ok(end)
     }
 
-    fn complete(&self, blob: &Blob, part: &Path) -> Result<()> {
-        let mut file = File::open(part).map_err(Error::io("open", part))?;
-        let len = file.metadata().map_err(Error::io("read", part))?.len();
+    /// The hash of what a file holds, which should be this blob.
+    fn hash_of(&self, blob: &Blob, path: &Path) -> Result<blake3::Hash> {
+        let mut file = File::open(path).map_err(Error::io("open", path))?;
+        let len = file.metadata().map_err(Error::io("read", path))?.len();
         let hash = self.vault.hash(&mut file, &blob.hash, self.vault.content_len(len));
-        if hash.map_err(Error::io("read", part))?.as_bytes()[..] != blob.hash[..] {
+        hash.map_err(Error::io("read", path))
+    }
+
+    fn complete(&self, blob: &Blob, part: &Path) -> Result<()> {
+        if self.hash_of(blob, part)?.as_bytes()[..] != blob.hash[..] {
             std::fs::remove_file(part).map_err(Error::io("remove", part))?;
             return Err(Error::protocol("the bytes of a blob do not match its hash; send it again"));
         }
         // After a crash, the file's name says that it is complete. So it must be on disk before it gets that name.
-        file.sync_all().map_err(Error::io("sync", part))?;
+        File::open(part).and_then(|file| file.sync_all()).map_err(Error::io("sync", part))?;
         let path = self.path(blob);
         std::fs::rename(part, &path).map_err(Error::io("rename", part))?;
         sync_dir(&self.dir)

@@ -7,20 +7,24 @@ use fedproj_core::{Config, LocalStats};
 use fedproj_net::node::Home;
 use fedproj_net::server::http::Addresses;
 use fedproj_net::server::journal::{Event, Journal};
+use fedproj_net::server::status::Status;
 use fedproj_net::server::{Authority, INVITATION_LASTS, Registry, ServeSetup, ServerConfig, serve};
 use fedproj_net::wire::{
     Contribution, Heartbeat, NamedBlob, Store, Task, VerdictKind, WorkKind, WorkRequest, encode_f32,
 };
 use fedproj_net::{Error, Link, Node, NodeData, Policy, Setup};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// A server in this process, with some clients of an IID digits run.
 pub struct Scene {
     pub dir: tempfile::TempDir,
+    setup: ServeSetup,
     pub addresses: Addresses,
-    pub serving: JoinHandle<fedproj_net::Result<fedproj_net::Served>>,
+    pub status: Arc<Status>,
+    pub serving: Serving,
 }
 
 impl Scene {
@@ -33,16 +37,31 @@ impl Scene {
         let mut server = ServerConfig { listen: loopback, enrol: Some(loopback), ..ServerConfig::default() };
         change(&mut server);
         let config = Config::from_layers(None, &settings).unwrap();
-        let setup = ServeSetup { dir: dir.path().join("s"), config, server, data_dir: None, n_threads: 1 };
-        let (tell, told) = tokio::sync::oneshot::channel();
-        let serving = tokio::spawn(serve(setup, move |addresses, _| tell.send(*addresses).unwrap()));
-        let scene = Self { dir, addresses: told.await.unwrap(), serving };
+        let earlier = config.clone();
+        let setup = ServeSetup { dir: dir.path().join("s"), config, earlier, server, data_dir: None, n_threads: 1 };
+        let (serving, (addresses, status)) = start(setup.clone()).await.unwrap();
+        let scene = Self { dir, setup, addresses, status, serving };
         // A round begins when all nodes are alive.
         for client in 0..n_clients {
             scene.enrol(client).await;
             scene.attacker(client).send(&Heartbeat::default()).await.unwrap();
         }
         scene
+    }
+
+    /// Stops the server and lets `between` happen; then the server starts again.
+    pub async fn restart(&mut self, between: impl FnOnce(&Path)) {
+        self.serving.abort();
+        let _ = (&mut self.serving).await;
+        // The round loop runs on a thread of its own, which still holds the run's folder.
+        let lock = |path: PathBuf| std::fs::File::create(path).unwrap().try_lock().is_ok();
+        let runs: Vec<PathBuf> =
+            std::fs::read_dir(self.server_dir().join("runs")).unwrap().map(|e| e.unwrap().path()).collect();
+        while !runs.iter().all(|run| lock(run.join(".lock"))) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        between(&self.server_dir());
+        (self.serving, (self.addresses, self.status)) = start(self.setup.clone()).await.unwrap();
     }
 
     pub fn home(&self, client: u32) -> PathBuf {
@@ -86,16 +105,28 @@ impl Scene {
     /// A contribution of these weights to a task, its blobs in a folder of this name.
     pub fn contribution(&self, folder: &str, task: &Task, weights: &[f32]) -> (Contribution, Store) {
         let store = Store::open(&self.dir.path().join(folder)).unwrap();
-        let named =
-            |name: &str, values: &[f32]| NamedBlob { name: name.into(), blob: store.put(&encode_f32(values)).unwrap() };
-        let parts = vec![named("weights", weights), named("buffers", &[])];
+        let parts = vec![named(&store, "weights", weights), named(&store, "buffers", &[])];
         let (run, stats) = (task.run.clone(), LocalStats { loss: 1.0, ..LocalStats::default() });
         (Contribution { run, round: task.round, client: task.client, n_samples: 10, n_steps: 1, stats, parts }, store)
     }
 }
 
+type Serving = JoinHandle<fedproj_net::Result<fedproj_net::Served>>;
+
+async fn start(setup: ServeSetup) -> Option<(Serving, (Addresses, Arc<Status>))> {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let serving =
+        tokio::spawn(serve(setup, move |addresses, status| drop(tell.send((*addresses, Arc::clone(status))))));
+    Some((serving, told.await.ok()?))
+}
+
 /// A loaded machine may pause everything for a minute; a longer wait is a hang.
 const PATIENCE: Duration = Duration::from_mins(3);
+
+/// A vector in a store, as a contribution names it.
+pub fn named(store: &Store, name: &str, values: &[f32]) -> NamedBlob {
+    NamedBlob { name: name.into(), blob: store.put(&encode_f32(values)).unwrap() }
+}
 
 pub async fn task_of(link: &Link) -> Task {
     let asking = async {
