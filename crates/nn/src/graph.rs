@@ -114,6 +114,11 @@ impl Graph {
         &self.buffers
     }
 
+    /// A batch-norm that sees one value per sample and channel, so that it cannot train on one sample.
+    pub fn single_valued_norm(&self) -> Option<NodeId> {
+        self.nodes.iter().position(|node| node.op == Op::BatchNorm && node.shape.pixels() == 1).map(NodeId)
+    }
+
     /// Initial parameters, a function of the seed and the parameters' names.
     pub fn init_params(&self, seed: u64, init: Init) -> Vec<f32> {
         self.params.init(seed, init)
@@ -179,10 +184,10 @@ impl Graph {
         Ok(node)
     }
 
-    /// The weight and bias of a normalisation of `channels` channels.
-    fn scale_and_shift(&mut self, name: &str, channels: usize) -> [Range<usize>; 3] {
-        let mut span =
-            |suffix: &str, role| self.params.push(format!("{name}.{suffix}"), vec![channels], Storage::Plain, role);
+    /// The weight and bias of a normalisation of the channels of `x`.
+    fn scale_and_shift(&mut self, name: &str, x: NodeId) -> [Range<usize>; 3] {
+        let (channels, storage) = (self.shape(x).c, self.per_channel(x));
+        let mut span = |suffix: &str, role| self.params.push(format!("{name}.{suffix}"), vec![channels], storage, role);
         [span("weight", Role::Scale), span("bias", Role::Shift), 0..0]
     }
 
@@ -265,12 +270,8 @@ impl Graph {
         if outputs == 0 {
             return Err(Error::Shape { node: name.into(), problem: "needs at least one output".into() });
         }
-        // Columns that come from a flattened image lie channels-last here, channels-first in PyTorch.
-        let flattened = match self.nodes[self.skip_elementwise(x).0].op {
-            Op::Flatten => self.shape(self.nodes[self.skip_elementwise(x).0].inputs[0]),
-            _ => Shape::vector(from.c),
-        };
-        let storage = Storage::ChannelsLast { outer: outputs, channels: flattened.c, spatial: flattened.pixels() };
+        let image = self.flattened(x);
+        let storage = Storage::ChannelsLast { outer: outputs, channels: image.c, spatial: image.pixels() };
         let role = Role::Weight { fan_in: from.c, fan_out: outputs };
         let weight = self.params.push(format!("{name}.weight"), vec![outputs, from.c], storage, role);
         let role = Role::LinearBias { fan_in: from.c };
@@ -279,12 +280,25 @@ impl Graph {
         self.add_layer(name, Op::Linear, x, Shape { c: outputs, ..from }, params)
     }
 
-    /// The nearest node before `x` that may change the order of elements.
-    fn skip_elementwise(&self, mut x: NodeId) -> NodeId {
-        while let Op::Activation(_) | Op::Dropout { .. } = self.nodes[x.0].op {
+    /// The image whose pixels a vector holds, channels-last here and channels-first in PyTorch. A vector of its own is an
+    /// image of one pixel.
+    fn flattened(&self, mut x: NodeId) -> Shape {
+        let vector = Shape::vector(self.shape(x).c);
+        while let Op::Activation(_) | Op::Dropout { .. } | Op::BatchNorm | Op::GroupNorm { .. } | Op::LayerNorm { .. } =
+            self.nodes[x.0].op
+        {
             x = self.nodes[x.0].inputs[0];
         }
-        x
+        match self.nodes[x.0].op {
+            Op::Flatten => self.shape(self.nodes[x.0].inputs[0]),
+            _ => vector,
+        }
+    }
+
+    /// The order of one value per channel of `x`.
+    fn per_channel(&self, x: NodeId) -> Storage {
+        let image = self.flattened(x);
+        Storage::ChannelsLast { outer: 1, channels: image.c, spatial: image.pixels() }
     }
 
     /// Batch normalisation; parameters `name.weight`, `name.bias`, buffers `name.running_mean`, `name.running_var`.
@@ -294,10 +308,11 @@ impl Graph {
     pub fn batch_norm(&mut self, name: &str, x: NodeId) -> Result<NodeId> {
         self.check_image(name, x)?;
         let shape = self.shape(x);
+        let storage = self.per_channel(x);
         let mut buffer =
-            |suffix: &str, role| self.buffers.push(format!("{name}.{suffix}"), vec![shape.c], Storage::Plain, role);
+            |suffix: &str, role| self.buffers.push(format!("{name}.{suffix}"), vec![shape.c], storage, role);
         let buffers = [buffer("running_mean", Role::Shift), buffer("running_var", Role::Scale)];
-        let params = self.scale_and_shift(name, shape.c);
+        let params = self.scale_and_shift(name, x);
         let node = self.add_layer(name, Op::BatchNorm, x, shape, params)?;
         self.nodes[node.0].buffers = buffers;
         Ok(node)
@@ -306,7 +321,7 @@ impl Graph {
     /// Group normalisation; parameters `name.weight` and `name.bias`.
     ///
     /// # Errors
-    /// If the groups do not divide the channels, or the name is taken.
+    /// If the groups do not divide the channels, the input is a flattened image, or the name is taken.
     pub fn group_norm(&mut self, name: &str, x: NodeId, groups: usize) -> Result<NodeId> {
         self.check_image(name, x)?;
         let shape = self.shape(x);
@@ -314,7 +329,12 @@ impl Graph {
             let problem = format!("{} channels cannot be cut into {groups} equal groups", shape.c);
             return Err(Error::Shape { node: name.into(), problem });
         }
-        let params = self.scale_and_shift(name, shape.c);
+        let image = self.flattened(x);
+        if groups > 1 && image.pixels() > 1 && image.c > 1 {
+            let problem = "the groups of a flattened image are not PyTorch's; normalise before it is flattened".into();
+            return Err(Error::Shape { node: name.into(), problem });
+        }
+        let params = self.scale_and_shift(name, x);
         self.add_layer(name, Op::GroupNorm { groups }, x, shape, params)
     }
 

@@ -6,7 +6,7 @@
 
 mod reference;
 
-use fedproj_nn::{Activation, Cpu, Direction, Dropout, Mode, NormMode, Options, Shape, Window, Workspace};
+use fedproj_nn::{Activation, Cpu, Direction, Dropout, Graph, Init, Mode, NormMode, Options, Shape, Window, Workspace};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use reference::{
@@ -88,7 +88,7 @@ proptest! {
         channels in prop::sample::select(&[1usize, 3, 8, 17, 24, 64, 65]),
         relu: bool, which in 0usize..4,
     ) {
-        // Two samples a channel are normalised to ±1 whatever they are; `degenerate_batches_…` looks at those.
+        // Two samples per channel are normalised to ±1 whatever they are.
         prop_assume!(batch * h * w >= 4);
         let (layer, norm) = match which {
             0 => (Layer::BatchNorm, NormMode::Update),
@@ -419,21 +419,48 @@ fn a_node_that_nobody_reads_has_a_gradient_of_zero() {
     assert!(run.grads[0].iter().all(|g| *g == 0.0));
 }
 
-/// One value a channel is normalised to 0 and two to ±1, so the input's gradient vanishes. What is left is the rounding
-/// of terms as large as γ/σ·dz, with 1/σ up to 1/√ε = 316.
+/// As in PyTorch: the variance of one value is no estimate.
 #[test]
-fn degenerate_batches_give_batch_norm_no_gradient_but_for_rounding() {
-    for (shape, batch) in [(Shape::image(1, 1, 5), 1), (Shape::vector(17), 1)] {
-        let net = Net::chain(shape, &[Layer::BatchNorm]);
-        let problem = Problem::at_output(net, batch, NormMode::Update, Kind::Squared, 18);
-        let run = problem.run(Cpu::new(1), &[0, 1]);
-        let bound = 316.0 * 2.0 * norm(&run.grads[1]) * 1e-6;
-        assert!(norm(&run.grads[0]) <= bound, "{} exceeds {bound}", norm(&run.grads[0]));
-        assert!(run.buffers.iter().all(|v| v.is_finite()));
-        assert!(
-            run.grad[..shape.c].iter().all(|g| g.abs() < 1e-3),
-            "normalised values are 0: {:?}",
-            &run.grad[..shape.c]
-        );
+fn batch_norm_does_not_train_on_one_value_per_channel() {
+    for (shape, batch) in [(Shape::image(1, 1, 5), 1), (Shape::vector(17), 1), (Shape::vector(17), 2)] {
+        let mut graph = Graph::new(shape);
+        graph.batch_norm("norm", graph.input()).unwrap();
+        let (params, mut buffers) = (graph.init_params(0, Init::Torch), graph.init_buffers());
+        let before = buffers.clone();
+        let mut workspace = Workspace::new(&graph, &Options::training(2), Cpu::new(1)).unwrap();
+        let x = vec![0.5; batch * shape.len()];
+        for norm in [NormMode::Update, NormMode::Batch, NormMode::Frozen] {
+            let mode = Mode { norm, ..Mode::EVAL };
+            match workspace.forward(&params, &mut buffers, &x, mode) {
+                Ok(()) => assert!(batch > 1 || norm == NormMode::Frozen, "{shape} {norm:?}"),
+                Err(error) => {
+                    let message = error.to_string();
+                    assert!(batch == 1 && norm != NormMode::Frozen, "{shape} {norm:?}: {message}");
+                    assert!(message.contains("`norm`") && message.contains("more than one value"), "{message}");
+                    assert_eq!(buffers, before, "a failed pass moves nothing");
+                }
+            }
+        }
+    }
+}
+
+/// Windows that read padding alone sum zeros, by whichever algorithm and cut of the work.
+#[test]
+fn windows_in_the_padding_give_exactly_zero() {
+    for (side, channels, batch) in [(2, 8, 1), (3, 16, 5), (8, 24, 2), (13, 8, 40), (4, 130, 2)] {
+        let mut graph = Graph::new(Shape::image(side, side, channels));
+        graph.conv2d("conv", graph.input(), channels, Window::new(3, 1, 4), false).unwrap();
+        let params = graph.init_params(3, Init::Torch);
+        let mut workspace = Workspace::new(&graph, &Options::training(batch), Cpu::new(1)).unwrap();
+        let x: Vec<f32> = (0..batch * side * side * channels).map(|i| (i as f32).sin()).collect();
+        workspace.forward(&params, &mut [], &x, Mode::EVAL).unwrap();
+        let out = side + 6;
+        let is_in_padding = |at: usize| at < 2 || at >= side + 4;
+        for (i, pixel) in workspace.output().chunks(channels).enumerate() {
+            let (row, column) = (i / out % out, i % out);
+            let is_zero = pixel.iter().all(|v| v.to_bits() == 0);
+            let expected = is_in_padding(row) || is_in_padding(column);
+            assert_eq!(is_zero, expected, "side {side}, pixel ({row}, {column}): {:?}", &pixel[..2]);
+        }
     }
 }

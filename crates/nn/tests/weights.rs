@@ -6,7 +6,7 @@
 mod reference;
 
 use fedproj_nn::models::{self, BertConfig, Norm, Pooling, ResNet, Variant};
-use fedproj_nn::{Graph, Init, Shape, weights};
+use fedproj_nn::{Activation, Graph, Init, Shape, weights};
 use proptest::prelude::*;
 use reference::bits;
 use safetensors::SafeTensors;
@@ -374,4 +374,33 @@ fn a_folder_says_what_encoder_it_holds() {
     std::fs::write(path("config.json"), json.replace("bert", "distilbert")).unwrap();
     let error = problem(BertConfig::open(folder.path()));
     assert!(error.contains("config.json") && error.contains("`distilbert`") && error.contains("`bert`"), "{error}");
+}
+
+/// A flattened image lies channels-last here and channels-first in PyTorch, behind a normalisation too.
+#[test]
+fn a_normalised_flattened_image_is_saved_in_the_order_of_pytorch() {
+    let image = Shape::image(2, 3, 4);
+    let mut graph = Graph::new(image);
+    let flat = graph.flatten("flat", graph.input()).unwrap();
+    let norm = graph.batch_norm("norm", flat).unwrap();
+    let relu = graph.activation("relu", norm, Activation::Relu).unwrap();
+    graph.linear("fc", relu, 2, true).unwrap();
+    // Our element (pixel p, channel c) is number 4·p + c; PyTorch's is number 6·c + p.
+    let ours: Vec<f32> = (0..24u8).map(f32::from).collect();
+    let torch: Vec<f32> = (0..24u8).map(|i| f32::from(4 * (i % 6) + i / 6)).collect();
+    for span in graph.params().spans().iter().chain(graph.buffers().spans()) {
+        let mut flat = vec![0.0; graph.params().len().max(graph.buffers().len())];
+        let n_rows = span.len() / 24;
+        let rows = ours.repeat(n_rows.max(1));
+        flat[span.range()].copy_from_slice(&rows[..span.len()]);
+        let expected = if n_rows > 0 { torch.repeat(n_rows) } else { rows[..span.len()].to_vec() };
+        assert_eq!(span.to_torch(&flat), expected, "{}", span.name);
+        let mut back = vec![0.0; flat.len()];
+        span.write_torch(&expected, &mut back);
+        assert_eq!(back, flat, "{}", span.name);
+    }
+    // Groups of neighbours would be other groups there.
+    let message = graph.group_norm("groups", flat, 2).unwrap_err().to_string();
+    assert!(message.contains("`groups`") && message.contains("before it is flattened"), "{message}");
+    assert!(graph.group_norm("one", flat, 1).is_ok());
 }

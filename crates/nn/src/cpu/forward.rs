@@ -9,14 +9,15 @@ use crate::kernels::dense::Dense;
 use crate::kernels::layer_norm::{self, LayerNorm};
 use crate::kernels::linear::Linear;
 use crate::kernels::norm::{BatchNorm, Fused, GroupNorm};
-use crate::kernels::{Sum, dropout, elementwise, embedding, pool};
+use crate::kernels::{NormMode, Sum, dropout, elementwise, embedding, pool};
 use crate::mode::{Dropout, Mode};
 
 impl Workspace {
     /// Computes every node for the samples `x` (batch, H, W, C). Buffers move only in [`crate::NormMode::Update`].
     ///
     /// # Errors
-    /// If a vector does not fit the graph, or a text has a token that the network does not know.
+    /// If a vector does not fit the graph, a text has a token that the network does not know, or batch-norm is to train on
+    /// one value per channel.
     ///
     /// # Panics
     /// If the mode is [`Dropout::OfStep`], which needs a cohort's lanes.
@@ -29,6 +30,13 @@ impl Workspace {
         check_len("the input batch", batch * sample, x.len())?;
         if batch == 0 || batch > self.batch_max {
             return Err(Error::Batch { found: batch, max: self.batch_max });
+        }
+        if batch == 1
+            && mode.norm != NormMode::Frozen
+            && let Some(node) = self.graph.single_valued_norm()
+        {
+            let problem = "batch-norm needs more than one value per channel to train, but the batch has one sample";
+            return Err(Error::Shape { node: self.graph.name(node).into(), problem: problem.into() });
         }
         self.tokens.read(x)?;
         (self.batch, self.mode) = (batch, mode);

@@ -76,7 +76,7 @@ impl Graph {
             return Err(Error::Shape { node: name.into(), problem: format!("ε = {eps} must be positive") });
         }
         let shape = self.shape(x);
-        let params = self.scale_and_shift(name, shape.c);
+        let params = self.scale_and_shift(name, x);
         self.add_layer(name, Op::LayerNorm { eps }, x, shape, params)
     }
 

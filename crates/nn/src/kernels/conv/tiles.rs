@@ -156,6 +156,25 @@ fn patch<const K: usize>(top: isize, left: isize, h: usize, w: usize, channels: 
 
 const OUTSIDE: usize = usize::MAX;
 
+/// Takes the output pixels whose window reads padding alone out of the offsets of an M×M tile. Their value is 0, which the
+/// transforms only give up to rounding. Only a padding of 3 or more has such windows.
+#[inline(always)]
+fn take_padding<const M: usize>(conv: &Conv, ty: usize, tx: usize, offsets: &mut [[usize; M]; M]) -> [[usize; M]; M] {
+    let mut taken = [[OUTSIDE; M]; M];
+    if conv.padding < 3 {
+        return taken;
+    }
+    let is_outside = |at: usize, side: usize| at + 2 < conv.padding || at >= side + conv.padding;
+    for i in 0..M {
+        for j in 0..M {
+            if is_outside(ty + i, conv.h) || is_outside(tx + j, conv.w) {
+                taken[i][j] = std::mem::replace(&mut offsets[i][j], OUTSIDE);
+            }
+        }
+    }
+    taken
+}
+
 /// Loads a K×K patch of channel vectors, with zeros outside the image.
 #[inline(always)]
 unsafe fn load_patch<S: Simd, const K: usize>(
@@ -240,7 +259,13 @@ unsafe fn output_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usi
     let (co, image) = (conv.co, conv.ho * conv.wo * conv.co);
     assert!(images.end * image <= y.len(), "images {images:?}");
     for_each_tile!(conv, M, images, 0, m, |img, ty, tx, at| {
-        let offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
+        let mut offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
+        let in_padding = take_padding(conv, ty, tx, &mut offsets);
+        for &offset in in_padding.iter().flatten().filter(|offset| **offset != OUTSIDE) {
+            let pixel = img * image + m.channel + offset;
+            // SAFETY: a pixel of image `img`; this unit owns its channels.
+            unsafe { y.part(pixel..pixel + m.n_channels) }.fill(0.0);
+        }
         for c in (0..m.n_channels).step_by(S::LANES) {
             // SAFETY: this unit owns the tile's rows at all positions. The offsets are pixels of image `img`; this unit
             // owns their channels.
@@ -278,7 +303,8 @@ unsafe fn output_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, cons
     assert!(m.channel + m.n_channels <= conv.co, "channels that the images do not have");
     let (co, image) = (conv.co, conv.ho * conv.wo * conv.co);
     for_each_tile!(conv, M, 0..dy.len() / image, first, m, |img, ty, tx, at| {
-        let offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
+        let mut offsets = patch::<M>(ty as isize, tx as isize, conv.ho, conv.wo, co);
+        take_padding(conv, ty, tx, &mut offsets);
         for c in (0..m.n_channels).step_by(S::LANES) {
             // SAFETY: as in `input_tiles`.
             unsafe {
