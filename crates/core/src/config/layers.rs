@@ -35,6 +35,11 @@ pub(crate) fn merge(to: &mut Table, from: &Table) {
             let path = join(path, key);
             match (to.get_mut(key), value) {
                 (Some(Value::Table(inner)), Value::Table(value)) if !WHOLE_TABLES.contains(&path.as_str()) => {
+                    // The default's weight decay belongs to the default's kind of optimiser.
+                    let is_other = value.get("kind").is_some_and(|kind| inner.get("kind") != Some(kind));
+                    if is_other && inner.contains_key("weight_decay") {
+                        inner.insert("weight_decay".into(), Value::Float(0.0));
+                    }
                     at(inner, value, &path);
                 }
                 // A partial table such as `data.partition.beta=0.5` keeps the rest, unless the kind changes.

@@ -40,7 +40,8 @@ pub struct OptimizerConfig {
     pub kind: OptimizerKind,
     /// Learning rate, above 0.
     pub lr: f32,
-    /// Weight decay. `sgd` and `adam` add it to the gradient (L2), `adamw` applies it to the weights.
+    /// Weight decay. `sgd` and `adam` add it to the gradient (L2), `adamw` applies it to the weights. A file or a pair that
+    /// changes `kind` and does not set it gets 0.
     pub weight_decay: f32,
     /// Momentum of `sgd`, in [0, 1). 0: none.
     pub momentum: f32,

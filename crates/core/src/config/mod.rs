@@ -364,6 +364,25 @@ mod tests {
     }
 
     #[test]
+    fn another_kind_of_optimiser_does_not_inherit_the_weight_decay() {
+        let decay = |pairs: &[&str]| {
+            let pairs: Vec<String> = pairs.iter().map(|pair| (*pair).to_owned()).collect();
+            Config::from_layers(None, &pairs).unwrap().local.optimizer.weight_decay
+        };
+        let default = OptimizerConfig::default().weight_decay;
+        assert_eq!(decay(&["local.optimizer={kind='sgd', lr=0.1}"]), 0.0);
+        assert_eq!(decay(&["local.optimizer.kind=sgd"]), 0.0);
+        assert_eq!(decay(&["local.optimizer.kind=sgd", "local.optimizer.weight_decay=1e-4"]), 1e-4);
+        assert_eq!(decay(&["local.optimizer={kind='adam', lr=0.1}"]), default);
+        assert_eq!(decay(&["local.optimizer.lr=0.1"]), default);
+        // What a run has written is read as it stands.
+        let explicit = "[local.optimizer]\nkind = 'sgd'\nweight_decay = 5e-5";
+        assert_eq!(Config::from_toml(explicit).unwrap().local.optimizer.weight_decay, default);
+        let file = toml::from_str(explicit).unwrap();
+        assert_eq!(Config::from_layers(Some(&file), &[]).unwrap().local.optimizer.weight_decay, default);
+    }
+
+    #[test]
     fn layers_override_one_another_key_by_key() {
         let file: Table =
             toml::from_str("preset = 'paper'\n[data]\npartition = { kind = 'iid', clients = 4 }").unwrap();
