@@ -32,6 +32,8 @@ pub struct Experiment {
     pub public: Option<Dataset>,
     /// Which samples each client holds.
     pub partition: Partition,
+    /// Public samples that are in the test set too; 0 if the public set is a part of the private set.
+    pub(crate) n_public_in_test: usize,
     /// Tensors of the checkpoint that have no place in the network.
     unused_tensors: Vec<String>,
 }
@@ -56,9 +58,11 @@ impl Experiment {
         public: Option<Dataset>,
     ) -> Result<Self> {
         let needs_public = method.needs_public() && public.is_none();
-        let (private, test, own) = loading::load(&config, method, data_dir, needs_public)?;
-        let partition = config.data.partition.build(&private, config.seed)?;
-        Self::assemble(config, method, (private, test, public.or(own)), partition, data_dir)
+        let data = loading::load(&config, method, data_dir, needs_public)?;
+        let partition = config.data.partition.build(&data.private, config.seed)?;
+        let sets = (data.private, data.test, public.or(data.public));
+        let experiment = Self::assemble(config, method, sets, partition, data_dir)?;
+        Ok(Self { n_public_in_test: data.n_public_in_test, ..experiment })
     }
 
     /// An experiment on data that are in memory already.
@@ -132,6 +136,7 @@ impl Experiment {
         }
         let graph = Self::network(&config, method, &private, data_dir)?;
         machine::check_memory(&graph, machine::N_VECTORS_MIN)?;
+        check_batches(&graph, &partition, config.local.batch)?;
         let mut unused_tensors = Vec::new();
         let (weights, buffers) = if config.model.weights.is_empty() {
             let mut weights = graph.init_params(config.seed, config.model.init);
@@ -143,7 +148,8 @@ impl Experiment {
         } else {
             fedproj_nn::weights::load(Path::new(&config.model.weights), &graph)?
         };
-        Ok(Self { config, graph, weights, buffers, private, test, public, partition, unused_tensors })
+        let n_public_in_test = 0;
+        Ok(Self { config, graph, weights, buffers, private, test, public, partition, n_public_in_test, unused_tensors })
     }
 
     /// The network of a configuration for such data, without weights. A file in the data directory describes that of a
@@ -185,7 +191,8 @@ impl Experiment {
         })
     }
 
-    /// What a user should know before trusting a run: texts that were cut, tensors that were left out.
+    /// What a user should know before trusting a run: texts that were cut, tensors that were left out, public samples that
+    /// are in the test set.
     pub fn notes(&self) -> Vec<String> {
         let sets = [&self.private, &self.test].into_iter().chain(&self.public);
         let cut = sets.filter(|data| data.n_truncated() > 0).map(|data| {
@@ -196,7 +203,11 @@ impl Experiment {
             let n = self.unused_tensors.len();
             format!("{n} tensors of `{}` have no place in the network, such as `{first}`", self.config.model.checkpoint)
         });
-        cut.chain(unused).collect()
+        let shared = self.public.as_ref().filter(|_| self.n_public_in_test > 0).map(|public| {
+            let (n, all, name, test) = (self.n_public_in_test, public.n_samples(), public.name(), self.test.name());
+            format!("{n} of {all} samples of the public set `{name}` are in the test set of `{test}`; their labels are not used")
+        });
+        cut.chain(unused).chain(shared).collect()
     }
 
     /// Ranges of the running variances in the buffers.
@@ -218,5 +229,20 @@ impl Experiment {
         let stream = &mut Stream::new(self.config.seed, Purpose::Cohort, [round, 0, 0]);
         let drawn = stream.choose(clients.len() as u32, size.min(clients.len()) as u32);
         drawn.into_iter().map(|at| clients[at as usize]).collect()
+    }
+}
+
+/// Batch-norm cannot train on one value per channel, as in PyTorch. The last batch of an epoch may be that short.
+fn check_batches(graph: &Graph, partition: &Partition, batch: usize) -> Result<()> {
+    let Some(node) = graph.single_valued_norm() else { return Ok(()) };
+    let is_short = |client: &usize| batch == 1 || partition.size(*client) % batch == 1;
+    match (0..partition.n_clients()).find(is_short) {
+        None => Ok(()),
+        Some(client) => Err(Error::config(format!(
+            "client {client} has {} samples, so batches of {batch} leave one sample alone, but batch-norm `{}` needs more \
+             than one value per channel to train\nhint: another local.batch, larger images, or group-norm (model.group_norm=8)",
+            partition.size(client),
+            graph.name(node)
+        ))),
     }
 }

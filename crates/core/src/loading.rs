@@ -17,13 +17,23 @@ pub(crate) fn in_data_dir(data_dir: Option<&Path>, path: impl AsRef<Path>) -> Pa
     data_dir.map_or_else(|| path.as_ref().to_owned(), |dir| dir.join(path.as_ref()))
 }
 
+/// The samples of an experiment.
+pub(crate) struct Loaded {
+    pub private: Dataset,
+    pub test: Dataset,
+    /// If needed.
+    pub public: Option<Dataset>,
+    /// Public samples that are in the test set too.
+    pub n_public_in_test: usize,
+}
+
 /// Private, test and, if needed, public samples.
 pub(crate) fn load(
     config: &Config,
     method: &dyn Method,
     data_dir: Option<&Path>,
     needs_public: bool,
-) -> Result<(Dataset, Dataset, Option<Dataset>)> {
+) -> Result<Loaded> {
     let data = &config.data;
     // Missing data come first: their error says how to get them.
     registry::check(&data.private, data_dir)?;
@@ -37,7 +47,14 @@ pub(crate) fn load(
     } else {
         let how = SplitConfig { fraction: data.test_fraction, stratified: true };
         let (kept, held_out) = fedproj_data::split(&splits.train, SplitFor::Test, how, config.seed)?;
-        (splits.train.subset(&kept), splits.train.subset(&held_out))
+        let (mut private, mut test) = (splits.train.subset(&kept), splits.train.subset(&held_out));
+        if data.private.standardise == Some(true) {
+            // The reader measured all samples; nothing of the test set may enter.
+            let normalisation = private.measured_normalisation();
+            private = private.with_normalisation(normalisation.clone())?;
+            test = test.with_normalisation(normalisation)?;
+        }
+        (private, test)
     };
     let public = match data.public.name.as_str() {
         "none" => None,
@@ -62,11 +79,24 @@ pub(crate) fn load(
         n = ((private.n_samples() as f64 * ratio).round() as usize).max(1).min(public.n_samples());
     }
     let public = public.map(|p| draw(p, n, how, &mut stream(PUBLIC_SUBSET), "data.public_samples")).transpose()?;
+    // A split shares with the test set only what the private set has twice, which clients train on anyway.
+    let other = public.as_ref().filter(|_| data.public.name != "split");
+    let n_public_in_test = other.map_or(0, |public| public.n_shared_with(&test));
+    if n_public_in_test > 0 && method.needs_public_labels() {
+        return Err(Error::config(format!(
+            "{n_public_in_test} samples of the public set `{}` are test samples, and method `{}` is set to use public \
+             labels: it would train on the answers\nhint: memory.target = \"ensemble\", data.public = \"split\", or another \
+             public set",
+            data.public.name,
+            method.name()
+        )));
+    }
     let public = public.map(|p| if method.needs_public_labels() { p } else { p.without_labels() });
     if data.byte_cast {
-        return Ok((private.with_byte_cast(), test.with_byte_cast(), public.map(Dataset::with_byte_cast)));
+        let (private, test) = (private.with_byte_cast(), test.with_byte_cast());
+        return Ok(Loaded { private, test, public: public.map(Dataset::with_byte_cast), n_public_in_test });
     }
-    Ok((private, test, public))
+    Ok(Loaded { private, test, public, n_public_in_test })
 }
 
 /// The tokeniser of a run on texts; none where samples are numbers.
@@ -123,7 +153,7 @@ mod tests {
             let pairs: Vec<String> = pairs.iter().map(|&pair| pair.to_owned()).collect();
             let config = Config::from_layers(None, &pairs).unwrap();
             let method = config.method.build().unwrap();
-            let (private, _, public) = load(&config, &*method, None, true).unwrap();
+            let Loaded { private, public, .. } = load(&config, &*method, None, true).unwrap();
             (private.n_samples(), public.map_or(0, |public| public.n_samples()))
         };
         assert_eq!(sizes(&["data.private_samples=200"]), (200, 200));

@@ -26,6 +26,7 @@ pub mod catalogue;
 mod dataset;
 mod error;
 mod holdings;
+mod overlap;
 pub mod partition;
 mod parts;
 mod readers;

@@ -20,7 +20,7 @@ pub struct Manifest {
     pub hardware: BTreeMap<String, String>,
     /// BLAKE3 of private, test and public data, of the partition and of the initial weights.
     pub hashes: BTreeMap<String, String>,
-    /// Counts: clients, cohort, samples, parameters; texts that were cut, if any.
+    /// Counts: clients, cohort, samples, parameters; if any, texts that were cut, public samples in the test set.
     pub sizes: BTreeMap<String, usize>,
     /// Names of the classes; empty in runs of earlier versions.
     #[serde(default)]
@@ -114,7 +114,8 @@ impl Manifest {
         let sets = [("private", Some(&e.private)), ("test", Some(&e.test)), ("public", e.public.as_ref())];
         let truncated =
             sets.iter().filter_map(|(name, data)| Some((format!("{name}_truncated"), data.as_ref()?.n_truncated())));
-        sizes.extend(truncated.filter(|(_, n)| *n > 0));
+        let shared = [(text("public_in_test"), e.n_public_in_test)];
+        sizes.extend(truncated.chain(shared).filter(|(_, n)| *n > 0));
         let (labels, n_classes) = (e.private.labels().unwrap_or(&[]), e.private.n_classes());
         let counted = 0..n_clients.min(N_CLIENTS_COUNTED);
         Self {

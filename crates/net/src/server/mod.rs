@@ -110,6 +110,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let finished = RunDir::finished(&run_dir, &config)?;
     let method = config.method.build()?;
     let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir.as_deref())?;
+    experiment.notes().iter().for_each(|note| tracing::warn!(run, "{note}"));
     create_dir(&run_dir.join("checkpoints"))?;
     let manifest = Manifest { federated: true, ..Manifest::of(&experiment, n_threads) };
     let (mut directory, state) = RunDir::open(&run_dir, &config, &manifest, true)?;
