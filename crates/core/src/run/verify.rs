@@ -115,8 +115,8 @@ impl Check<'_> {
             self.notes.push("the run is not sealed: an earlier version made it, or it is unfinished".into());
             // Earlier versions counted less.
             again.sizes.retain(|key, _| recorded.sizes.contains_key(key));
-            if recorded.class_counts.is_empty() {
-                (again.classes, again.class_counts) = (recorded.classes.clone(), Vec::new());
+            if recorded.classes.is_empty() && recorded.class_counts.is_empty() {
+                (again.classes, again.class_counts) = (Vec::new(), Vec::new());
             }
         }
         self.compared.push("manifest.json");
