@@ -35,8 +35,8 @@ fn a_public_set_that_holds_test_samples_is_counted_and_its_labels_are_refused() 
 #[test]
 fn a_table_is_standardised_by_its_training_rows_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let rows: String = (0..200).map(|i| format!("{},{},{}\n", f64::from(i % 17).powi(3), i, i % 2)).collect();
-    std::fs::write(folder.path().join("t.csv"), rows).unwrap();
+    let rows: Vec<String> = (0..200).map(|i| format!("{},{},{}", f64::from(i % 17).powi(3), i, i % 2)).collect();
+    std::fs::write(folder.path().join("t.csv"), rows.join("\n")).unwrap();
     let settings = [
         "data.private={name='csv', path='t.csv', standardise=true}",
         "data.private_samples=0",

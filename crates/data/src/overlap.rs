@@ -68,7 +68,9 @@ mod tests {
         assert_eq!(floats(&[0.5, 1.0, 1.0, 0.5]).n_shared_with(&floats(&[1.0, 0.5, 2.0, 2.0])), 1);
         let texts = |all: &[(&[u32], usize)]| {
             let mut tokens = Tokens::default();
-            all.iter().for_each(|(ids, n_first)| tokens.push(ids, *n_first, false).unwrap());
+            for (ids, n_first) in all {
+                tokens.push(ids, *n_first, false).unwrap();
+            }
             Dataset::new("t", Shape::Tokens { len: 8 }, Samples::Tokens(tokens), None, Vec::new()).unwrap()
         };
         let test = texts(&[(&[5, 6, 7], 3), (&[5, 6], 2)]);

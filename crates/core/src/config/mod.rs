@@ -367,19 +367,19 @@ mod tests {
     fn another_kind_of_optimiser_does_not_inherit_the_weight_decay() {
         let decay = |pairs: &[&str]| {
             let pairs: Vec<String> = pairs.iter().map(|pair| (*pair).to_owned()).collect();
-            Config::from_layers(None, &pairs).unwrap().local.optimizer.weight_decay
+            Config::from_layers(None, &pairs).unwrap().local.optimizer.weight_decay.to_bits()
         };
-        let default = OptimizerConfig::default().weight_decay;
-        assert_eq!(decay(&["local.optimizer={kind='sgd', lr=0.1}"]), 0.0);
-        assert_eq!(decay(&["local.optimizer.kind=sgd"]), 0.0);
-        assert_eq!(decay(&["local.optimizer.kind=sgd", "local.optimizer.weight_decay=1e-4"]), 1e-4);
+        let (none, default) = (0.0f32.to_bits(), OptimizerConfig::default().weight_decay.to_bits());
+        assert_eq!(decay(&["local.optimizer={kind='sgd', lr=0.1}"]), none);
+        assert_eq!(decay(&["local.optimizer.kind=sgd"]), none);
+        assert_eq!(decay(&["local.optimizer.kind=sgd", "local.optimizer.weight_decay=1e-4"]), 1e-4f32.to_bits());
         assert_eq!(decay(&["local.optimizer={kind='adam', lr=0.1}"]), default);
         assert_eq!(decay(&["local.optimizer.lr=0.1"]), default);
         // What a run has written is read as it stands.
         let explicit = "[local.optimizer]\nkind = 'sgd'\nweight_decay = 5e-5";
-        assert_eq!(Config::from_toml(explicit).unwrap().local.optimizer.weight_decay, default);
+        assert_eq!(Config::from_toml(explicit).unwrap().local.optimizer.weight_decay.to_bits(), default);
         let file = toml::from_str(explicit).unwrap();
-        assert_eq!(Config::from_layers(Some(&file), &[]).unwrap().local.optimizer.weight_decay, default);
+        assert_eq!(Config::from_layers(Some(&file), &[]).unwrap().local.optimizer.weight_decay.to_bits(), default);
     }
 
     #[test]
