@@ -66,6 +66,14 @@ const TRACES: &[(&str, &str, &[&str])] = &[
         &["method.fedproj.memory.feature_weight=0.1", "method.fedproj.distill.feature_weight=0.1"],
     ),
     ("fedproj_kl_reverse", "fedproj", &[REVERSE]),
+    ("fedproj_corrected", "fedproj", &["method.fedproj.correction.alpha=0.1"]),
+    ("fedproj_teacher", "fedproj", &["method.fedproj.averages.teacher=0.9"]),
+    ("fedproj_memory", "fedproj", &["method.fedproj.averages.memory=0.4"]),
+    (
+        "fedproj_leading",
+        "fedproj",
+        &["method.fedproj.correction.alpha=0.1", "method.fedproj.averages={teacher=0.45, memory=0.45}"],
+    ),
     (
         "fedproj_reverse",
         "fedproj",

@@ -4,10 +4,12 @@
 //! know nothing of sockets, files or clocks, so a simulator and a server run the same code.
 
 mod authors;
+mod averages;
 mod checkpoint;
 mod config;
 mod contributions;
 mod coordinator;
+mod correction;
 mod device;
 mod distill;
 mod error;
@@ -33,12 +35,14 @@ mod step;
 mod trainer;
 
 pub use authors::Authors;
+pub use averages::Averages;
 pub use config::{
     Config, DataConfig, Draw, FederationConfig, Key, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
     ScheduleConfig, WHOLE_TABLES, parse_value,
 };
 pub use contributions::{Contributions, Head, Part};
 pub use coordinator::{Coordinator, Opening, model_hash};
+pub use correction::Correction;
 pub use device::Device;
 pub use distill::{Anchor, Distill, DistillTargets, EnsembleWeights, StudentNorm};
 pub use error::{Error, Result};

@@ -1,5 +1,6 @@
-//! Presets: the paper's text, the published code, and a clean combination of both.
+//! Presets: the paper's text, the published code, a clean combination of both, and what goes beyond them.
 
+use crate::config::FederationConfig;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use toml::Table;
@@ -15,12 +16,20 @@ pub enum Preset {
     /// The paper's text, with no projection in the first tenth of the rounds, and α = 0.
     #[default]
     Clean,
+    /// Clean, with a correction of local steps, and averages that span all clients: ρ = 1 − fraction.
+    Leading,
 }
 
 /// What a preset changes. Some values depend on what was `given`: α on β and the data set.
 pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
     let text = match preset {
         Preset::Clean => String::new(),
+        Preset::Leading => {
+            let rho = averages_rate(given);
+            format!(
+                "[method.fedproj]\ncorrection = {{ alpha = 0.01 }}\naverages = {{ teacher = {rho:?}, memory = {rho:?} }}\n"
+            )
+        }
         Preset::Paper => {
             format!("[method.fedproj]\nprojection = {{ warmup = 1 }}\ndistill = {{ alpha = {} }}\n", paper_alpha(given))
         }
@@ -62,6 +71,13 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
         ),
     };
     toml::from_str(&text).map_err(Error::internal("reading a preset"))
+}
+
+/// The rate of averages over rounds that reach back until about every client has spoken once. More would hold on to
+/// models that have long learnt more.
+fn averages_rate(given: &Table) -> f64 {
+    let given = given.get("federation").and_then(|f| number(f.get("fraction")?));
+    (1.0 - given.unwrap_or_else(|| FederationConfig::default().fraction)).clamp(0.0, 0.99)
 }
 
 /// Whether a run is on texts, judged by the data set's name.

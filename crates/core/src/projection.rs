@@ -118,8 +118,8 @@ impl Projection {
         self.is_on() && step.has_memory() && in_time && (self.dropout == 0.0 || kept())
     }
 
-    /// One update along g, made compatible with the memory gradient r at temperature T.
-    pub(crate) fn update(
+    /// Makes g compatible with the memory gradient r at temperature T, unless the optimiser's step will be.
+    pub(crate) fn project(
         &self,
         step: &mut Step<'_>,
         g: Vector,
@@ -127,13 +127,20 @@ impl Projection {
         temperature: f32,
         authors: &Authors,
     ) -> Result<()> {
-        let rule = self.rule(authors);
         match (self.mode, self.space) {
             (ProjectionMode::Soft, _) => step.add_scaled(g, self.soft_weight * temperature * temperature, r),
-            (_, Space::Update) => return step.update_projected(g, r, &rule),
-            (_, Space::Gradient) => step.project(g, r, &rule)?,
+            (_, Space::Gradient) => step.project(g, r, &self.rule(authors))?,
+            (_, Space::Update) => (),
         }
-        step.update(g);
+        Ok(())
+    }
+
+    /// One step of the optimiser along g; in the space of updates it is made compatible with r.
+    pub(crate) fn update(&self, step: &mut Step<'_>, g: Vector, r: Vector, authors: &Authors) -> Result<()> {
+        match (self.mode, self.space) {
+            (ProjectionMode::Soft, _) | (_, Space::Gradient) => step.update(g),
+            (_, Space::Update) => step.update_projected(g, r, &self.rule(authors))?,
+        }
         Ok(())
     }
 

@@ -51,9 +51,11 @@ fn simulate(settings: &[&str]) -> String {
 #[test]
 fn server_and_clients_apart_are_the_simulator() {
     let sgd = "local.optimizer={kind='sgd', lr=0.05}";
-    for method in ["fedavg", "fedproj", "feddf", "fedet", "feddyn", "moon", "scaffold", "fednova", "fedadam"] {
-        let settings = [&format!("method.name={method}"), sgd, "method.fedproj.projection.warmup=0"];
-        assert_eq!(federate(&settings, |_| ()).1, simulate(&settings), "{method}");
+    let methods = ["fedavg", "fedproj", "feddf", "fedet", "feddyn", "moon", "scaffold", "fednova", "fedadam"];
+    for (method, preset) in methods.map(|method| (method, "clean")).into_iter().chain([("fedproj", "leading")]) {
+        let (name, preset) = (format!("method.name={method}"), format!("preset={preset}"));
+        let settings = [&name, &preset, sgd, "method.fedproj.projection.warmup=0"];
+        assert_eq!(federate(&settings, |_| ()).1, simulate(&settings), "{method} {preset}");
     }
 }
 

@@ -50,6 +50,13 @@ fn fednova_with_equal_steps_is_fedavg() {
 }
 
 #[test]
+fn fedproj_with_a_correction_only_is_feddyn() {
+    let off = ["method.fedproj.projection.mode=off", "method.fedproj.distill.epochs=0"];
+    let corrected = [off[0], off[1], "method.fedproj.correction.alpha=0.1"];
+    check_equal(("fedproj", &corrected), ("feddyn", &["method.feddyn.alpha=0.1"]), &["federation.fraction=0.5"]);
+}
+
+#[test]
 fn feddf_is_fedproj_without_projection() {
     let distill = |method: &str| {
         let keys = ["epochs=2", "alpha=0.1", "feature_weight=0.01", "weights=samples", "temperature=2.0"];
@@ -223,6 +230,8 @@ fn settings_of_the_projection_are_live() {
     let long = ["local.epochs=6", "method.fedproj.distill.epochs=0"];
     check_live("fedproj", &long, &["projection.reference=round_start"]);
     check_live("fedproj", &["method.fedproj.projection.dropout=0.5"], &["projection.dropout_unit=step"]);
+    check_live("fedproj", &[], &["correction.alpha=0.1", "averages.teacher=0.5", "averages.memory=0.5"]);
+    check_live("fedproj", &["method.fedproj.correction.alpha=0.1"], &["correction.clip=0.1"]);
     check_live("fedproj", &["method.fedproj.projection.mode=soft"], &["projection.soft_weight=0.1"]);
 }
 

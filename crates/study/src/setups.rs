@@ -3,7 +3,7 @@
 use fedproj_core::{Config, Result};
 
 /// The presets.
-pub const PRESETS: [&str; 3] = ["clean", "paper", "authors-code"];
+pub const PRESETS: [&str; 4] = ["clean", "paper", "authors-code", "leading"];
 
 /// What differs between the studies of two data sets. Everything else has its default.
 #[derive(Clone, Copy, Debug)]

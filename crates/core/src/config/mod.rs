@@ -341,6 +341,10 @@ mod tests {
             ("fedproj", "memory.batch=0"),
             ("fedproj", "projection.dropout=1.5"),
             ("fedproj", "distill.alpha=-0.1"),
+            ("fedproj", "averages.teacher=1.0"),
+            ("fedproj", "averages.memory=-0.1"),
+            ("fedproj", "correction.alpha=-0.1"),
+            ("fedproj", "correction.clip=0.0"),
             ("fedavgm", "momentum=1.0"),
             ("fedadam", "eps=0.0"),
         ] {

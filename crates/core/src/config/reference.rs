@@ -20,6 +20,8 @@ const SOURCES: &[&str] = &[
     include_str!("../authors.rs"),
     include_str!("../distill.rs"),
     include_str!("../memory.rs"),
+    include_str!("../averages.rs"),
+    include_str!("../correction.rs"),
     include_str!("../presets.rs"),
     include_str!("../projection.rs"),
     include_str!("../robust.rs"),

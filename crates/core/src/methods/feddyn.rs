@@ -6,7 +6,8 @@
 //! Departures from the paper: the plain mean of the w_k is evaluated, as the official code does; gradients are clipped.
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::correction::Correction;
+use crate::error::Result;
 use crate::fusion::Fusion;
 use crate::method::Method;
 use crate::step::{Batch, Finish, Step};
@@ -29,42 +30,35 @@ impl Default for FedDyn {
     }
 }
 
+impl FedDyn {
+    fn correction(&self) -> Correction {
+        Correction { alpha: self.alpha, clip: self.clip }
+    }
+}
+
 impl Method for FedDyn {
     fn name(&self) -> &'static str {
         "feddyn"
     }
 
     fn check(&self, _: &Config) -> Result<()> {
-        Error::require(self.alpha >= 0.0, "method.feddyn.alpha", self.alpha, "0 or positive")?;
-        Error::require(self.clip > 0.0, "method.feddyn.clip", self.clip, "positive")
+        self.correction().check("method.feddyn")
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
-        let h = step.state("h");
-        step.add_scaled_diff(g, self.alpha, step.weights(), step.weights_round_start());
-        step.add_scaled(g, self.alpha, h);
-        step.clip(g, self.clip);
+        self.correction().correct(step, g);
         step.update(g);
         Ok(())
     }
 
     fn finish_local(&self, client: &mut Finish<'_>) {
-        let h = client.state("h");
-        client.add_scaled_diff(h, 1.0, client.weights(), client.weights_round_start());
+        Correction::keep(client);
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        let mean = round.weighted(&round.uniform_weights())?;
-        round.average_buffers()?;
-        round.evaluate_instead(mean.clone());
-        // Σ_k h_k of all N clients moves by Σ_{k in the round} (w_k − wᵗ) = m (mean − wᵗ).
-        let m = round.n_results() as f32 / round.n_clients() as f32;
-        let change: Vec<f32> = mean.iter().zip(&round.state.weights).map(|(mean, old)| m * (mean - old)).collect();
-        let h_mean = round.vector("h_mean", 0.0);
-        h_mean.iter_mut().zip(&change).for_each(|(h, d)| *h += d);
-        let next = mean.iter().zip(&*h_mean).map(|(mean, h)| mean + h).collect();
-        round.state.weights = next;
+        Correction::average(round)?;
+        Correction::send(round);
         Ok(())
     }
 }

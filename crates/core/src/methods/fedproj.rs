@@ -10,14 +10,16 @@
 //! published code does is in [`Authors`].
 
 use crate::authors::Authors;
+use crate::averages::Averages;
 use crate::config::Config;
+use crate::correction::Correction;
 use crate::distill::{Distill, DistillTargets};
 use crate::error::Result;
 use crate::fusion::{Fusion, GlobalModel};
 use crate::memory::{MemoryConfig, MemoryTarget, Round0, Targets};
 use crate::method::Method;
 use crate::projection::Projection;
-use crate::step::{Batch, Step};
+use crate::step::{Batch, Finish, Step, Vector};
 use fedproj_nn::{Graph, Loss, NodeId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -32,8 +34,44 @@ pub struct FedProj {
     pub memory: MemoryConfig,
     /// The server's distillation.
     pub distill: Distill,
+    /// Averages over rounds of the teacher and of the memory, beyond the paper.
+    pub averages: Averages,
+    /// Correction of local steps as in FedDyn, beyond the paper.
+    pub correction: Correction,
     /// Compatibility with the published code.
     pub authors: Authors,
+}
+
+impl FedProj {
+    /// r, the gradient of the memory loss, where this step projects.
+    fn memory_gradient(&self, step: &mut Step<'_>) -> Result<Option<Vector>> {
+        if !self.projection.applies(step, &self.authors) {
+            return Ok(None);
+        }
+        let (loss, n_terms) = self.memory.loss();
+        step.gradient(Batch::Memory, &loss[..n_terms]).map(Some)
+    }
+
+    fn corrects(&self) -> bool {
+        self.correction.alpha > 0.0
+    }
+
+    /// Distils the ensemble into the average; the ensemble becomes the next round's memory.
+    fn distill(&self, round: &mut Fusion<'_>, previous: &[f32]) -> Result<()> {
+        let ensemble = round.ensemble(self.distill.weights, self.needs_features())?;
+        if self.distill.epochs > 0 {
+            let teacher = self.averages.teacher(round, &ensemble);
+            round.distill(&self.distill, &DistillTargets::Teacher(&teacher), previous)?;
+        }
+        if self.projection.is_on() {
+            round.state.targets = Some(Arc::new(match self.memory.target {
+                MemoryTarget::Ensemble => self.averages.memory(round, &ensemble),
+                MemoryTarget::GlobalModel => round.global_outputs(self.needs_features())?,
+                MemoryTarget::Labels => Targets::default(),
+            }));
+        }
+        Ok(())
+    }
 }
 
 impl Method for FedProj {
@@ -44,36 +82,45 @@ impl Method for FedProj {
     fn check(&self, _: &Config) -> Result<()> {
         self.projection.check("method.fedproj.projection")?;
         self.memory.check("method.fedproj.memory")?;
-        self.distill.check("method.fedproj.distill")
+        self.distill.check("method.fedproj.distill")?;
+        self.averages.check("method.fedproj.averages")?;
+        self.correction.check("method.fedproj.correction")
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
-        if !self.projection.applies(step, &self.authors) {
-            step.update(g);
-            return Ok(());
+        let r = self.memory_gradient(step)?;
+        if let Some(r) = r {
+            self.projection.project(step, g, r, self.memory.temperature, &self.authors)?;
         }
-        let (memory_loss, n_terms) = self.memory.loss();
-        let r = step.gradient(Batch::Memory, &memory_loss[..n_terms])?;
-        self.projection.update(step, g, r, self.memory.temperature, &self.authors)
+        if self.corrects() {
+            self.correction.correct(step, g);
+        }
+        match r {
+            Some(r) => self.projection.update(step, g, r, &self.authors)?,
+            None => step.update(g),
+        }
+        Ok(())
+    }
+
+    fn finish_local(&self, client: &mut Finish<'_>) {
+        if self.corrects() {
+            Correction::keep(client);
+        }
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
         let previous = round.state.weights.clone();
-        round.average()?;
-        if !self.needs_public() {
-            return Ok(());
+        if self.corrects() {
+            Correction::average(round)?;
+        } else {
+            round.average()?;
         }
-        let teacher = Arc::new(round.ensemble(self.distill.weights, self.needs_features())?);
-        if self.distill.epochs > 0 {
-            round.distill(&self.distill, &DistillTargets::Teacher(&teacher), &previous)?;
+        if self.needs_public() {
+            self.distill(round, &previous)?;
         }
-        if self.projection.is_on() {
-            round.state.targets = Some(match self.memory.target {
-                MemoryTarget::Ensemble => teacher,
-                MemoryTarget::GlobalModel => Arc::new(round.global_outputs(self.needs_features())?),
-                MemoryTarget::Labels => Arc::default(),
-            });
+        if self.corrects() {
+            Correction::send(round);
         }
         Ok(())
     }

@@ -1,0 +1,62 @@
+//! Averages over rounds of what the clients' ensemble says about the public samples.
+//!
+//! Z̄ᵗ = ρₜ Z̄ᵗ⁻¹ + (1 − ρₜ) Zᵗ,   ρₜ = min(ρ, t / (t + 2)):   the mean of all rounds at first, later of the last 1/(1 − ρ)
+//!
+//! A round's ensemble Zᵗ is a few clients, and which ones is chance. Its average is an ensemble of many.
+
+use crate::error::{Error, Result};
+use crate::fusion::Fusion;
+use crate::memory::Targets;
+use serde::{Deserialize, Serialize};
+
+/// The rates ρ in [0, 1) of the averages. 0: no average, as in the paper.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Averages {
+    /// Rate ρ of the teacher, towards which the server distils.
+    pub teacher: f64,
+    /// Rate ρ of the memory, against which clients project.
+    pub memory: f64,
+}
+
+impl Averages {
+    /// Whether all settings are in their ranges; `key` is their table in the configuration.
+    pub(crate) fn check(&self, key: &str) -> Result<()> {
+        for (name, rate) in [("teacher", self.teacher), ("memory", self.memory)] {
+            Error::require((0.0..1.0).contains(&rate), &format!("{key}.{name}"), rate, "in [0, 1)")?;
+        }
+        Ok(())
+    }
+
+    /// The averaged teacher, which the server keeps.
+    pub(crate) fn teacher(&self, round: &mut Fusion<'_>, ensemble: &Targets) -> Targets {
+        let mut kept = |name: &str| round.state.vectors.remove(name).unwrap_or_default();
+        let before = Targets { logits: kept("teacher.logits"), features: kept("teacher.features") };
+        let teacher = average(self.teacher, round.round(), &before, ensemble);
+        if self.teacher > 0.0 {
+            let vectors = &mut round.state.vectors;
+            vectors.insert("teacher.logits".into(), teacher.logits.clone());
+            vectors.insert("teacher.features".into(), teacher.features.clone());
+        }
+        teacher
+    }
+
+    /// The averaged memory; the last one is in the server's state.
+    pub(crate) fn memory(&self, round: &Fusion<'_>, ensemble: &Targets) -> Targets {
+        let none = Targets::default();
+        average(self.memory, round.round(), round.state.targets.as_deref().unwrap_or(&none), ensemble)
+    }
+}
+
+/// ρₜ before + (1 − ρₜ) now; `now` where there is nothing before.
+fn average(rate: f64, round: u32, before: &Targets, now: &Targets) -> Targets {
+    let t = f64::from(round);
+    let rho = rate.min(t / (t + 2.0)) as f32;
+    let mix = |before: &[f32], now: &[f32]| -> Vec<f32> {
+        if rho == 0.0 || before.len() != now.len() {
+            return now.to_vec();
+        }
+        before.iter().zip(now).map(|(before, now)| rho * before + (1.0 - rho) * now).collect()
+    };
+    Targets { logits: mix(&before.logits, &now.logits), features: mix(&before.features, &now.features) }
+}

@@ -1,0 +1,70 @@
+//! FedDyn's dynamic correction of local steps, for any method: it removes the drift of a client from all clients.
+//!
+//! Client  g ← g + α (w − wᵗ + h_k), clipped;   after its last step h_k ← h_k + w_k − wᵗ
+//! Server  w̄ = mean of the w_k;   h̄ ← h̄ + m/N (w̄ − wᵗ), the mean of h over all N clients;   sends w + h̄ and
+//!         evaluates w, where w is w̄ or what a method makes of it
+
+use crate::error::{Error, Result};
+use crate::fusion::Fusion;
+use crate::step::{Finish, Step, Vector};
+use serde::{Deserialize, Serialize};
+
+/// The server's mean of the clients' h_k.
+const H_MEAN: &str = "h_mean";
+
+/// A correction of local steps by what the client drifted in earlier rounds. A client keeps one vector, h_k.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Correction {
+    /// Weight α ≥ 0 of the correction. 0: off.
+    pub alpha: f32,
+    /// Largest norm of a corrected gradient, above 0; longer ones are scaled down to it.
+    pub clip: f32,
+}
+
+impl Default for Correction {
+    fn default() -> Self {
+        Self { alpha: 0.0, clip: 10.0 }
+    }
+}
+
+impl Correction {
+    /// Whether all settings are in their ranges; `key` is their table in the configuration.
+    pub(crate) fn check(self, key: &str) -> Result<()> {
+        Error::require(self.alpha >= 0.0, &format!("{key}.alpha"), self.alpha, "0 or positive")?;
+        Error::require(self.clip > 0.0, &format!("{key}.clip"), self.clip, "positive")
+    }
+
+    /// g ← g + α (w − wᵗ + h_k), clipped
+    pub(crate) fn correct(self, step: &mut Step<'_>, g: Vector) {
+        let h = step.state("h");
+        step.add_scaled_diff(g, self.alpha, step.weights(), step.weights_round_start());
+        step.add_scaled(g, self.alpha, h);
+        step.clip(g, self.clip);
+    }
+
+    /// h_k ← h_k + w_k − wᵗ
+    pub(crate) fn keep(client: &mut Finish<'_>) {
+        let h = client.state("h");
+        client.add_scaled_diff(h, 1.0, client.weights(), client.weights_round_start());
+    }
+
+    /// Replaces the weights by the plain mean of the w_k and takes the round into h̄.
+    pub(crate) fn average(round: &mut Fusion<'_>) -> Result<()> {
+        let mean = round.weighted(&round.uniform_weights())?;
+        round.average_buffers()?;
+        // Σ_k h_k of all N clients moves by Σ_{k in the round} (w_k − wᵗ) = m (mean − wᵗ).
+        let m = round.n_results() as f32 / round.n_clients() as f32;
+        let sent = std::mem::replace(&mut round.state.weights, mean.clone());
+        let h_mean = round.vector(H_MEAN, 0.0);
+        h_mean.iter_mut().zip(mean.iter().zip(&sent)).for_each(|(h, (mean, sent))| *h += m * (mean - sent));
+        Ok(())
+    }
+
+    /// Evaluates the weights as they are and sends them with h̄ added.
+    pub(crate) fn send(round: &mut Fusion<'_>) {
+        round.evaluate_instead(round.state.weights.clone());
+        let h_mean = round.vector(H_MEAN, 0.0).clone();
+        round.state.weights.iter_mut().zip(&h_mean).for_each(|(w, h)| *w += h);
+    }
+}
