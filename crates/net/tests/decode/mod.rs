@@ -7,7 +7,7 @@ use fedproj_net::Policy;
 use fedproj_net::identity::{Token, expiry_of};
 use fedproj_net::node::decode_kept;
 use fedproj_net::server::journal::Tail;
-use fedproj_net::server::key_of_request;
+use fedproj_net::server::{check_export, key_of_request};
 use fedproj_net::wire::{
     Blob, Contribution, ROUND_TRIPS, Task, decode, decode_f32, decode_public, decode_u32, encode_public,
 };
@@ -61,6 +61,7 @@ pub fn disk(bytes: &[u8]) {
     let _ = decode_kept(bytes);
     let _ = decode_kept(&[blake3::hash(bytes).as_bytes(), bytes].concat());
     let _ = Tail::default().check(bytes);
+    let _ = check_export("", &mut &bytes[..]);
     let text = String::from_utf8_lossy(bytes);
     if let Ok(token) = Token::parse(&text) {
         assert_eq!(Token::parse(&token.to_string()).expect("a token reads back"), token);
