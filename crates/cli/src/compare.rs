@@ -23,7 +23,7 @@ pub struct CompareArgs {
 impl CompareArgs {
     /// Compares and prints.
     pub fn run(self) -> Result<()> {
-        let (runs, mut notes) = load(&self.dirs)?;
+        let (runs, mut notes) = load(&self.dirs, false)?;
         let settings = compare_runs(runs, self.baseline.as_deref(), &mut notes)?;
         for note in notes {
             eprintln!("note: {note}");

@@ -3,7 +3,7 @@
 use crate::say;
 use anyhow::Result;
 use clap::Args;
-use fedproj_study::write_report;
+use fedproj_study::{ReportOptions, write_report};
 use std::path::PathBuf;
 
 /// Arguments of `report`.
@@ -18,6 +18,9 @@ pub struct ReportArgs {
     /// Title of the page [default: what was compared]
     #[arg(long)]
     title: Option<String>,
+    /// Show unfinished runs too, marked as such
+    #[arg(long)]
+    unfinished: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -31,7 +34,13 @@ impl ReportArgs {
             (None, [run]) => run.join("report"),
             (None, _) => PathBuf::from("report"),
         };
-        let written = write_report(&self.runs, &out, self.title.as_deref(), crate::data::data_dir(None)?.as_deref())?;
+        let written = write_report(&ReportOptions {
+            runs: &self.runs,
+            out: &out,
+            title: self.title.as_deref(),
+            unfinished: self.unfinished,
+            data_dir: crate::data::data_dir(None)?.as_deref(),
+        })?;
         if self.json {
             say!("{}", serde_json::to_string(&written)?);
         } else {

@@ -56,7 +56,7 @@ fn look(browser: &Path, html: &str, width: u32, is_dark: bool) -> (Value, Vec<St
 }
 
 /// A page is as it should be at a desk and on a phone, in light and dark.
-fn check(browser: &Path, html: &str, n_sorted_min: u64) {
+fn check(browser: &Path, html: &str, n_sorted_min: u64, n_hovered_min: u64) {
     for (width, is_dark) in [(1280, false), (1280, true), (390, true)] {
         let (verdict, console) = look(browser, html, width, is_dark);
         let told = format!("{width} px, dark {is_dark}: {verdict} {console:?}");
@@ -65,6 +65,7 @@ fn check(browser: &Path, html: &str, n_sorted_min: u64) {
         assert_eq!(verdict["width"], width, "{told}");
         assert_eq!(verdict["is_dark"], is_dark, "{told}");
         assert!(verdict["n_sorted"].as_u64().unwrap() >= n_sorted_min, "{told}");
+        assert!(verdict["n_hovered"].as_u64().unwrap() >= n_hovered_min, "{told}");
         // The page has text, and its colours were found.
         assert!((4.5..21.1).contains(&verdict["least_contrast"].as_f64().unwrap()), "{told}");
     }
@@ -77,12 +78,12 @@ fn the_page_of_a_comparison_works_everywhere() {
     let quick = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/table1-cifar10-quick");
     let text = stdout(folder.path(), &["report", quick.to_str().unwrap(), "--out", "quick"]);
     assert!(text.contains("FedProj"), "{text}");
-    check(&browser, &fs::read_to_string(folder.path().join("quick/report.html")).unwrap(), 20);
+    check(&browser, &fs::read_to_string(folder.path().join("quick/report.html")).unwrap(), 20, 3);
     let sweep = ["sweep.method.name=[fedavg,fedproj]", "sweep.data.partition.beta=[0.3,0.5]", "seeds=0,1"];
     let clients = ["federation.evaluate_clients=true"];
     stdout(folder.path(), &[&["run", "--out", "runs"], command::SMALL, &sweep, &clients].concat());
     stdout(folder.path(), &["report", "runs", "--out", "swept", "--title", "</title><script>alert(1)</script>"]);
-    check(&browser, &fs::read_to_string(folder.path().join("swept/report.html")).unwrap(), 20);
+    check(&browser, &fs::read_to_string(folder.path().join("swept/report.html")).unwrap(), 20, 18);
 }
 
 #[test]
@@ -90,7 +91,7 @@ fn the_page_of_the_pilot_study_works_everywhere() {
     let Some(browser) = browser() else { return };
     let folder = tempfile::tempdir().unwrap();
     stdout(folder.path(), &["reproduce", "pilot", "--seeds", "1", "--out", "pilot"]);
-    check(&browser, &fs::read_to_string(folder.path().join("pilot/report.html")).unwrap(), 6);
+    check(&browser, &fs::read_to_string(folder.path().join("pilot/report.html")).unwrap(), 6, 10);
 }
 
 /// Each check can fail.

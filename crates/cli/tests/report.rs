@@ -152,7 +152,7 @@ fn bad_input_is_told_and_nothing_is_written() {
     check(&["good", "empty"], 2, &["`empty` holds no run"]);
     run(folder, "half", &["seed=1"]);
     fs::remove_file(folder.join("half/summary.json")).unwrap();
-    check(&["half"], 2, &["no run is finished", "`half` is unfinished, 3 rounds", "--resume"]);
+    check(&["half"], 2, &["no run is finished", "`half` is unfinished, 3 rounds", "--resume", "--unfinished"]);
     let metrics = fs::read_to_string(folder.join("good/metrics.jsonl")).unwrap();
     let mut lines: Vec<&str> = metrics.lines().collect();
     lines[1] = "{\"round\": oops";
@@ -195,4 +195,61 @@ fn hostile_names_stay_text() {
     assert!(!html.contains("<img") && !html.contains("<b>") && !html.contains("</title>\\"));
     assert!(html.contains("&lt;script&gt;alert(1)") && html.contains("&lt;/title&gt;\\input{x} &amp; &quot;y&quot;"));
     roxmltree::Document::parse(&read(folder, "out/figures/partition.svg")).unwrap();
+}
+
+#[test]
+fn unfinished_runs_are_reported_on_request_and_marked() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    sweep(folder, &["sweep.method.name=[fedavg,fedproj]", "seeds=0,1"]);
+    // FedAvg's second seed ended in the middle of its third line.
+    let half = folder.join("runs/fedavg-seed1");
+    fs::remove_file(half.join("summary.json")).unwrap();
+    let metrics = fs::read_to_string(half.join("metrics.jsonl")).unwrap();
+    let lines: Vec<&str> = metrics.lines().collect();
+    fs::write(half.join("metrics.jsonl"), format!("{}\n{}\n{}", lines[0], lines[1], &lines[2][..40])).unwrap();
+    let report = json(folder, &["report", "runs", "--out", "out", "--unfinished"]);
+    let rows = report["settings"][0]["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["FedAvg", "FedAvg (unfinished: 2 of 3 rounds)", "FedProj"]);
+    assert_eq!(rows[1]["is_finished"], false);
+    let accuracies: Vec<f64> = lines[..2]
+        .iter()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["accuracy"].as_f64().unwrap())
+        .collect();
+    assert_eq!(rows[1]["last"].as_f64(), Some(accuracies[1]));
+    let html = read(folder, "out/report.html");
+    assert!(html.contains("4 runs, 1 of them unfinished. Unfinished runs are not ranked."));
+    assert_eq!(html.matches("<tr class=\"bold\">").count(), 1);
+    // A run that has not done a round has nothing to show.
+    fs::write(half.join("metrics.jsonl"), "").unwrap();
+    let text = stdout(folder, &["report", "runs", "--out", "out", "--unfinished"]);
+    assert!(text.contains("fedavg-seed1` is unfinished, 0 rounds are done"), "{text}");
+}
+
+#[test]
+fn costs_are_in_units_that_people_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    sweep(folder, &["seeds=0"]);
+    // An hour and a half of training per round, and three megabytes.
+    let path = folder.join("runs/metrics.jsonl");
+    let long = |line: &str| {
+        let mut round: Value = serde_json::from_str(line).unwrap();
+        round["seconds"] = serde_json::json!({ "local": 5400.0, "fusion": 0.25, "evaluation": 2.0 });
+        (round["bytes_down"], round["bytes_up"]) = (3_000_000.into(), 1500.into());
+        format!("{round}\n")
+    };
+    let text: String = fs::read_to_string(&path).unwrap().lines().map(long).collect();
+    fs::write(&path, text).unwrap();
+    // What was changed does not match the run's seal.
+    fs::remove_file(folder.join("runs/manifest.json")).unwrap();
+    stdout(folder, &["report", "runs", "--out", "out"]);
+    let latex = read(folder, "out/tables/costs.tex");
+    let heads = "local, min / round & fusion, ms / round & evaluation, s / round & whole run, h & down, MB / round & up, \
+                 kB / round & whole run, MB";
+    assert!(latex.contains(heads), "{latex}");
+    assert!(latex.contains("& 90.00 & 250.00 & 2.00 & 4.50 & 3.00 & 1.50 & 9.00"), "{latex}");
+    let html = read(folder, "out/report.html");
+    assert!(html.contains("time of training and fusion, h") && html.contains("sent, down and up, MB"));
 }

@@ -103,7 +103,7 @@ const MARC: (&str, usize) = ("table2-marc-full", 24);
 const TABLE1: [((&str, usize), f64, &str); 2] = [(FULL, 0.3, "table1 full"), (FULL_HALF, 0.5, "table1 full 0.5")];
 
 fn runs_of((folder, n_runs): (&str, usize)) -> Vec<StoredRun> {
-    let (runs, _) = load(&[root().join("results").join(folder)]).unwrap();
+    let (runs, _) = load(&[root().join("results").join(folder)], false).unwrap();
     let runs: Vec<StoredRun> = runs.into_iter().map(|r| r.run).collect();
     assert_eq!(runs.len(), n_runs);
     runs

@@ -1,10 +1,17 @@
 //! Who holds what: clients against classes, with bars of sizes.
 
-use crate::svg::escape;
-use std::fmt::Write;
+use crate::axis::{axis, ticks};
+use crate::shades::{Shades, column_labels, frame};
+use crate::svg::{Anchor, Style, Svg, number};
 
-/// A heat map with one column per client and one row per class, and bars of the clients' sizes above. Colours run from light
-/// to dark in one hue, so that they read the same for colour-blind eyes and in grey print.
+/// Pixels.
+const LEFT: f64 = 150.0;
+/// Upper edge of the heat map.
+const TOP: f64 = 152.0;
+/// Height of the bars of sizes.
+const BARS: f64 = 78.0;
+
+/// A heat map with one column per client and one row per class, and bars of the clients' sizes above.
 ///
 /// ```
 /// use fedproj_report::ClassMap;
@@ -34,182 +41,63 @@ impl ClassMap {
         let (n_clients, n_classes) = (self.counts.len(), self.classes.len());
         let cell = (900.0 / n_clients as f64).clamp(4.5, 36.0);
         let row = if n_classes <= 30 { 18.0 } else { (540.0 / n_classes as f64).max(5.0) };
-        let geometry = Geometry { left: 118.0, bars: 70.0, top: 128.0, cell, row, n_clients, n_classes };
-        let mut out = String::new();
-        geometry.open(&mut out, &self.title, &self.subtitle);
-        geometry.bars(&mut out, &self.sizes);
-        geometry.cells(&mut out, self);
-        geometry.class_labels(&mut out, &self.classes);
-        geometry.client_labels(&mut out);
-        geometry.legend(&mut out, self.count_max());
-        out.push_str("</g></svg>\n");
-        out
-    }
-
-    fn count_max(&self) -> u32 {
-        self.counts.iter().flatten().copied().max().unwrap_or(1).max(1)
-    }
-}
-
-/// Geometry of the SVG, in pixels.
-struct Geometry {
-    left: f64,
-    /// Height of the bars of sizes.
-    bars: f64,
-    /// Upper edge of the heat map.
-    top: f64,
-    cell: f64,
-    row: f64,
-    n_clients: usize,
-    n_classes: usize,
-}
-
-// Writing into a string cannot fail, so the results of `write!` are dropped.
-impl Geometry {
-    fn open(&self, out: &mut String, title: &str, subtitle: &str) {
-        // Short partitions still need room for the title and the legend.
-        let width = (self.left + self.width() + 24.0).max(620.0);
-        let height = self.bottom() + 84.0;
-        let _ = write!(
-            out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
-             height=\"{height:.0}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-             <rect class=\"paper\" width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<g class=\"ink\" fill=\"#222\">\n\
-             <text x=\"12\" y=\"22\" font-size=\"15\" font-weight=\"bold\">{}</text>\n\
-             <text x=\"12\" y=\"40\" class=\"soft\" fill=\"#555\">{}</text>\n",
-            escape(title),
-            escape(subtitle)
-        );
-    }
-
-    fn bars(&self, out: &mut String, sizes: &[usize]) {
-        let size_max = sizes.iter().copied().max().unwrap_or(1).max(1);
-        let base = self.top - 6.0;
-        let full = base - self.bars;
-        let (x0, x1) = (self.left, self.left + self.width());
-        let _ = writeln!(
-            out,
-            "<g stroke=\"#bbb\"><path d=\"M{x0:.1} {base:.1}H{x1:.1}M{x0:.1} {full:.1}H{x1:.1}\"/></g>\n\
-             <g text-anchor=\"end\" class=\"soft\" fill=\"#555\"><text x=\"{tx:.1}\" y=\"{base:.1}\">0</text>\
-             <text x=\"{tx:.1}\" y=\"{ty:.1}\">{size_max}</text>\
-             <text x=\"{tx:.1}\" y=\"{my:.1}\" class=\"ink\" fill=\"#222\">samples</text></g>\n<g fill=\"#7a7a7a\">",
-            tx = x0 - 6.0,
-            ty = full + 8.0,
-            my = f64::midpoint(base, full) + 4.0,
-        );
-        for (client, &size) in sizes.iter().enumerate() {
-            let height = self.bars * size as f64 / size_max as f64;
-            let _ = writeln!(
-                out,
-                "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{height:.1}\"><title>client {client}: {size} \
-                 samples</title></rect>",
-                self.x(client) + 0.5,
-                base - height,
-                self.cell - 1.0
-            );
-        }
-        out.push_str("</g>\n");
-    }
-
-    fn cells(&self, out: &mut String, map: &ClassMap) {
-        let (width, height) = (self.width(), self.row * self.n_classes as f64);
-        let _ = writeln!(
-            out,
-            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"#fff\" stroke=\"#bbb\"/>",
-            self.left, self.top
-        );
-        let gap = if self.cell < 8.0 || self.row < 8.0 { 0.4 } else { 1.0 };
-        let count_max = f64::from(map.count_max());
-        for (client, counts) in map.counts.iter().enumerate() {
+        let (width, bottom) = (cell * n_clients as f64, TOP + row * n_classes as f64);
+        // Small partitions still need room for the title and the legend.
+        let mut svg = Svg::new((LEFT + width + 24.0).max(620.0), bottom + 96.0, &self.title);
+        svg.headings(&self.title, &self.subtitle);
+        self.bars(&mut svg, cell);
+        frame(&mut svg, (LEFT, TOP), (width, row * n_classes as f64));
+        let most = self.counts.iter().flatten().copied().max().unwrap_or(1);
+        // The square root keeps small counts visible beside a few very large ones.
+        let shades = Shades::new("#0072B2", f64::from(most), 0.5);
+        let gap = if cell < 8.0 || row < 8.0 { 0.4 } else { 1.0 };
+        for (client, counts) in self.counts.iter().enumerate() {
             for (class, &n) in counts.iter().enumerate().filter(|(_, n)| **n > 0) {
-                let _ = writeln!(
-                    out,
-                    "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{}\"><title>client \
-                     {client}, class {class}: {n}</title></rect>",
-                    self.x(client) + gap / 2.0,
-                    self.y(class) + gap / 2.0,
-                    self.cell - gap,
-                    self.row - gap,
-                    colour(f64::from(n) / count_max)
-                );
+                let at = (LEFT + cell * client as f64 + gap / 2.0, TOP + row * class as f64 + gap / 2.0);
+                let title = format!("client {client}, class {}: {n}", self.classes[class]);
+                shades.cell(&mut svg, at, (cell - gap, row - gap), f64::from(n), &title);
             }
         }
+        self.class_labels(&mut svg, row);
+        column_labels(&mut svg, (LEFT, bottom + 16.0), cell, n_clients, "client");
+        shades.legend(&mut svg, (LEFT, bottom + 54.0), "samples per class", Some("none"));
+        svg.finish()
     }
 
-    fn class_labels(&self, out: &mut String, names: &[String]) {
+    /// The clients' sizes, over an axis of their own.
+    fn bars(&self, svg: &mut Svg, cell: f64) {
+        let axis = axis(0.0, self.sizes.iter().copied().max().unwrap_or(1).max(1) as f64);
+        let (base, width) = (TOP - 8.0, cell * self.sizes.len() as f64);
+        let place = |value: f64| base - BARS * value / axis.1;
+        let ticks = ticks(axis);
+        // Three or four labels have room.
+        for value in ticks.iter().step_by(ticks.len().div_ceil(4)) {
+            svg.rule((LEFT, place(*value)), (LEFT + width, place(*value)));
+            let style = Style::new(11.0).soft().anchor(Anchor::End);
+            svg.text(LEFT - 8.0, place(*value) + 4.0, &number(*value), style);
+        }
+        svg.axis_title((18.0, base - BARS / 2.0), "samples");
+        for (client, &size) in self.sizes.iter().enumerate() {
+            let top = place(size as f64);
+            let tag = svg.tag("rect").number("x", LEFT + cell * client as f64 + 0.5).number("y", top);
+            let tag = tag.number("width", cell - 1.0).number("height", base - top);
+            tag.set("fill", "#777777").open();
+            svg.title(&format!("client {client}: {size} samples"));
+            svg.close();
+        }
+    }
+
+    fn class_labels(&self, svg: &mut Svg, row: f64) {
         // Rows lower than a line of text get a label only every so often.
-        let every = (11.0 / self.row).ceil() as usize;
-        out.push_str("<g text-anchor=\"end\">\n");
-        for (class, name) in names.iter().enumerate().step_by(every) {
+        let every = (11.0 / row).ceil() as usize;
+        for (class, name) in self.classes.iter().enumerate().step_by(every) {
             let short: String =
-                if name.chars().count() > 16 { name.chars().take(15).chain(['…']).collect() } else { name.clone() };
-            let (x, y) = (self.left - 6.0, self.y(class) + self.row / 2.0 + 4.0);
-            let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(&short));
+                if name.chars().count() > 15 { name.chars().take(14).chain(['…']).collect() } else { name.clone() };
+            let y = TOP + row * (class as f64 + 0.5) + 4.0;
+            svg.text(LEFT - 8.0, y, &short, Style::new(11.0).anchor(Anchor::End));
         }
-        out.push_str("</g>\n");
+        svg.axis_title((18.0, TOP + row * self.classes.len() as f64 / 2.0), "class");
     }
-
-    fn client_labels(&self, out: &mut String) {
-        let steps = [1, 2, 5, 10, 20, 50, 100];
-        let room = if self.n_clients <= 100 { 22.0 } else { 30.0 };
-        let every = steps.into_iter().find(|&s| f64::from(s) * self.cell >= room).unwrap_or(100);
-        let y = self.bottom() + 14.0;
-        out.push_str("<g text-anchor=\"middle\">\n");
-        for client in (0..self.n_clients).step_by(every as usize) {
-            let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{y:.1}\">{client}</text>", self.x(client) + self.cell / 2.0);
-        }
-        let _ =
-            writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\">client</text></g>", self.left + self.width() / 2.0, y + 16.0);
-    }
-
-    fn legend(&self, out: &mut String, count_max: u32) {
-        const N_STEPS: u32 = 24;
-        let (x, y) = (self.left, self.bottom() + 44.0);
-        let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">per class</text>", x - 6.0, y + 10.0);
-        for step in 0..N_STEPS {
-            let at = x + 8.0 * f64::from(step);
-            let fill = colour(f64::from(step) / f64::from(N_STEPS - 1));
-            let _ = writeln!(out, "<rect x=\"{at:.1}\" y=\"{y:.1}\" width=\"8.2\" height=\"12\" fill=\"{fill}\"/>");
-        }
-        let ticks = [(0.0, "1".to_owned()), (96.0, (count_max / 2).to_string()), (192.0, count_max.to_string())];
-        out.push_str("<g text-anchor=\"middle\">\n");
-        for (at, text) in ticks.iter().skip(usize::from(count_max < 2)) {
-            let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\">{text}</text>", x + at, y + 26.0);
-        }
-        let _ = writeln!(
-            out,
-            "</g>\n<text x=\"{:.1}\" y=\"{:.1}\" class=\"soft\" fill=\"#555\">white: none</text>",
-            x + 216.0,
-            y + 10.0
-        );
-    }
-
-    fn x(&self, client: usize) -> f64 {
-        self.left + self.cell * client as f64
-    }
-
-    fn y(&self, class: usize) -> f64 {
-        self.top + self.row * class as f64
-    }
-
-    fn width(&self) -> f64 {
-        self.cell * self.n_clients as f64
-    }
-
-    fn bottom(&self) -> f64 {
-        self.y(self.n_classes)
-    }
-}
-
-/// From pale to dark blue. The square root keeps small counts visible beside a few very large ones.
-fn colour(share: f64) -> String {
-    const STOPS: [[f64; 3]; 4] =
-        [[222.0, 235.0, 247.0], [133.0, 182.0, 219.0], [33.0, 113.0, 181.0], [8.0, 40.0, 94.0]];
-    let at = share.sqrt() * 3.0;
-    let low = (at as usize).min(2);
-    let mixed =
-        [0, 1, 2].map(|c| (STOPS[low][c] + (STOPS[low + 1][c] - STOPS[low][c]) * (at - low as f64)).round() as u8);
-    format!("#{:02x}{:02x}{:02x}", mixed[0], mixed[1], mixed[2])
 }
 
 #[cfg(test)]
@@ -223,5 +111,24 @@ mod tests {
         let text = ClassMap { title: "t".into(), subtitle: String::new(), counts, sizes, classes }.draw();
         assert_eq!(text.matches(", class ").count(), 3);
         assert!(text.contains("&lt;a &amp; b&gt;") && !text.contains("<a &"));
+    }
+
+    #[test]
+    fn both_axes_have_titles_and_ticks_are_round() {
+        let classes = ["a", "b"].map(str::to_owned).to_vec();
+        let (counts, sizes) = (vec![vec![37, 1], vec![0, 93]], vec![38, 93]);
+        let text = ClassMap { title: "t".into(), subtitle: String::new(), counts, sizes, classes }.draw();
+        let read = roxmltree::Document::parse(&text).unwrap();
+        let labels: Vec<_> = read.descendants().filter(|n| n.has_tag_name("text")).filter_map(|n| n.text()).collect();
+        for title in ["samples", "client", "class", "samples per class"] {
+            assert!(labels.contains(&title), "{title}: {labels:?}");
+        }
+        for tick in labels.iter().filter_map(|label| label.parse::<u32>().ok()).filter(|tick| *tick > 1) {
+            assert_eq!(tick % 20, 0, "{labels:?}");
+        }
+        // What a page recolours for the dark.
+        let is_classed = |n: &roxmltree::Node<'_, '_>| n.attribute("class").is_some();
+        assert!(read.descendants().filter(|n| n.has_tag_name("text")).all(|n| is_classed(&n)));
+        assert!(read.root_element().attribute("font-family").unwrap().contains("DejaVu"));
     }
 }

@@ -1,7 +1,8 @@
 //! Line charts: small multiples with a shared legend, means as lines and ranges as bands.
 
+use crate::axis::{decimals, power_of_ten, ticks};
 use crate::palette::Look;
-use crate::svg::{Anchor, Style, Svg, number};
+use crate::svg::{Anchor, Headings, Style, Svg, number, wrap};
 use std::fmt::Write;
 
 /// Pixels.
@@ -90,46 +91,49 @@ pub struct Spread {
     pub max: f64,
 }
 
-/// Round numbers around a range: the axis' least value, its greatest and the distance of at most seven ticks.
-pub fn axis(least: f64, most: f64) -> (f64, f64, f64) {
-    let width = if most - least > 1e-12 { most - least } else { least.abs().max(1.0) * 0.1 };
-    let power = 10f64.powf((width / 6.0).log10().floor());
-    let steps = [1.0, 2.0, 2.5, 5.0, 10.0, 20.0].map(|m| m * power);
-    let ends = |step: f64| ((least / step + 1e-9).floor() * step, (most / step - 1e-9).ceil() * step);
-    let fits = |step: &f64| ((ends(*step).1 - ends(*step).0) / step).round() <= 6.0;
-    // What has steps of this size may be counted, and rounds have no halves.
-    let is_whole = |step: &f64| (step - 2.5).abs() > 1e-9;
-    let step = steps.into_iter().filter(is_whole).find(fits).unwrap_or(20.0 * power);
-    let (from, to) = ends(step);
-    (from, to.max(from + step), step)
-}
-
-/// The ticks of an axis: its least value, its greatest and all between that are a step apart.
-pub fn ticks((least, most, step): (f64, f64, f64)) -> Vec<f64> {
-    (0..=((most - least) / step).round() as usize).map(|i| least + step * i as f64).collect()
-}
+/// One chart below the other, as wide as a phone.
+const NARROW: Layout = Layout { columns: 1, plot: (270.0, 170.0) };
 
 impl Charts {
     /// The picture.
     pub fn draw(&self) -> String {
-        let Layout { columns, plot } = self.layout;
+        self.draw_as(self.layout, false)
+    }
+
+    /// The picture for a page, and the one for a phone. Both carry the values that the page shows below the pointer.
+    pub fn for_page(&self) -> (String, String) {
+        (self.draw_as(self.layout, true), self.draw_as(NARROW, true))
+    }
+
+    fn draw_as(&self, Layout { columns, plot }: Layout, has_values: bool) -> String {
         let cell = (MARGIN.0 + plot.0 + GAP.0, MARGIN.1 + plot.1 + GAP.1);
         let (n_beside, n_rows) = (self.charts.len() % columns, self.charts.len().div_ceil(columns));
-        let width = (self.charts.len().min(columns) as f64 * cell.0).max(n_beside as f64 * cell.0 + LEGEND) + 16.0;
+        let legend_width = if self.has_legend() { LEGEND } else { 0.0 };
+        let width =
+            (self.charts.len().min(columns) as f64 * cell.0).max(n_beside as f64 * cell.0 + legend_width) + 16.0;
+        let headings = Headings::wrapped(&self.title, &self.subtitle, width);
+        let top = TOP + headings.extra();
         // The legend stands beside the last charts, or below them in as many columns as there is room for.
         let (legend_at, n_legend) = match n_beside {
-            0 => ((0.0, TOP + n_rows as f64 * cell.1 + 8.0), ((width / LEGEND) as usize).max(1)),
-            n => ((n as f64 * cell.0, TOP + (n_rows - 1) as f64 * cell.1 + MARGIN.1), 1),
+            0 => ((0.0, top + n_rows as f64 * cell.1 + 8.0), ((width / LEGEND) as usize).max(1)),
+            n => ((n as f64 * cell.0, top + (n_rows - 1) as f64 * cell.1 + MARGIN.1), 1),
         };
-        let mut svg =
-            Svg::new(width, self.legend_end(legend_at.1, n_legend).max(TOP + n_rows as f64 * cell.1), &self.title);
-        svg.headings(&self.title, &self.subtitle);
+        let legend_end = if self.has_legend() { self.legend_end(legend_at.1, n_legend) } else { 0.0 };
+        let mut svg = Svg::new(width, legend_end.max(top + n_rows as f64 * cell.1), &self.title);
+        svg.heading_lines(&headings);
         for (i, chart) in self.charts.iter().enumerate() {
-            let (x, y) = ((i % columns) as f64 * cell.0, TOP + (i / columns) as f64 * cell.1);
-            chart.draw(&mut svg, (x + MARGIN.0, y + MARGIN.1), plot, &self.series);
+            let (x, y) = ((i % columns) as f64 * cell.0, top + (i / columns) as f64 * cell.1);
+            chart.draw(&mut svg, (x + MARGIN.0, y + MARGIN.1), plot, &self.series, has_values);
         }
-        self.legend(&mut svg, (legend_at.0 + MARGIN.0, legend_at.1), n_legend);
+        if self.has_legend() {
+            self.legend(&mut svg, (legend_at.0 + MARGIN.0, legend_at.1), n_legend);
+        }
         svg.finish()
+    }
+
+    /// A single series without a name needs none.
+    fn has_legend(&self) -> bool {
+        !self.notes.is_empty() || self.series.iter().any(|s| !s.name.is_empty())
     }
 
     /// Height of a row of the legend: that of its longest name.
@@ -161,31 +165,19 @@ impl Charts {
     }
 }
 
-/// Words in lines of at most so many characters, unless one word is longer.
-fn wrap(text: &str, n_chars: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let line = lines.last_mut().expect("there is always a line");
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > n_chars {
-            lines.push(word.to_owned());
-        } else {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
-        }
-    }
-    lines
-}
-
 impl Chart {
-    fn draw(&self, svg: &mut Svg, (left, top): (f64, f64), plot: (f64, f64), series: &[Series]) {
+    fn draw(&self, svg: &mut Svg, (left, top): (f64, f64), plot: (f64, f64), series: &[Series], has_values: bool) {
         let place = |x: f64, y: f64| {
             let (x0, x1, _) = &self.x;
             let (y0, y1, _) = self.y;
             (left + plot.0 * (x - x0) / (x1 - x0), top + plot.1 * (y1 - y.clamp(y0, y1)) / (y1 - y0))
         };
-        svg.text(left, top - 12.0, &self.title, Style::new(13.0).bold());
+        if has_values {
+            svg.tag("g").set("class", "plot").set("data-x", &self.x_label).open();
+            // The pointer finds the whole chart, not only its lines.
+            let area = svg.tag("rect").number("x", left).number("y", top).number("width", plot.0);
+            area.number("height", plot.1).set("fill", "none").set("pointer-events", "all").end();
+        }
         self.axes(svg, (left, top), plot, &place);
         // All bands lie below all lines.
         for (line, Series { look, .. }) in self.lines.iter().zip(series) {
@@ -199,12 +191,17 @@ impl Chart {
             }
             svg.tag("path").set("d", &(band + "z")).set("fill", look.colour).set("fill-opacity", "0.16").end();
         }
-        for (i, (line, Series { look, .. })) in self.lines.iter().zip(series).enumerate() {
+        for (i, (line, Series { name, look })) in self.lines.iter().zip(series).enumerate() {
             if line.is_empty() {
                 continue;
             }
             let d = path(line.iter().map(|p| place(p.x, p.mean)));
-            stroke(svg.tag("path").set("d", &d).set("fill", "none"), look).set("stroke-linejoin", "round").end();
+            let mut tag = stroke(svg.tag("path").set("d", &d).set("fill", "none"), look);
+            if has_values {
+                let name = if name.is_empty() { &self.title } else { name };
+                tag = tag.set("data-name", name).set("data-values", &self.values(line));
+            }
+            tag.set("stroke-linejoin", "round").end();
             // Few marks, each series' at points of its own: lines that lie on each other still show both kinds.
             let every = (line.len() / 4).max(1);
             let marked = line.iter().enumerate().filter(|(k, _)| (k + 3 * i + 1).is_multiple_of(every));
@@ -212,15 +209,33 @@ impl Chart {
                 marked.map(|(_, p)| place(p.x, p.mean)).map(|(x, y)| look.mark.path(x, y, 3.6)).collect();
             svg.tag("path").set("d", &marks).set("fill", look.colour).end();
         }
+        if has_values {
+            svg.close();
+        }
+    }
+
+    /// The values of a line's points: x, y and half the range, to two digits more than the axis shows.
+    fn values(&self, line: &[Spread]) -> String {
+        let decimals = decimals(self.y.2) + 2;
+        let value = |p: &Spread| {
+            let range = if p.max > p.min { format!(" ± {:.decimals$}", (p.max - p.min) / 2.0) } else { String::new() };
+            format!("{}|{:.decimals$}{range}", number(p.x), p.mean)
+        };
+        line.iter().map(value).collect::<Vec<_>>().join(";")
     }
 
     fn axes(&self, svg: &mut Svg, (left, top): (f64, f64), plot: (f64, f64), place: &dyn Fn(f64, f64) -> (f64, f64)) {
         let (least, _, step) = self.y;
-        let decimals = decimals(step);
+        let (unit, unit_text) = power_of_ten(self.y);
+        let n_chars = ((plot.0 + GAP.0) / 8.0) as usize;
+        for (i, line) in wrap(&format!("{}{unit_text}", self.title), n_chars).iter().rev().enumerate() {
+            svg.text(left, top - 12.0 - 15.0 * i as f64, line, Style::new(13.0).bold());
+        }
+        let decimals = decimals(step / unit);
         for value in ticks(self.y) {
             let (_, y) = place(self.x.0, value);
             svg.rule((left, y), (left + plot.0, y));
-            let text = format!("{value:.decimals$}").replace('-', "−");
+            let text = format!("{:.decimals$}", value / unit).replace('-', "−");
             svg.text(left - 7.0, y + 4.0, &text, Style::new(11.0).soft().anchor(Anchor::End));
         }
         let bottom = top + plot.1;
@@ -233,11 +248,6 @@ impl Chart {
         svg.text(x, y, &self.x_label, Style::new(11.0).soft().anchor(Anchor::Middle));
         svg.line((left, bottom), (left + plot.0, bottom)).set("stroke", "#777777").set("class", "frame").end();
     }
-}
-
-/// Decimals by which multiples of a step differ.
-fn decimals(step: f64) -> usize {
-    (0..6).find(|&d| (step * 10f64.powi(d)).fract().abs() < 1e-9).unwrap_or(6) as usize
 }
 
 /// Straight lines through points.
@@ -283,32 +293,50 @@ mod tests {
         assert_eq!(lines.count(), 2);
     }
 
-    #[test]
-    fn axes_end_at_round_numbers_around_the_data() {
-        let cases = [
-            ((0.0, 31.4), (0.0, 40.0, 10.0)),
-            ((0.0, 1.0), (0.0, 1.0, 0.2)),
-            ((61.2, 69.9), (60.0, 70.0, 2.0)),
-            ((0.0, 100.0), (0.0, 100.0, 20.0)),
-            ((0.0, 15.0), (0.0, 15.0, 5.0)),
-            ((0.0, 0.015), (0.0, 0.015, 0.0025)),
-            ((-0.03, 0.011), (-0.03, 0.02, 0.01)),
-        ];
-        for ((least, most), expected) in cases {
-            let found = axis(least, most);
-            let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
-            assert!(
-                near(found.0, expected.0) && near(found.1, expected.1) && near(found.2, expected.2),
-                "{least} to {most}: {found:?}"
-            );
+    /// One series in two charts, without a name.
+    fn plain() -> Charts {
+        let line = (1..=3).map(|x| Spread { x: f64::from(x), mean: 0.5, min: 0.25, max: 0.75 }).collect();
+        let chart = Chart {
+            title: "share".into(),
+            y: (0.0, 1.0, 0.2),
+            x: (0.0, 3.0, vec![0.0, 3.0]),
+            x_label: "round".into(),
+            lines: vec![line],
+        };
+        Charts {
+            title: "a title of many words that is longer than a phone is wide".into(),
+            subtitle: String::new(),
+            series: vec![Series::new("", SERIES[0])],
+            notes: Vec::new(),
+            charts: vec![chart.clone(), chart],
+            layout: Layout::default(),
         }
-        let flat = axis(5.0, 5.0);
-        assert!(flat.0 <= 5.0 && flat.1 >= 5.0 && flat.1 > flat.0);
     }
 
     #[test]
-    fn long_names_are_wrapped_between_words() {
-        assert_eq!(wrap("FedProj, alpha 0.1, beta 0.3", 12), ["FedProj,", "alpha 0.1,", "beta 0.3"]);
-        assert_eq!(wrap("", 12), [""]);
+    fn a_page_gets_the_values_and_a_file_does_not() {
+        assert!(!plain().draw().contains("data-"));
+        let (wide, narrow) = plain().for_page();
+        for text in [wide, narrow] {
+            let read = roxmltree::Document::parse(&text).unwrap();
+            let lines: Vec<_> = read.descendants().filter_map(|n| n.attribute("data-values")).collect();
+            assert_eq!(lines, ["1|0.500 ± 0.250;2|0.500 ± 0.250;3|0.500 ± 0.250"; 2]);
+        }
+    }
+
+    #[test]
+    fn on_a_phone_charts_stand_below_each_other_and_every_text_fits() {
+        let (wide, narrow) = plain().for_page();
+        let size = |text: &str, side: &str| {
+            roxmltree::Document::parse(text).unwrap().root_element().attribute(side).unwrap().parse::<f64>().unwrap()
+        };
+        assert!(size(&narrow, "width") < 380.0 && size(&wide, "width") > 700.0);
+        assert!(size(&narrow, "height") > 1.8 * size(&wide, "height"));
+        let read = roxmltree::Document::parse(&narrow).unwrap();
+        for text in read.descendants().filter(|n| n.has_tag_name("text") && n.attribute("text-anchor").is_none()) {
+            let number = |name| text.attribute(name).unwrap().parse::<f64>().unwrap();
+            let width = 0.6 * number("font-size") * text.text().unwrap_or("").chars().count() as f64;
+            assert!(number("x") + width < size(&narrow, "width"), "{:?}", text.text());
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Values as dots in rows, with their mean and a figure to hold them against.
 
-use crate::curves::{axis, ticks};
+use crate::axis::{axis, ticks};
 use crate::palette::{Look, Mark};
-use crate::svg::{Anchor, Style, Svg, number, shortened};
+use crate::svg::{Anchor, Style, Svg, Tag, number, shortened};
 
 /// Pixels.
 const LEFT: f64 = 190.0;
@@ -89,7 +89,7 @@ impl Dots {
 
     fn legend(&self, svg: &mut Svg, y: f64, has_reference: bool) {
         let style = Style::new(12.0).soft();
-        dot(svg, LEFT, y - 4.0, Mark::Circle, GREY);
+        dot(svg, LEFT, y - 4.0, Mark::Circle, GREY).end();
         svg.text(LEFT + 12.0, y, &self.dot_label, style);
         bar(svg, LEFT + 130.0, y - 4.0, GREY);
         svg.text(LEFT + 140.0, y, "mean", style);
@@ -109,14 +109,16 @@ impl DotRow {
         let mean = self.values.iter().sum::<f64>() / self.values.len() as f64;
         bar(svg, place(mean), y + LEVELS.0, self.look.colour);
         for value in &self.values {
-            dot(svg, place(*value), y + LEVELS.0, self.look.mark, self.look.colour);
+            dot(svg, place(*value), y + LEVELS.0, self.look.mark, self.look.colour).open();
+            svg.title(&format!("{}: {}", self.name, number(*value)));
+            svg.close();
         }
     }
 }
 
 /// One value; those that lie on each other are darker.
-fn dot(svg: &mut Svg, x: f64, y: f64, mark: Mark, colour: &str) {
-    svg.tag("path").set("d", &mark.path(x, y, 4.6)).set("fill", colour).set("fill-opacity", "0.6").end();
+fn dot<'a>(svg: &'a mut Svg, x: f64, y: f64, mark: Mark, colour: &str) -> Tag<'a> {
+    svg.tag("path").set("d", &mark.path(x, y, 4.6)).set("fill", colour).set("fill-opacity", "0.6")
 }
 
 /// A mean.
@@ -160,6 +162,7 @@ mod tests {
         let with = |name, value| read.descendants().filter(move |n| n.attribute(name) == Some(value));
         let coloured: Vec<_> = with("fill", SERIES[0].colour).map(|n| n.attribute("d").unwrap().to_owned()).collect();
         assert_eq!(coloured.len(), 3);
+        assert!(text.contains("<title>a: 61</title>"), "shown below the pointer");
         let left = |d: &str| d[1..].split(' ').next().unwrap().parse::<f64>().unwrap() + 4.6;
         assert!((left(&coloured[0]) - LEFT).abs() < 0.01 && (left(&coloured[1]) - LEFT - WIDTH).abs() < 0.01);
         let bars: Vec<&str> = with("stroke-width", "3").filter_map(|n| n.attribute("x1")).collect();

@@ -1,5 +1,6 @@
 //! A table of values as colours: rows with names, columns with numbers.
 
+use crate::shades::{Shades, column_labels, frame};
 use crate::svg::{Anchor, Style, Svg, number, shortened};
 
 /// Pixels.
@@ -7,9 +8,8 @@ const LEFT: f64 = 190.0;
 const TOP: f64 = 66.0;
 const ROW: f64 = 22.0;
 const WIDTH: f64 = 780.0;
-const COLOUR: &str = "#D55E00";
 
-/// A heat map of values from 0 up; what is not known stays white.
+/// A heat map of values from 0 up; what is not known stays blank.
 #[derive(Clone, Debug)]
 pub struct Heat {
     /// Title.
@@ -31,46 +31,24 @@ impl Heat {
         let cell = (WIDTH / n_columns as f64).min(36.0);
         let bottom = TOP + ROW * self.rows.len() as f64;
         let most = self.rows.iter().flat_map(|(_, values)| values.iter().flatten()).copied().fold(0.0, f64::max);
-        let mut svg = Svg::new(LEFT + (cell * n_columns as f64).max(430.0) + 24.0, bottom + 86.0, &self.title);
+        let shades = Shades::new("#D55E00", most, 1.0);
+        let mut svg = Svg::new(LEFT + (cell * n_columns as f64).max(460.0) + 24.0, bottom + 92.0, &self.title);
         svg.headings(&self.title, &self.subtitle);
         for (r, (name, values)) in self.rows.iter().enumerate() {
             let y = TOP + ROW * r as f64;
             svg.text(LEFT - 8.0, y + 15.0, &shortened(name), Style::new(12.0).anchor(Anchor::End));
-            // White on a dark page too: it stands for what is not known, and colours are mixed with it.
-            rectangle(&mut svg, (LEFT, y), (cell * n_columns as f64, ROW - 2.0), "#ffffff", 1.0);
+            frame(&mut svg, (LEFT, y), (cell * n_columns as f64, ROW - 2.0));
             for (c, value) in values.iter().enumerate() {
                 let Some(value) = value else { continue };
-                let share = if most > 0.0 { (value / most).clamp(0.0, 1.0) } else { 0.0 };
-                // Even a 0 is told from what is not known.
-                let opacity = 0.08 + 0.92 * share;
-                rectangle(&mut svg, (LEFT + cell * c as f64, y), (cell - 0.6, ROW - 2.0), COLOUR, opacity);
+                let title = format!("{name}, {} {c}: {} {}", self.column_label, self.value_label, number(*value));
+                shades.cell(&mut svg, (LEFT + cell * c as f64, y), (cell - 0.6, ROW - 2.0), *value, &title);
             }
         }
-        let every = [1, 2, 5, 10, 20, 50, 100].into_iter().find(|&n| f64::from(n) * cell >= 24.0).unwrap_or(100);
-        for c in (0..n_columns).step_by(every as usize) {
-            let x = LEFT + cell * (c as f64 + 0.5);
-            svg.text(x, bottom + 14.0, &c.to_string(), Style::new(11.0).soft().anchor(Anchor::Middle));
-        }
-        svg.text(LEFT, bottom + 32.0, &self.column_label, Style::new(11.0).soft());
-        let y = bottom + 52.0;
-        svg.text(LEFT - 8.0, y + 11.0, &self.value_label, Style::new(11.0).soft().anchor(Anchor::End));
-        for step in 0..=4 {
-            let (x, share) = (LEFT + 52.0 * f64::from(step), f64::from(step) / 4.0);
-            rectangle(&mut svg, (x, y), (52.0, 14.0), "#ffffff", 1.0);
-            rectangle(&mut svg, (x, y), (52.0, 14.0), COLOUR, 0.08 + 0.92 * share);
-            let text = number((most * share * 10.0).round() / 10.0);
-            svg.text(x + 26.0, y + 28.0, &text, Style::new(11.0).soft().anchor(Anchor::Middle));
-        }
-        if self.rows.iter().any(|(_, values)| values.len() < n_columns || values.contains(&None)) {
-            svg.text(LEFT + 276.0, y + 11.0, "white: not known", Style::new(11.0).soft());
-        }
+        column_labels(&mut svg, (LEFT, bottom + 14.0), cell, n_columns, &self.column_label);
+        let has_blanks = self.rows.iter().any(|(_, values)| values.len() < n_columns || values.contains(&None));
+        shades.legend(&mut svg, (LEFT, bottom + 54.0), &self.value_label, has_blanks.then_some("not known"));
         svg.finish()
     }
-}
-
-fn rectangle(svg: &mut Svg, at: (f64, f64), size: (f64, f64), fill: &str, opacity: f64) {
-    let tag = svg.tag("rect").number("x", at.0).number("y", at.1).number("width", size.0).number("height", size.1);
-    tag.set("fill", fill).number("fill-opacity", opacity).end();
 }
 
 #[cfg(test)]
@@ -78,19 +56,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_known_value_has_a_cell_and_the_greatest_is_solid() {
+    fn every_known_value_has_a_cell_and_colours_end_at_a_round_number() {
         let heat = Heat {
             title: "a < b".into(),
             subtitle: String::new(),
             column_label: "client".into(),
             value_label: "%".into(),
-            rows: vec![("x".into(), vec![Some(0.0), None, Some(4.0)]), ("y".into(), vec![Some(1.0)])],
+            rows: vec![("x".into(), vec![Some(0.0), None, Some(3.9)]), ("y".into(), vec![Some(1.0)])],
         };
         let text = heat.draw();
         let read = roxmltree::Document::parse(&text).unwrap();
-        let cells =
-            read.descendants().filter(|n| n.attribute("fill") == Some(COLOUR) && n.attribute("height") == Some("20"));
+        let cells = read
+            .descendants()
+            .filter(|n| n.attribute("fill") == Some("#D55E00") && n.attribute("height") == Some("20"));
         let opacities: Vec<&str> = cells.filter_map(|n| n.attribute("fill-opacity")).collect();
-        assert_eq!(opacities, ["0.08", "1", "0.31"]);
+        assert_eq!(opacities, ["0.08", "0.98", "0.31"]);
+        let labels: Vec<_> = read.descendants().filter(|n| n.has_tag_name("text")).filter_map(|n| n.text()).collect();
+        assert!(labels.ends_with(&["0", "1", "2", "3", "4", "blank: not known"]), "{labels:?}");
+        assert!(text.contains("<title>x, client 2: % 3.9</title>"), "shown below the pointer");
     }
 }

@@ -9,7 +9,7 @@
 //!
 //! let svg = Sketch { cosine: -0.6, subtitle: "an example".into() }.draw();
 //! let bytes = png(&svg, 1.0)?;
-//! let figure = Block::Figure { svg, caption: "what projection does".into() };
+//! let figure = Block::Figure { svg, narrow: None, caption: "what projection does".into() };
 //! let page = Page {
 //!     title: "An example".into(),
 //!     sections: vec![Section { heading: "One picture".into(), blocks: vec![figure] }],
@@ -19,6 +19,7 @@
 //! # Ok::<(), fedproj_report::PngError>(())
 //! ```
 
+mod axis;
 mod class_map;
 mod curves;
 mod dots;
@@ -28,12 +29,15 @@ mod page;
 mod palette;
 mod png;
 mod regions;
+mod shades;
 mod sketch;
 mod svg;
 mod table;
+mod units;
 
+pub use axis::{axis, ticks};
 pub use class_map::ClassMap;
-pub use curves::{Chart, Charts, Layout, Series, Spread, axis, ticks};
+pub use curves::{Chart, Charts, Layout, Series, Spread};
 pub use dots::{DotRow, Dots};
 pub use heat::Heat;
 pub use mesh::{Extent, Mesh, Outline};
@@ -44,3 +48,4 @@ pub use regions::{Panel, Point, RegionGrid};
 pub use sketch::Sketch;
 pub use svg::{Anchor, Style, Svg, Tag};
 pub use table::Table;
+pub use units::{Measure, duration};

@@ -126,10 +126,33 @@ impl Svg {
         self.close();
     }
 
+    /// What browsers show when the pointer is over the open element.
+    pub fn title(&mut self, text: &str) {
+        let _ = write!(self.out, "<title>{}</title>", escape(text));
+    }
+
     /// Title and subtitle, where every picture has them.
     pub(crate) fn headings(&mut self, title: &str, subtitle: &str) {
-        self.text(16.0, 26.0, title, Style::new(17.0).bold());
-        self.text(16.0, 45.0, subtitle, Style::new(12.0).soft());
+        self.heading_lines(&Headings { title: vec![title.into()], subtitle: vec![subtitle.into()] });
+    }
+
+    /// The same in several lines.
+    pub(crate) fn heading_lines(&mut self, headings: &Headings) {
+        let mut y = 26.0;
+        for line in &headings.title {
+            self.text(16.0, y, line, Style::new(17.0).bold());
+            y += Headings::TITLE_LINE;
+        }
+        y += 19.0 - Headings::TITLE_LINE;
+        for line in &headings.subtitle {
+            self.text(16.0, y, line, Style::new(12.0).soft());
+            y += Headings::SUBTITLE_LINE;
+        }
+    }
+
+    /// The title of a vertical axis, around its middle.
+    pub(crate) fn axis_title(&mut self, (x, y): (f64, f64), text: &str) {
+        self.rotated_text(x, y, -90.0, text, Style::new(11.0).soft().anchor(Anchor::Middle));
     }
 
     /// A thin grey line.
@@ -150,6 +173,30 @@ impl Svg {
         assert!(self.open.is_empty(), "{:?} are open", self.open);
         self.out.push_str("</svg>\n");
         self.out
+    }
+}
+
+/// Title and subtitle of a picture, line by line.
+pub(crate) struct Headings {
+    title: Vec<String>,
+    subtitle: Vec<String>,
+}
+
+impl Headings {
+    /// Pixels.
+    const TITLE_LINE: f64 = 21.0;
+    const SUBTITLE_LINE: f64 = 16.0;
+
+    /// In as many lines as a picture of this width needs.
+    pub(crate) fn wrapped(title: &str, subtitle: &str, width: f64) -> Self {
+        // Mean width of a character: 0.62 of its height.
+        let lines = |text, size: f64| wrap(text, ((width - 32.0) / (0.62 * size)) as usize);
+        Self { title: lines(title, 17.0), subtitle: lines(subtitle, 12.0) }
+    }
+
+    /// Pixels by which everything below moves down.
+    pub(crate) fn extra(&self) -> f64 {
+        Self::TITLE_LINE * (self.title.len() - 1) as f64 + Self::SUBTITLE_LINE * (self.subtitle.len() - 1) as f64
     }
 }
 
@@ -199,6 +246,23 @@ pub(crate) fn shortened(name: &str) -> String {
     if name.chars().count() <= N_CHARS { name.into() } else { name.chars().take(N_CHARS - 1).chain(['…']).collect() }
 }
 
+/// Words in lines of at most so many characters, unless one word is longer.
+pub(crate) fn wrap(text: &str, n_chars: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is always a line");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > n_chars {
+            lines.push(word.to_owned());
+        } else {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines
+}
+
 /// Text that XML and HTML read as text.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
@@ -228,5 +292,11 @@ mod tests {
         for (value, text) in cases {
             assert_eq!(number(value), text);
         }
+    }
+
+    #[test]
+    fn long_names_are_wrapped_between_words() {
+        assert_eq!(wrap("FedProj, alpha 0.1, beta 0.3", 12), ["FedProj,", "alpha 0.1,", "beta 0.3"]);
+        assert_eq!(wrap("", 12), [""]);
     }
 }

@@ -9,6 +9,10 @@ pub struct Table {
     pub n_names: usize,
     /// Rows, each with one cell per column.
     pub rows: Vec<Vec<String>>,
+    /// Rows that pages and LaTeX set in bold, such as the winner.
+    pub bold: Vec<usize>,
+    /// On a page, rows with the same first name stand below it as a heading.
+    pub is_grouped: bool,
 }
 
 impl Table {
@@ -50,14 +54,18 @@ impl Table {
     /// A `tabular` for LaTeX with the package `booktabs`; the comment on top says so.
     pub fn to_latex(&self) -> String {
         let columns: String = (0..self.headers.len()).map(|c| if c < self.n_names { 'l' } else { 'r' }).collect();
-        let line = |cells: &Vec<String>| {
-            cells.iter().map(|cell| latex_escape(cell)).collect::<Vec<_>>().join(" & ") + " \\\\\n"
+        let line = |cells: &Vec<String>, is_bold: bool| {
+            let cell = |cell: &String| match latex_escape(cell) {
+                text if is_bold && !text.is_empty() => format!("\\textbf{{{text}}}"),
+                text => text,
+            };
+            cells.iter().map(cell).collect::<Vec<_>>().join(" & ") + " \\\\\n"
         };
-        let rows: String = self.rows.iter().map(line).collect();
+        let rows: String = self.rows.iter().enumerate().map(|(r, cells)| line(cells, self.bold.contains(&r))).collect();
         format!(
             "% \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{}\\midrule\n{rows}\\bottomrule\n\
              \\end{{tabular}}\n",
-            line(&self.headers)
+            line(&self.headers, false)
         )
     }
 
@@ -123,7 +131,7 @@ mod tests {
     fn csv_is_read_back_whatever_the_cells_hold() {
         let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
         let rows = vec![row(["a,b", "say \"hi\""]), row(["two\nlines", ""]), row(["β = 0.3", "\"\"\","])];
-        let table = Table { headers: row(["name, of it", "%"]), n_names: 1, rows: rows.clone() };
+        let table = Table { headers: row(["name, of it", "%"]), n_names: 1, rows: rows.clone(), ..Table::default() };
         let read = read_csv(&table.to_csv());
         assert_eq!(read[0], table.headers);
         assert_eq!(read[1..], rows);
@@ -132,14 +140,17 @@ mod tests {
     #[test]
     fn latex_reads_every_cell_as_text() {
         let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
-        let table =
-            Table {
-                headers: row(["key", "accuracy %"]), n_names: 1, rows: vec![row(["a_b & {\\input}", "−1 ± 2"])]
-            };
+        let table = Table {
+            headers: row(["key", "accuracy %"]),
+            n_names: 1,
+            rows: vec![row(["a_b & {\\input}", "−1 ± 2"]), row(["", "best"])],
+            bold: vec![1],
+            ..Table::default()
+        };
         assert_eq!(
             table.to_latex(),
             "% \\usepackage{booktabs}\n\\begin{tabular}{lr}\n\\toprule\nkey & accuracy \\% \\\\\n\\midrule\n\
-             a\\_b \\& \\{\\textbackslash{}input\\} & $-$1 $\\pm$ 2 \\\\\n\\bottomrule\n\\end{tabular}\n"
+             a\\_b \\& \\{\\textbackslash{}input\\} & $-$1 $\\pm$ 2 \\\\\n & \\textbf{best} \\\\\n\\bottomrule\n\\end{tabular}\n"
         );
         assert_eq!(latex_escape("#$%^~<\n"), "\\#\\$\\%\\textasciicircum{}\\textasciitilde{}$<$ ");
     }
@@ -151,6 +162,7 @@ mod tests {
             headers: row(["set", "who", "%"]),
             n_names: 2,
             rows: vec![row(["a", "x", "1.0"]), row(["a", "yy", "10.0"]), row(["b", "x", "–"])],
+            ..Table::default()
         };
         assert_eq!(table.to_text(), "set  who     %\na    x     1.0\n     yy   10.0\n\nb    x       –\n");
     }

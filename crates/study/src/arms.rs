@@ -43,6 +43,11 @@ impl Arm {
         size(&self.runs[0], name)
     }
 
+    /// Whether all rounds are done.
+    pub fn is_finished(&self) -> bool {
+        self.runs[0].is_finished
+    }
+
     /// Every key that matters to the method, but the seed.
     pub fn keys(&self) -> Keys {
         keys_of_arm(self.config())
@@ -123,7 +128,9 @@ fn arms(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Arm> {
     let mut arms: Vec<(Keys, Vec<Loaded>)> = Vec::new();
     for run in runs {
         let keys = keys_of_arm(&run.run.config);
-        let Some((_, members)) = arms.iter_mut().find(|(of, _)| *of == keys) else {
+        // Seeds that are not equally far have no common mean.
+        let is_same = |members: &[Loaded]| members[0].rounds_done() == run.rounds_done();
+        let Some((_, members)) = arms.iter_mut().find(|(of, members)| *of == keys && is_same(members)) else {
             arms.push((keys, vec![run]));
             continue;
         };
@@ -146,7 +153,11 @@ fn arms(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Arm> {
     arms.sort_by(|a, b| rank(&a.0).cmp(&rank(&b.0)).then_with(|| by_value(&own(&a.0), &own(&b.0))));
     let arm = |(keys, mut runs): (Keys, Vec<Loaded>)| {
         runs.sort_by_key(|r| r.run.summary.seed);
-        Arm { name: name(&keys, &told_by[method(&keys)]), told_by: own(&keys), runs }
+        let mut name = name(&keys, &told_by[method(&keys)]);
+        if let Some((done, all)) = runs[0].rounds_done() {
+            name += &format!(" (unfinished: {done} of {all} rounds)");
+        }
+        Arm { name, told_by: own(&keys), runs }
     };
     arms.into_iter().map(arm).collect()
 }
@@ -285,7 +296,7 @@ pub mod tests {
         let (method, model_hash) = (config.method.name.clone(), String::new());
         let summary = Summary { method, seed, headline, last: headline, best: headline, model_hash, seconds: 1.0 };
         let dir = format!("{}-{seed}", settings.join("-")).into();
-        Loaded { run: StoredRun { dir, config, summary, rounds: Vec::new() }, manifest: None }
+        Loaded { run: StoredRun { dir, config, summary, rounds: Vec::new() }, manifest: None, is_finished: true }
     }
 
     fn check(runs: Vec<Loaded>, expected: &[(&str, &[(&str, usize)])]) -> Vec<String> {

@@ -62,7 +62,12 @@ impl Comparison {
                 format!("{:.1}", row.seconds),
             ]
         };
-        Table { headers: headers.map(str::to_owned).to_vec(), n_names: 1, rows: self.rows.iter().map(row).collect() }
+        Table {
+            headers: headers.map(str::to_owned).to_vec(),
+            n_names: 1,
+            rows: self.rows.iter().map(row).collect(),
+            ..Table::default()
+        }
     }
 }
 
@@ -74,6 +79,18 @@ impl ComparedRow {
 }
 
 impl Difference {
+    /// Whether the 95 % interval excludes zero; `None` for a single pair.
+    pub fn is_significant(&self) -> Option<bool> {
+        self.half_width.map(|half| self.mean.abs() > half)
+    }
+
+    /// How often chance alone gives a difference at least this large, by Student's t; `None` for a single pair.
+    pub fn p_value(&self) -> Option<f64> {
+        let degrees = self.n.checked_sub(1).filter(|n| *n > 0)?;
+        let error = self.half_width? / t_95(degrees);
+        (error > 0.0).then(|| two_sided_p(self.mean.abs() / error, degrees))
+    }
+
     /// `+6.68 ± 7.80`, in per cent.
     pub fn percent(&self) -> String {
         match self.half_width {
@@ -142,6 +159,20 @@ pub fn standard_deviation(values: &[f64]) -> Option<f64> {
     (n > 1).then(|| (values.iter().map(|v| (v - m).powi(2)).sum::<f64>() / (n - 1) as f64).sqrt())
 }
 
+/// The share of Student's t beyond ±t, in closed form for whole degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4).
+fn two_sided_p(t: f64, degrees: usize) -> f64 {
+    let angle = (t / (degrees as f64).sqrt()).atan();
+    let (sin, cos) = angle.sin_cos();
+    let first = if degrees.is_multiple_of(2) { 1.0 } else { cos };
+    let (mut sum, mut term) = (0.0, first);
+    for k in (1 + degrees % 2..degrees).step_by(2) {
+        sum += term;
+        term *= cos * cos * k as f64 / (k + 1) as f64;
+    }
+    let inside = if degrees.is_multiple_of(2) { sin * sum } else { (angle + sin * sum) * std::f64::consts::FRAC_2_PI };
+    (1.0 - inside).max(0.0)
+}
+
 /// The 97.5 % quantile of Student's t.
 fn t_95(degrees: usize) -> f64 {
     const TABLE: [f64; 30] = [
@@ -177,5 +208,20 @@ mod tests {
         // Differences 0.02 and 0.03: mean 0.025, standard deviation 0.00707, t(1) = 12.706.
         assert!((d.mean - 0.025).abs() < 1e-12 && d.n == 2);
         assert!((d.half_width.unwrap() - 12.706 * 0.005).abs() < 1e-6);
+    }
+
+    #[test]
+    fn p_is_5_percent_at_the_ends_of_the_interval() {
+        for degrees in 1..=30 {
+            let p = two_sided_p(t_95(degrees), degrees);
+            assert!((p - 0.05).abs() < 2e-4, "{degrees}: {p}");
+        }
+        let difference = |mean, half_width| Difference { mean, half_width, n: 3 };
+        assert_eq!(difference(0.1, None).p_value(), None);
+        // t = 4.303 · 3 = 12.909 with two degrees of freedom.
+        let p = difference(-0.3, Some(0.1)).p_value().unwrap();
+        assert!((p - 0.005_948).abs() < 1e-5, "{p}");
+        assert_eq!(difference(-0.3, Some(0.1)).is_significant(), Some(true));
+        assert_eq!(difference(0.05, Some(0.1)).is_significant(), Some(false));
     }
 }

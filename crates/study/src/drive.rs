@@ -4,6 +4,7 @@ use crate::compare::mean;
 use crate::queue::{Queue, Shortage};
 use anyhow::{Result, bail};
 use fedproj_core::{Config, Device, Error, Progress, RoundRecord, Run, Summary};
+use fedproj_report::duration;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
@@ -196,15 +197,6 @@ fn seconds_left(jobs: &[Job], outcomes: &[Option<Summary>], at: usize, rounds: &
     (0..jobs.len()).filter(|i| outcomes[*i].is_none()).map(left).sum()
 }
 
-/// Seconds as people say them: `5 s`, `2 min`, `2.0 h`.
-pub fn duration(seconds: f64) -> String {
-    match seconds.round() as u64 {
-        s @ ..=99 => format!("{s} s"),
-        s @ ..=5999 => format!("{} min", (s + 30) / 60),
-        s => format!("{:.1} h", s as f64 / 3600.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,10 +262,5 @@ mod tests {
         assert!(begun[0].contains("round 1/2") && begun[1].contains("round 2/2, accuracy "), "{begun:?}");
         assert_eq!(done.len(), 2, "{done:?}");
         assert!(done[0].starts_with("round 1/2, accuracy ") && done[1].starts_with("round 2/2, accuracy "), "{done:?}");
-    }
-
-    #[test]
-    fn durations_read_naturally() {
-        assert_eq!([5.0, 100.0, 3000.0, 7200.0].map(duration), ["5 s", "2 min", "50 min", "2.0 h"]);
     }
 }

@@ -5,13 +5,15 @@ use fedproj_core::{Error, Manifest, StoredRun};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// A finished run with its manifest, where it has one.
+/// A run with its manifest, where it has one.
 #[derive(Clone)]
 pub struct Loaded {
     /// Configuration, summary and rounds.
     pub run: StoredRun,
     /// What it was made of and on.
     pub manifest: Option<Manifest>,
+    /// Whether all rounds are done. If not, the summary is of those that are.
+    pub is_finished: bool,
 }
 
 impl Loaded {
@@ -19,29 +21,39 @@ impl Loaded {
     pub fn is_sealed(&self) -> bool {
         self.manifest.as_ref().is_some_and(Manifest::is_sealed)
     }
+
+    /// Rounds done and rounds in all, of an unfinished run.
+    pub fn rounds_done(&self) -> Option<(usize, u32)> {
+        (!self.is_finished).then(|| (self.run.rounds.len(), self.run.config.federation.rounds))
+    }
 }
 
-/// Reads all finished runs at or below the paths, in the order of their names. Notes name what is left out.
+/// Reads all finished runs at or below the paths, in the order of their names; with `unfinished`, also those that have done a
+/// round. Notes name what is left out.
 ///
 /// # Errors
-/// If a path holds no run, no run is finished, or a run cannot be read or does not match its seal.
-pub fn load(paths: &[PathBuf]) -> Result<(Vec<Loaded>, Vec<String>)> {
-    let (mut runs, mut unfinished) = (Vec::new(), Vec::new());
+/// If a path holds no run, there is nothing to show, or a run cannot be read or does not match its seal.
+pub fn load(paths: &[PathBuf], unfinished: bool) -> Result<(Vec<Loaded>, Vec<String>)> {
+    let (mut runs, mut left_out) = (Vec::new(), Vec::new());
     for dir in find_all(paths)? {
         if dir.join("summary.json").exists() {
             runs.push(open(&dir)?);
-        } else {
-            let n_rounds = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default().lines().count();
-            unfinished.push(format!("`{}` is unfinished, {n_rounds} rounds are done", dir.display()));
+            continue;
+        }
+        let run = StoredRun::so_far(&dir)?;
+        match run.rounds.len() {
+            1.. if unfinished => runs.push(Loaded { run, manifest: Manifest::read(&dir)?, is_finished: false }),
+            n => left_out.push(format!("`{}` is unfinished, {n} rounds are done", dir.display())),
         }
     }
     if runs.is_empty() {
         bail!(Error::config(format!(
-            "no run is finished: {}\nhint: `fedproj run … --resume` resumes one",
-            unfinished.join("; ")
+            "no run is finished: {}\nhint: `fedproj run … --resume` resumes one; `fedproj report --unfinished` shows what \
+             is done, `fedproj watch` follows it",
+            left_out.join("; ")
         )));
     }
-    let mut notes: Vec<String> = unfinished.iter().map(|what| format!("Left out: {what}.")).collect();
+    let mut notes: Vec<String> = left_out.iter().map(|what| format!("Left out: {what}.")).collect();
     let versions: BTreeSet<&str> = runs.iter().filter_map(|r| Some(r.manifest.as_ref()?.version.as_str())).collect();
     if versions.len() > 1 {
         let versions: Vec<&str> = versions.into_iter().collect();
@@ -53,7 +65,8 @@ pub fn load(paths: &[PathBuf]) -> Result<(Vec<Loaded>, Vec<String>)> {
 
 /// Marks runs without a seal.
 fn not_sealed(runs: &[Loaded]) -> Option<String> {
-    let open: Vec<String> = runs.iter().filter(|r| !r.is_sealed()).map(|r| r.run.dir.display().to_string()).collect();
+    let open: Vec<String> =
+        runs.iter().filter(|r| r.is_finished && !r.is_sealed()).map(|r| r.run.dir.display().to_string()).collect();
     let who = match &open[..] {
         [] => return None,
         [one] => format!("`{one}` is"),
@@ -112,5 +125,5 @@ fn open(dir: &Path) -> Result<Loaded> {
             dir.display()
         );
     }
-    Ok(Loaded { run, manifest: Manifest::read(dir)? })
+    Ok(Loaded { run, manifest: Manifest::read(dir)?, is_finished: true })
 }

@@ -4,7 +4,7 @@
 use crate::arms::labels;
 use crate::compare::{Comparison, compare};
 use crate::drive::{Driver, Job, Watch};
-use crate::page::{Written, write_report};
+use crate::page::{ReportOptions, Written, write_report};
 use crate::setups::{self, Setup};
 use crate::sweep::{PlannedRun, expand};
 use anyhow::{Result, bail};
@@ -101,8 +101,13 @@ impl Study {
         let runs: Vec<PathBuf> = jobs.iter().map(|job| job.dir.clone()).collect();
         let tables = Self::tables(jobs, &summaries)?;
         let title = format!("{title}{}", samples(&runs)?);
-        let Written { report, notes, .. } =
-            write_report(&runs, &out.join("report"), Some(&title), driver.data_dir.as_deref())?;
+        let Written { report, notes, .. } = write_report(&ReportOptions {
+            runs: &runs,
+            out: &out.join("report"),
+            title: Some(&title),
+            unfinished: false,
+            data_dir: driver.data_dir.as_deref(),
+        })?;
         Ok(StudyResult { study: self.name, title, report, tables, notes })
     }
 

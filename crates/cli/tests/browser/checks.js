@@ -39,25 +39,47 @@
     return least;
   };
 
-  // Every column of every table that has two rows or more: a click sorts it, another turns it round.
+  // Every column of every table that has two rows or more: a click sorts it, another turns it round. Groups stay apart.
   const checkTables = () => {
     let n = 0;
     for (const table of document.querySelectorAll('table')) {
-      const cells = column => [...table.tBodies[0].rows].map(row => row.cells[column].textContent);
+      const rows = body => [...body.rows].filter(row => !row.classList.contains('group'));
+      const cells = column => [...table.tBodies].map(body => rows(body).map(row => row.cells[column].textContent));
       [...table.tHead.rows[0].cells].forEach((head, column) => {
         const before = cells(column), where = head.textContent;
         const number = text => { const v = parseFloat(text.replace('−', '-')); return isNaN(v) ? -Infinity : v; };
         const order = head.classList.contains('name') ? (a, b) => a.localeCompare(b) : (a, b) => number(a) === number(b) ? 0 : number(a) - number(b);
-        const is_sorted = list => list.every((cell, i) => !i || order(list[i - 1], cell) <= 0);
+        const isSorted = list => list.every((cell, i) => !i || order(list[i - 1], cell) <= 0);
         head.querySelector('button').click();
         const up = cells(column);
-        if (!is_sorted(up) || head.getAttribute('aria-sort') !== 'ascending') complain('sort: not ascending:', where, up);
+        if (!up.every(isSorted) || head.getAttribute('aria-sort') !== 'ascending') complain('sort: not ascending:', where, up);
         head.querySelector('button').click();
-        if (!is_sorted(cells(column).reverse())) complain('sort: not descending:', where, cells(column));
-        if ([...up].sort().join() !== [...before].sort().join()) complain('sort: cells lost:', where);
-        n += before.length > 1 ? 1 : 0;
+        if (!cells(column).every(list => isSorted(list.reverse()))) complain('sort: not descending:', where, cells(column));
+        const all = groups => groups.map(list => [...list].sort().join()).join(';');
+        if (all(up) !== all(before)) complain('sort: cells lost or moved to another group:', where);
+        n += before.flat().length > 1 ? 1 : 0;
       });
     }
+    return n;
+  };
+
+  // Every chart shows its values below the pointer; charts that a phone does not show have no place.
+  const checkHover = () => {
+    let n = 0;
+    for (const plot of document.querySelectorAll('.plot')) {
+      const box = plot.getBoundingClientRect();
+      if (!box.width) continue;
+      const at = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, bubbles: true };
+      plot.querySelector('rect').dispatchEvent(new PointerEvent('pointermove', at));
+      const tip = document.getElementById('tip'), n_lines = plot.querySelectorAll('[data-values]').length;
+      const lines = tip.textContent.split('\n').filter(line => /: −?-?[\d.]+( ± [\d.]+)? \(.+ [\d.]+\)$/.test(line));
+      if (tip.hidden || lines.length !== n_lines) complain('hover:', tip.textContent, 'for', n_lines, 'lines');
+      const right = tip.getBoundingClientRect().right;
+      if (right > innerWidth + 1) complain('hover: beyond the edge', right);
+      n += 1;
+    }
+    document.body.dispatchEvent(new PointerEvent('pointermove', { bubbles: true }));
+    if (n && !document.getElementById('tip').hidden) complain('hover: the values stay');
     return n;
   };
 
@@ -67,9 +89,13 @@
     const least_contrast = checkText();
     document.querySelectorAll('details').forEach(details => details.open = true);
     if (document.documentElement.scrollWidth > innerWidth) complain('overflow: unfolded', document.documentElement.scrollWidth);
-    const n_sorted = checkTables();
+    const n_sorted = checkTables(), n_hovered = checkHover();
+    // On a phone no chart is wider than its box.
+    for (const svg of document.querySelectorAll('.narrow svg')) {
+      if (svg.getBoundingClientRect().width > svg.parentElement.clientWidth + 1) complain('chart: wider than its box');
+    }
     for (const entry of performance.getEntriesByType('resource')) complain('request:', entry.name);
     const is_dark = matchMedia('(prefers-color-scheme: dark)').matches;
-    parent.postMessage({ complaints, width: innerWidth, is_dark, least_contrast, n_sorted }, '*');
+    parent.postMessage({ complaints, width: innerWidth, is_dark, least_contrast, n_sorted, n_hovered }, '*');
   });
 })();

@@ -1,5 +1,6 @@
 //! Finished runs, and the files of a run directory.
 
+use super::manifest::Manifest;
 use super::seal;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -28,6 +29,26 @@ impl StoredRun {
         seal::check(dir)?;
         let (config, summary) = (read_config(dir)?, read_summary(dir)?);
         Ok(Self { dir: dir.into(), config, summary, rounds: read_metrics(dir, None)? })
+    }
+
+    /// Reads a run that may be unfinished, as far as it is; the summary is of the rounds done. It may be written meanwhile.
+    ///
+    /// # Errors
+    /// If a file is missing or does not hold what it should.
+    pub fn so_far(dir: &Path) -> Result<Self> {
+        let config = read_config(dir)?;
+        let path = dir.join("metrics.jsonl");
+        let text = match std::fs::read_to_string(&path) {
+            // It is made after the configuration.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            text => text.map_err(Error::io("read", &path))?,
+        };
+        // The last line may be half written.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let rounds = parse_metrics(&path, whole.lines())?;
+        let cohort = Manifest::read(dir)?.and_then(|m| m.sizes.get("cohort").copied()).unwrap_or(1);
+        let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &rounds);
+        Ok(Self { dir: dir.into(), config, summary, rounds })
     }
 }
 
@@ -60,15 +81,7 @@ pub(super) fn metrics_text(dir: &Path) -> Result<String> {
 /// The rounds stored in a run directory; with `n_rounds`, exactly the first `n_rounds`.
 pub(super) fn read_metrics(dir: &Path, n_rounds: Option<u32>) -> Result<Vec<RoundRecord>> {
     let (path, text) = (dir.join("metrics.jsonl"), metrics_text(dir)?);
-    let mut rounds = Vec::new();
-    for (at, line) in text.lines().enumerate() {
-        if n_rounds.is_some_and(|n| at >= n as usize) {
-            break;
-        }
-        let record: RoundRecord = serde_json::from_str(line)
-            .map_err(|e| Error::Corrupt { path: path.clone(), problem: format!("line {}: {e}", at + 1) })?;
-        rounds.push(record);
-    }
+    let rounds = parse_metrics(&path, text.lines().take(n_rounds.map_or(usize::MAX, |n| n as usize)))?;
     match n_rounds {
         Some(n) if rounds.len() != n as usize => {
             let problem = format!("holds {} rounds, but the checkpoint is of round {n}", rounds.len());
@@ -76,4 +89,12 @@ pub(super) fn read_metrics(dir: &Path, n_rounds: Option<u32>) -> Result<Vec<Roun
         }
         _ => Ok(rounds),
     }
+}
+
+fn parse_metrics<'a>(path: &Path, lines: impl Iterator<Item = &'a str>) -> Result<Vec<RoundRecord>> {
+    let corrupt = |at: usize, e| Error::Corrupt { path: path.into(), problem: format!("line {}: {e}", at + 1) };
+    lines
+        .enumerate()
+        .map(|(at, line)| serde_json::from_str(line).map_err(|e: serde_json::Error| corrupt(at, e)))
+        .collect()
 }

@@ -1,6 +1,7 @@
 //! The page of a report: what stands where, and what is said about it.
 
 use super::figures::Figure;
+use super::lead::lead;
 use super::tables::{GroupResult, Sheet};
 use crate::arms::{Arm, Group, differing};
 use anyhow::Result;
@@ -57,7 +58,7 @@ impl Content<'_> {
         sections.push(self.clients_section());
         sections.push(self.partition_section());
         sections
-            .push(section("Time and bytes", [self.table("costs"), Some(costs_text())].into_iter().flatten().collect()));
+            .push(section("What it costs", [self.table("costs"), Some(costs_text())].into_iter().flatten().collect()));
         sections.push(self.deviations_section());
         sections.push(self.configuration_section()?);
         let runs = text(
@@ -69,24 +70,10 @@ impl Content<'_> {
         ));
         Ok(Page {
             title: self.title.clone(),
-            lead: self.lead(),
+            lead: lead(self.settings, self.results),
             sections,
             footer: format!("fedproj {}: made by `fedproj report`.", env!("CARGO_PKG_VERSION")),
         })
-    }
-
-    /// What the reader learns, in a sentence or two.
-    fn lead(&self) -> String {
-        let n_runs: usize = self.settings.iter().flat_map(|s| &s.arms).map(|a| a.runs.len()).sum();
-        let best = |result: &GroupResult| {
-            let best = result.rows.iter().rev().max_by(|a, b| a.compared.mean.total_cmp(&b.compared.mean))?;
-            let place = if self.results.len() > 1 { format!(" ({})", result.short) } else { String::new() };
-            Some(format!("{} {:.2} %{place}", best.compared.name, 100.0 * best.compared.mean))
-        };
-        let best: Vec<String> = self.results.iter().filter_map(best).collect();
-        let runs = if n_runs == 1 { "One run".to_owned() } else { format!("{n_runs} runs") };
-        let highest = if n_runs == 1 { "Accuracy" } else { "Highest mean accuracy" };
-        format!("{runs}. {highest}: {}.", best.join(", "))
     }
 
     fn results_section(&self) -> Section {
@@ -100,7 +87,10 @@ impl Content<'_> {
         ));
         if n_arms > self.settings.len() {
             let baselines = baselines.join(", ");
-            blocks.push(text(&format!("Δ: difference to {baselines}, paired by seed, with Student's 95 % interval.")));
+            blocks.push(text(&format!(
+                "Δ: difference to {baselines}, paired by seed, with Student's 95 % interval. Bold: the highest mean of its \
+                 setting."
+            )));
         }
         blocks.extend(self.notes.iter().map(|note| text(note)));
         blocks.extend(self.figures("outcome"));
@@ -188,8 +178,8 @@ fn text(text: &str) -> Block {
 
 fn costs_text() -> Block {
     text(
-        "Means over rounds and seeds. Seconds: what the simulator took on the machine below for all clients of a round. \
-         Bytes: what a real federation would send to and from all clients of a round.",
+        "Means over rounds and seeds. Times: what the simulator took on the machine below for all clients of a round. \
+         Sizes: what a real federation would send to and from all clients of a round.",
     )
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use fedproj_core::RoundRecord;
 use fedproj_core::methods::CATALOGUE;
 use fedproj_report::{
-    Block, Chart, Charts, DotRow, Dots, Heat, Layout, Look, SERIES, Series, Spread, axis, png, ticks,
+    Block, Chart, Charts, DotRow, Dots, Heat, Layout, Look, Measure, SERIES, Series, Spread, axis, png, ticks,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,16 +19,32 @@ const PNG_SCALE: f32 = 2.0;
 pub struct Figure {
     /// Name of its files.
     pub name: String,
-    /// The picture.
-    pub svg: String,
+    /// The picture of its files.
+    svg: String,
+    /// The pictures on a page, for a desk and for a phone, where they are not that of the files.
+    on_page: Option<(String, String)>,
     /// What it shows.
-    pub caption: String,
+    caption: String,
 }
 
 impl Figure {
+    /// A picture that is the same everywhere.
+    pub fn new(name: impl Into<String>, svg: String, caption: impl Into<String>) -> Self {
+        Self { name: name.into(), svg, on_page: None, caption: caption.into() }
+    }
+
+    /// Charts, whose values a page shows below the pointer and which it stacks on a phone.
+    pub fn charts(name: impl Into<String>, charts: &Charts, caption: impl Into<String>) -> Self {
+        Self { on_page: Some(charts.for_page()), ..Self::new(name, charts.draw(), caption) }
+    }
+
     /// The figure on a page.
     pub fn block(&self) -> Block {
-        Block::Figure { svg: self.svg.clone(), caption: self.caption.clone() }
+        let (svg, narrow) = match &self.on_page {
+            Some((wide, narrow)) => (wide, Some(narrow.clone())),
+            None => (&self.svg, None),
+        };
+        Block::Figure { svg: svg.clone(), narrow, caption: self.caption.clone() }
     }
 
     /// Its files in a directory: SVG and PNG.
@@ -43,6 +59,8 @@ impl Figure {
 struct Quantity {
     title: &'static str,
     x_label: &'static str,
+    /// What x measures, where it does not count.
+    x_measure: Option<Measure>,
     x: fn(&[RoundRecord]) -> f64,
     y: fn(&RoundRecord) -> Option<f64>,
     /// Drawn in per cent, up to 100 at most.
@@ -66,7 +84,7 @@ impl Quantity {
 /// A value over the rounds, with a band.
 fn by_round(title: &'static str, y: fn(&RoundRecord) -> Option<f64>) -> Quantity {
     let x = |rounds: &[RoundRecord]| rounds.len() as f64;
-    Quantity { title, x_label: "rounds done", x, y, is_share: false, has_band: true, n_averaged: 1 }
+    Quantity { title, x_label: "rounds done", x_measure: None, x, y, is_share: false, has_band: true, n_averaged: 1 }
 }
 
 /// A share over the rounds, with a band.
@@ -110,7 +128,8 @@ fn caption(name: &str) -> &'static str {
 const TIME: [Quantity; 2] = [
     Quantity {
         title: "accuracy over time, %",
-        x_label: "seconds of training and fusion",
+        x_label: "time of training and fusion",
+        x_measure: Some(Measure::Time),
         x: |rounds| rounds.iter().map(|r| r.seconds.local + r.seconds.fusion).sum(),
         y: |r| r.accuracy,
         is_share: true,
@@ -119,8 +138,9 @@ const TIME: [Quantity; 2] = [
     },
     Quantity {
         title: "accuracy over what is sent, %",
-        x_label: "megabytes, down and up",
-        x: |rounds| rounds.iter().map(|r| 1e-6 * (r.bytes_down + r.bytes_up) as f64).sum(),
+        x_label: "sent, down and up",
+        x_measure: Some(Measure::Size),
+        x: |rounds| rounds.iter().map(|r| (r.bytes_down + r.bytes_up) as f64).sum(),
         y: |r| r.accuracy,
         is_share: true,
         has_band: false,
@@ -175,7 +195,7 @@ fn outcome(settings: &[Group], results: &[GroupResult]) -> Option<Figure> {
     };
     let caption = "The table's accuracies, seed by seed. All methods of a seed depend on the same data and client samples, so \
                    methods whose dots overlap may still differ in each seed.";
-    Some(Figure { name: "outcome".into(), svg: dots.draw(), caption: caption.into() })
+    Some(Figure::new("outcome", dots.draw(), caption))
 }
 
 /// Accuracy over rounds, one chart per group.
@@ -202,8 +222,8 @@ fn accuracy(settings: &[Group]) -> Figure {
     if quantities.len() > 1 {
         caption += " Means over rounds end at the table's accuracy.";
     }
-    let svg = Charts { title, subtitle, series, notes: notes(settings, true), charts, layout }.draw();
-    Figure { name: "accuracy".into(), svg, caption }
+    let charts = Charts { title, subtitle, series, notes: notes(settings, true), charts, layout };
+    Figure::charts("accuracy", &charts, caption)
 }
 
 /// The rounds of which the table's accuracy is the mean, where they are the same in all runs, several, and few of all.
@@ -232,8 +252,7 @@ fn each(settings: &[Group], name: &str, title: &str, layout: Layout, quantities:
             series,
             layout,
         };
-        let (name, caption) = (format!("{name}{}", numbered(i, settings.len())), caption(name).to_owned());
-        figures.push(Figure { name, svg: charts.draw(), caption });
+        figures.push(Figure::charts(format!("{name}{}", numbered(i, settings.len())), &charts, caption(name)));
     }
     figures
 }
@@ -267,14 +286,9 @@ fn forgetting(settings: &[Group]) -> Vec<Figure> {
             value_label: "forgetting, %".into(),
             rows,
         };
-        figures.push(Figure {
-            name: format!("forgetting{}", numbered(i, settings.len())),
-            svg: heat.draw(),
-            caption:
-                "The largest per-class accuracy drop during local training, mean over the rounds in which the client \
-                      took part."
-                    .into(),
-        });
+        let caption = "The largest per-class accuracy drop during local training, mean over the rounds in which the \
+                       client took part.";
+        figures.push(Figure::new(format!("forgetting{}", numbered(i, settings.len())), heat.draw(), caption));
     }
     figures
 }
@@ -305,14 +319,21 @@ fn chart(quantity: &Quantity, setting: &Group, settings: &[Group], series: &[Ser
     let least = points().map(|p| if p.mean < 0.0 { p.min } else { 0.0 }).fold(0.0, f64::min);
     let most = points().map(|p| if p.mean > 0.0 { p.max } else { 0.0 }).fold(0.0, f64::max);
     let most = if quantity.is_share { most.min(100.0) } else { most };
-    let x = axis(0.0, points().map(|p| p.x).fold(0.0, f64::max));
-    let own = |s: &Series| setting.arms.iter().find(|a| a.name == s.name).map(|a| line(a, quantity));
+    let x_max = points().map(|p| p.x).fold(0.0, f64::max);
+    let unit = quantity.x_measure.map(|measure| measure.unit(x_max));
+    let unit_size = unit.map_or(1.0, |(size, _)| size);
+    let x = axis(0.0, x_max / unit_size);
+    let own = |s: &Series| {
+        let mut own = setting.arms.iter().find(|a| a.name == s.name).map(|a| line(a, quantity)).unwrap_or_default();
+        own.iter_mut().for_each(|p| p.x /= unit_size);
+        own
+    };
     Some(Chart {
         title: quantity.title.into(),
         y: axis(least, most),
         x: (x.0, x.1, ticks(x)),
-        x_label: quantity.x_label.into(),
-        lines: series.iter().map(|s| own(s).unwrap_or_default()).collect(),
+        x_label: unit.map_or(quantity.x_label.into(), |(_, name)| format!("{}, {name}", quantity.x_label)),
+        lines: series.iter().map(own).collect(),
     })
 }
 

@@ -5,6 +5,7 @@
 
 mod content;
 mod figures;
+mod lead;
 mod partition;
 mod tables;
 
@@ -35,15 +36,31 @@ pub struct Written {
     pub notes: Vec<String>,
 }
 
-/// Writes `report.html`, `report.json`, `figures/` and `tables/` of all finished runs at or below `runs` into `out`.
+/// What [`write_report`] needs.
+#[derive(Clone, Copy, Debug)]
+pub struct ReportOptions<'a> {
+    /// Run directories, or directories of run directories.
+    pub runs: &'a [PathBuf],
+    /// Where to write.
+    pub out: &'a Path,
+    /// The page's title; what was compared, if there is none.
+    pub title: Option<&'a str>,
+    /// Whether to show unfinished runs too, marked as such.
+    pub unfinished: bool,
+    /// The data directory, for runs that did not record their partition.
+    pub data_dir: Option<&'a Path>,
+}
+
+/// Writes `report.html`, `report.json`, `figures/` and `tables/` of all runs at or below `runs` into `out`.
 ///
 /// Runs are grouped by their data, then by the method and the keys in which runs of one method differ (arms). So a sweep over
 /// any key gets one row per value.
 ///
 /// # Errors
-/// If there is no finished run, a run cannot be read, or `out` cannot be written.
-pub fn write_report(runs: &[PathBuf], out: &Path, title: Option<&str>, data_dir: Option<&Path>) -> Result<Written> {
-    let (runs, mut notes) = runs::load(runs)?;
+/// If there is no run to show, a run cannot be read, or `out` cannot be written.
+pub fn write_report(options: &ReportOptions<'_>) -> Result<Written> {
+    let ReportOptions { runs, out, title, unfinished, data_dir } = *options;
+    let (runs, mut notes) = runs::load(runs, unfinished)?;
     let settings = arms::sort(runs, &mut notes);
     if settings.len() > 1 {
         notes.push("Settings differ in data or partition: compare within a setting, not across settings.".into());

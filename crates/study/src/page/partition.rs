@@ -21,14 +21,10 @@ pub fn pictures(settings: &[Group], data_dir: Option<&Path>) -> (Vec<Figure>, Ve
                 let (data, counts) = (&first.run.config.data.private.name, &manifest.class_counts);
                 let Holdings { title, subtitle, counts, sizes } =
                     Holdings::from_counts(data, counts, n_clients, manifest.classes.len());
-                figures.push(Figure {
-                    name: format!("partition{}", numbered(i, settings.len())),
-                    svg: ClassMap { title, subtitle, counts, sizes, classes: manifest.classes }.draw(),
-                    caption: format!(
-                        "{}, seed {seed}: the samples of each class that each client holds.",
-                        setting.title
-                    ),
-                });
+                let map = ClassMap { title, subtitle, counts, sizes, classes: manifest.classes };
+                let caption =
+                    format!("{}, seed {seed}: the samples of each class that each client holds.", setting.title);
+                figures.push(Figure::new(format!("partition{}", numbered(i, settings.len())), map.draw(), caption));
             }
             Err(error) => without.push(format!("{}: no picture of the partition. {error:#}.", setting.title)),
         }

@@ -5,7 +5,7 @@ use crate::compare::{ComparedRow, mean, plus_minus, signed, standard_deviation};
 use crate::paper::{self, Deviation};
 use anyhow::Result;
 use fedproj_core::RoundRecord;
-use fedproj_report::Table;
+use fedproj_report::{Measure, Table};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -41,6 +41,8 @@ pub struct ArmResult {
     /// As `fedproj compare` has it.
     #[serde(flatten)]
     pub compared: ComparedRow,
+    /// Whether all its rounds are done.
+    pub is_finished: bool,
     /// The paper's result in per cent, where data set, β and method are the same.
     pub paper: Option<paper::Published>,
 }
@@ -48,7 +50,9 @@ pub struct ArmResult {
 /// The results of a group.
 pub fn results(setting: &Group) -> Result<GroupResult> {
     let comparison = setting.comparison();
-    let row = |(compared, arm): (ComparedRow, &Arm)| Ok(ArmResult { compared, paper: paper::published(arm)? });
+    let row = |(compared, arm): (ComparedRow, &Arm)| {
+        Ok(ArmResult { compared, is_finished: arm.is_finished(), paper: paper::published(arm)? })
+    };
     Ok(GroupResult {
         setting: setting.title.clone(),
         short: setting.short.clone(),
@@ -74,8 +78,9 @@ fn sheet(name: &'static str, columns: &[(&str, &[&str])], rows: Vec<(String, Str
     let n_names = 1 + usize::from(has_settings);
     let shown_heads = columns.iter().zip(&is_shown).filter(|(_, is)| **is).map(|((head, _), _)| (*head).to_owned());
     let raw_heads = columns.iter().flat_map(|(_, raw)| raw.iter().map(|head| (*head).to_owned()));
-    let mut shown = Table { headers: names("setting", "method"), n_names, rows: Vec::new() };
-    let mut raw = Table { headers: names("setting", "method"), n_names, rows: Vec::new() };
+    let mut shown =
+        Table { headers: names("setting", "method"), n_names, is_grouped: has_settings, ..Table::default() };
+    let mut raw = Table { headers: names("setting", "method"), n_names, ..Table::default() };
     shown.headers.extend(shown_heads);
     raw.headers.extend(raw_heads);
     for (setting, arm, cells) in rows {
@@ -123,47 +128,58 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
         ];
         (setting.short.clone(), c.name.clone(), cells)
     };
-    sheet(
-        "accuracy",
-        &columns,
-        results.iter().flat_map(|s| s.rows.iter().map(|r| row(s, r)).collect::<Vec<_>>()).collect(),
-    )
+    let rows = results.iter().flat_map(|s| s.rows.iter().map(|r| row(s, r)).collect::<Vec<_>>()).collect();
+    let mut sheet = sheet("accuracy", &columns, rows);
+    sheet.shown.bold = winners(results);
+    sheet
 }
 
-/// Seconds and bytes.
-pub fn costs(settings: &[Group]) -> Sheet {
-    let columns: [(&str, &[&str]); 7] = [
-        ("local s / round", &["local_seconds_a_round"]),
-        ("fusion s / round", &["fusion_seconds_a_round"]),
-        ("evaluation s / round", &["evaluation_seconds_a_round"]),
-        ("total s", &["seconds"]),
-        ("down MB / round", &["bytes_down_a_round"]),
-        ("up MB / round", &["bytes_up_a_round"]),
-        ("total MB", &["bytes"]),
-    ];
-    let row = |setting: &Group, arm: &Arm| {
-        let a_round =
-            |of: &dyn Fn(&RoundRecord) -> f64| over_runs(arm, |rounds| Some(mean(&all(rounds, of)))).map(|(m, _)| m);
-        let in_all = |of: &dyn Fn(&RoundRecord) -> f64| {
-            over_runs(arm, |rounds| Some(all(rounds, of).iter().sum())).map(|(m, _)| m)
-        };
-        let down = |r: &RoundRecord| r.bytes_down as f64;
-        let up = |r: &RoundRecord| r.bytes_up as f64;
-        let numbers = [
-            (a_round(&|r| r.seconds.local), 1.0, 2),
-            (a_round(&|r| r.seconds.fusion), 1.0, 2),
-            (a_round(&|r| r.seconds.evaluation), 1.0, 2),
-            (in_all(&|r| r.seconds.total()), 1.0, 1),
-            (a_round(&down), 1e-6, 2),
-            (a_round(&up), 1e-6, 2),
-            (in_all(&|r| down(r) + up(r)), 1e-6, 1),
-        ];
-        let cell = |(value, unit, decimals): (Option<f64>, f64, usize)| {
-            (value.map(|v| format!("{:.decimals$}", unit * v)).unwrap_or_default(), vec![value])
-        };
-        (setting.short.clone(), arm.name.clone(), numbers.map(cell).to_vec())
+/// The rows with the highest mean of their setting, as far as the table shows; none where nothing is compared.
+fn winners(results: &[GroupResult]) -> Vec<usize> {
+    let shown = |row: &ArmResult| (1e4 * row.compared.mean).round();
+    let is_winner = |setting: &GroupResult, row: &ArmResult| {
+        let ranked = || setting.rows.iter().filter(|r| r.is_finished);
+        let most = ranked().map(shown).fold(f64::MIN, f64::max);
+        row.is_finished && ranked().count() > 1 && shown(row) >= most
     };
-    sheet("costs", &columns, arm_rows(settings, row))
+    let all = results.iter().flat_map(|setting| setting.rows.iter().map(move |row| is_winner(setting, row)));
+    all.enumerate().filter_map(|(r, is)| is.then_some(r)).collect()
+}
+
+/// A column of costs: its name, its head for machines, what it measures, whether of the whole run, and its value of a round.
+type Cost = (&'static str, &'static str, Measure, bool, fn(&RoundRecord) -> f64);
+
+const COSTS: [Cost; 7] = [
+    ("local", "local_seconds_a_round", Measure::Time, false, |r| r.seconds.local),
+    ("fusion", "fusion_seconds_a_round", Measure::Time, false, |r| r.seconds.fusion),
+    ("evaluation", "evaluation_seconds_a_round", Measure::Time, false, |r| r.seconds.evaluation),
+    ("whole run", "seconds", Measure::Time, true, |r| r.seconds.total()),
+    ("down", "bytes_down_a_round", Measure::Size, false, |r| r.bytes_down as f64),
+    ("up", "bytes_up_a_round", Measure::Size, false, |r| r.bytes_up as f64),
+    ("whole run", "bytes", Measure::Size, true, |r| (r.bytes_down + r.bytes_up) as f64),
+];
+
+/// Times and sizes, each column in the unit in which its largest value reads well.
+pub fn costs(settings: &[Group]) -> Sheet {
+    let value = |arm: &Arm, (.., is_total, of): &Cost| {
+        let of = |rounds: &[RoundRecord]| {
+            let values: Vec<f64> = rounds.iter().map(of).collect();
+            Some(if *is_total { values.iter().sum() } else { mean(&values) })
+        };
+        over_runs(arm, of).map(|(mean, _)| mean)
+    };
+    let rows = arm_rows(settings, |setting, arm| (setting, arm, COSTS.map(|cost| value(arm, &cost))));
+    let unit = |c: usize| COSTS[c].2.unit(rows.iter().filter_map(|(.., values)| values[c]).fold(0.0, f64::max));
+    let head = |c: usize| format!("{}, {}{}", COSTS[c].0, unit(c).1, if COSTS[c].3 { "" } else { " / round" });
+    let heads: Vec<(String, [&str; 1])> = (0..COSTS.len()).map(|c| (head(c), [COSTS[c].1])).collect();
+    let columns: Vec<(&str, &[&str])> = heads.iter().map(|(shown, raw)| (&shown[..], &raw[..])).collect();
+    let row = |(setting, arm, values): &(&Group, &Arm, [Option<f64>; 7])| {
+        let cell = |(c, value): (usize, &Option<f64>)| {
+            (value.map(|v| format!("{:.2}", v / unit(c).0)).unwrap_or_default(), vec![*value])
+        };
+        (setting.short.clone(), arm.name.clone(), values.iter().enumerate().map(cell).collect())
+    };
+    sheet("costs", &columns, rows.iter().map(row).collect())
 }
 
 /// Clients after local training and projection, where a run recorded either.
@@ -212,8 +228,10 @@ pub fn deviations(results: &[GroupResult]) -> Option<Sheet> {
     }
     let heads = ["setting", "key", "paper", "here", "in", "why"];
     let heads = if results.len() > 1 { &heads[..] } else { &heads[1..] };
-    let table = Table { headers: heads.iter().map(|h| (*h).to_owned()).collect(), n_names: heads.len(), rows };
-    (!table.rows.is_empty()).then(|| Sheet { name: "deviations", shown: table.clone(), raw: table })
+    let headers = heads.iter().map(|h| (*h).to_owned()).collect();
+    let raw = Table { headers, n_names: heads.len(), rows, ..Table::default() };
+    let shown = Table { is_grouped: results.len() > 1, ..raw.clone() };
+    (!raw.rows.is_empty()).then_some(Sheet { name: "deviations", shown, raw })
 }
 
 /// Each run: seed, version, hardware, seal, hashes.
@@ -222,7 +240,7 @@ pub fn runs(settings: &[Group]) -> Sheet {
     const SHORT: usize = 8;
     let heads = ["setting", "method", "seed", "version", "hardware", "threads", "seal"];
     let heads = heads.into_iter().chain(HASHES).chain(["final_model"]).map(|h| h.replace('_', " "));
-    let mut raw = Table { headers: heads.collect(), n_names: 2, rows: Vec::new() };
+    let mut raw = Table { headers: heads.collect(), n_names: 2, ..Table::default() };
     for setting in settings {
         for arm in &setting.arms {
             for run in &arm.runs {
@@ -241,7 +259,7 @@ pub fn runs(settings: &[Group]) -> Sheet {
             }
         }
     }
-    let mut shown = raw.clone();
+    let mut shown = Table { is_grouped: settings.len() > 1, ..raw.clone() };
     for row in &mut shown.rows {
         row[7..].iter_mut().for_each(|hash| hash.truncate(SHORT));
     }
@@ -252,12 +270,8 @@ pub fn runs(settings: &[Group]) -> Sheet {
     Sheet { name: "runs", shown, raw }
 }
 
-fn arm_rows<T>(settings: &[Group], row: impl Fn(&Group, &Arm) -> T) -> Vec<T> {
+fn arm_rows<'a, T>(settings: &'a [Group], row: impl Fn(&'a Group, &'a Arm) -> T) -> Vec<T> {
     settings.iter().flat_map(|setting| setting.arms.iter().map(|arm| row(setting, arm)).collect::<Vec<_>>()).collect()
-}
-
-fn all(rounds: &[RoundRecord], of: &dyn Fn(&RoundRecord) -> f64) -> Vec<f64> {
-    rounds.iter().map(of).collect()
 }
 
 /// Mean and standard deviation over the runs of an arm.

@@ -30,14 +30,9 @@ fn sketch(results: &Results, outcomes: &[PilotRun]) -> Figure {
         -cosine,
         100.0 * rate
     );
-    Figure {
-        name: "projection".into(),
-        svg: Sketch { cosine, subtitle }.draw(),
-        caption:
-            "A step along −g raises the memory loss if the angle between g and r is larger than a right angle. The \
-                  projected gradient is the nearest one that does not, to first order."
-                .into(),
-    }
+    let caption = "A step along −g raises the memory loss if the angle between g and r is larger than a right angle. The \
+                   projected gradient is the nearest one that does not, to first order.";
+    Figure::new("projection", Sketch { cosine, subtitle }.draw(), caption)
 }
 
 fn regions(plane: &Plane, outcomes: &[PilotRun], scenario: Scenario, round: u32) -> Figure {
@@ -73,13 +68,10 @@ fn regions(plane: &Plane, outcomes: &[PilotRun], scenario: Scenario, round: u32)
         columns,
         rows: rows.collect(),
     };
-    Figure {
-        name: format!("regions-{}-round-{round:02}", scenario.key()),
-        svg: grid.draw(),
-        caption: format!(
-            "Round {round}: the global model before, each client after local training, and the global model after fusion."
-        ),
-    }
+    let caption = format!(
+        "Round {round}: the global model before, each client after local training, and the global model after fusion."
+    );
+    Figure::new(format!("regions-{}-round-{round:02}", scenario.key()), grid.draw(), caption)
 }
 
 fn curves(outcomes: &[PilotRun], scenario: Scenario) -> Figure {
@@ -135,11 +127,8 @@ fn curves(outcomes: &[PilotRun], scenario: Scenario) -> Figure {
         charts,
         layout: Layout::default(),
     };
-    Figure {
-        name: format!("curves-{}", scenario.key()),
-        svg: all.draw(),
-        caption: "Accuracy, forgetting and projection over the rounds.".into(),
-    }
+    let caption = "Accuracy, forgetting and projection over the rounds.";
+    Figure::charts(format!("curves-{}", scenario.key()), &all, caption)
 }
 
 /// A round number for a fifth of an axis that reaches `most`.

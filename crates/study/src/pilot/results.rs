@@ -121,7 +121,12 @@ impl Results {
             let cells = [r.accuracy.percent(), r.client.percent(), r.forgetting.percent(), projection];
             [scenario.title().to_owned(), name.to_owned()].into_iter().chain(cells).collect()
         };
-        Table { headers: headers.map(str::to_owned).to_vec(), n_names: 2, rows: self.rows().map(row).collect() }
+        Table {
+            headers: headers.map(str::to_owned).to_vec(),
+            n_names: 2,
+            rows: self.rows().map(row).collect(),
+            ..Table::default()
+        }
     }
 
     /// `table.csv`: the same numbers unrounded, as shares.
