@@ -20,6 +20,7 @@ mod sbom;
 mod selftest;
 mod settings;
 mod verify;
+mod watch;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -43,6 +44,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Write a report of finished runs: tables, curves, partition, costs, differences from the paper
     Report(report::ReportArgs),
+    /// Follow a run in a browser while it is made
+    Watch(watch::WatchArgs),
     /// Repeat a stored run and compare it bit for bit
     Verify(verify::VerifyArgs),
     /// Run a federation's server
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
         Command::Reproduce(study) => study.run(),
         Command::Compare(args) => args.run(),
         Command::Report(args) => args.run(),
+        Command::Watch(args) => args.run(),
         Command::Verify(args) => args.run(),
         Command::Serve(args) => args.run(),
         Command::Join(args) => args.run(),

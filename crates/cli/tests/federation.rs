@@ -4,11 +4,13 @@
 
 mod command;
 mod federate;
+mod page;
 mod proxy;
 
 use command::{fedproj, json, stdout};
 use federate::{Chance, Federation};
 use proxy::Proxy;
+use std::io::BufRead;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -42,6 +44,23 @@ fn demo_shows_its_status_where_it_is_told_to() {
     let output = command::output(fedproj(folder.path(), &args));
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && told.contains(&format!("status page http://127.0.0.1:{port}\n")), "{told}");
+}
+
+#[test]
+fn demo_keeps_its_page_until_somebody_looks_at_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["federation.rounds=1", "local.epochs=1", "method.name=fedavg"];
+    let mut demo = page::Served::start(folder.path(), &[&["demo", "--nodes", "2", "--keep"], &settings[..]].concat());
+    let mut log = String::new();
+    while !log.contains("the status page stays") {
+        assert!(demo.log.read_line(&mut log).unwrap() > 0, "{log}");
+    }
+    assert!(demo.child.try_wait().unwrap().is_none(), "it has ended before anybody looked");
+    let page = demo.get("/");
+    for words in ["FedAvg in a federation", "All 1 rounds are done", "node-1", "has contributed", ">cosine<"] {
+        assert!(page.contains(words), "{words} in {page}");
+    }
+    assert!(demo.child.wait().unwrap().success());
 }
 
 #[test]

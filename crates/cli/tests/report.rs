@@ -231,7 +231,7 @@ fn unfinished_runs_are_reported_on_request_and_marked() {
 fn costs_are_in_units_that_people_read() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    sweep(folder, &["seeds=0"]);
+    sweep(folder, &[]);
     // An hour and a half of training per round, and three megabytes.
     let path = folder.join("runs/metrics.jsonl");
     let long = |line: &str| {

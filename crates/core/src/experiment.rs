@@ -226,10 +226,15 @@ impl Experiment {
     /// As [`Experiment::cohort`], from some clients and of another size: a server draws from the clients that are online,
     /// and may ask more than it needs.
     pub fn cohort_among(&self, round: u32, clients: &[u32], size: usize) -> Vec<u32> {
-        let stream = &mut Stream::new(self.config.seed, Purpose::Cohort, [round, 0, 0]);
-        let drawn = stream.choose(clients.len() as u32, size.min(clients.len()) as u32);
-        drawn.into_iter().map(|at| clients[at as usize]).collect()
+        draw_cohort(self.config.seed, round, clients, size)
     }
+}
+
+/// The clients of a round, see [`Experiment::cohort_among`]. It needs no data.
+pub fn draw_cohort(seed: u64, round: u32, clients: &[u32], size: usize) -> Vec<u32> {
+    let stream = &mut Stream::new(seed, Purpose::Cohort, [round, 0, 0]);
+    let drawn = stream.choose(clients.len() as u32, size.min(clients.len()) as u32);
+    drawn.into_iter().map(|at| clients[at as usize]).collect()
 }
 
 /// Batch-norm cannot train on one value per channel, as in PyTorch. The last batch of an epoch may be that short.

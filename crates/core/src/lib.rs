@@ -47,7 +47,7 @@ pub use device::Device;
 pub use distill::{Anchor, Distill, DistillTargets, EnsembleWeights, StudentNorm};
 pub use error::{Error, Result};
 pub use evaluate::{Evaluator, Model, Outputs, Score};
-pub use experiment::Experiment;
+pub use experiment::{Experiment, draw_cohort};
 pub use fedproj_data::spelling::did_you_mean;
 pub use fedproj_nn::Loss;
 pub use files::{write_atomically, write_private};

@@ -13,6 +13,7 @@ mod backoff;
 mod error;
 mod files;
 pub mod identity;
+pub mod live;
 pub mod node;
 pub mod server;
 mod vault;

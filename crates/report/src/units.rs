@@ -40,7 +40,12 @@ impl Measure {
     pub fn text(self, value: f64) -> String {
         let (unit, name) = self.unit(value);
         let value = value / unit;
-        let decimals = if value < 10.0 && unit > 1.0 { 2 } else { usize::from(value < 100.0 && unit > 1.0) };
+        let decimals = match value {
+            _ if matches!(name, "B" | "ms") => 0,
+            ..10.0 => 2,
+            ..100.0 => 1,
+            _ => 0,
+        };
         format!("{value:.decimals$} {name}")
     }
 }
@@ -69,6 +74,7 @@ mod tests {
         for (value, text) in sizes {
             assert_eq!(Measure::Size.text(value), text);
         }
+        assert_eq!([0.123, 1.5, 90.0].map(|s| Measure::Time.text(s)), ["123 ms", "1.50 s", "90.0 s"]);
         let units = [(0.02, "ms"), (3.0, "s"), (600.0, "min"), (8000.0, "h"), (1e6, "days")];
         for (most, name) in units {
             assert_eq!(Measure::Time.unit(most).1, name, "{most} s");

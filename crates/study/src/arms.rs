@@ -153,10 +153,11 @@ fn arms(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Arm> {
     arms.sort_by(|a, b| rank(&a.0).cmp(&rank(&b.0)).then_with(|| by_value(&own(&a.0), &own(&b.0))));
     let arm = |(keys, mut runs): (Keys, Vec<Loaded>)| {
         runs.sort_by_key(|r| r.run.summary.seed);
-        let mut name = name(&keys, &told_by[method(&keys)]);
-        if let Some((done, all)) = runs[0].rounds_done() {
-            name += &format!(" (unfinished: {done} of {all} rounds)");
-        }
+        let name = name(&keys, &told_by[method(&keys)]);
+        let name = match runs[0].rounds_done() {
+            Some((done, all)) => format!("{name} (unfinished: {done} of {all} rounds)"),
+            None => name,
+        };
         Arm { name, told_by: own(&keys), runs }
     };
     arms.into_iter().map(arm).collect()

@@ -23,7 +23,7 @@ pub use arms::{ComparedGroup, compare_runs, labels};
 pub use compare::{ComparedRow, Comparison, Difference, compare, mean, standard_deviation};
 pub use drive::{Driver, Job, Stopped, Watch};
 pub use page::{ArmResult, GroupResult, ReportOptions, Written, write_report};
-pub use runs::{Loaded, load};
+pub use runs::{Loaded, find_runs, load};
 pub use setups::{PRESETS, SETUPS, Setup};
 pub use studies::{PROJECTION_DROPOUT, TABLE1, TABLE2, WEIGHT_DIVERGENCE};
 pub use study::{BetaTable, Prepared, Study, StudyOptions, StudyResult};

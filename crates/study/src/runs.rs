@@ -24,7 +24,7 @@ impl Loaded {
 
     /// Rounds done and rounds in all, of an unfinished run.
     pub fn rounds_done(&self) -> Option<(usize, u32)> {
-        (!self.is_finished).then(|| (self.run.rounds.len(), self.run.config.federation.rounds))
+        (!self.is_finished).then_some((self.run.rounds.len(), self.run.config.federation.rounds))
     }
 }
 
@@ -35,7 +35,7 @@ impl Loaded {
 /// If a path holds no run, there is nothing to show, or a run cannot be read or does not match its seal.
 pub fn load(paths: &[PathBuf], unfinished: bool) -> Result<(Vec<Loaded>, Vec<String>)> {
     let (mut runs, mut left_out) = (Vec::new(), Vec::new());
-    for dir in find_all(paths)? {
+    for dir in find_runs(paths)? {
         if dir.join("summary.json").exists() {
             runs.push(open(&dir)?);
             continue;
@@ -78,8 +78,11 @@ fn not_sealed(runs: &[Loaded]) -> Option<String> {
     ))
 }
 
-/// The run directories at or below the paths, each once.
-fn find_all(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+/// The run directories at or below the paths, each once; there is at least one.
+///
+/// # Errors
+/// If a path is no directory, or holds no run.
+pub fn find_runs(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let (mut all, mut seen) = (Vec::new(), BTreeSet::new());
     for path in paths {
         if !path.is_dir() {

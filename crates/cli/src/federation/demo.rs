@@ -9,13 +9,16 @@ use clap::Args;
 use fedproj_core::{Config, Experiment, Simulation};
 use fedproj_net::server::http::Addresses;
 use fedproj_net::server::status::{RoundLine, Status};
-use fedproj_net::server::{Authority, INVITATION_LASTS, Registry, ServeSetup, ServerConfig, serve};
+use fedproj_net::server::{Authority, INVITATION_LASTS, Registry, ServeSetup, Served, ServerConfig, serve};
+use fedproj_report::Measure;
 use serde::Serialize;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Arguments of `demo`.
@@ -29,6 +32,9 @@ pub struct Demo {
     /// Keep the federation folder here [default: a temporary folder, removed at the end]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Keep the status page until somebody has looked at the finished run
+    #[arg(long)]
+    keep: bool,
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -62,14 +68,24 @@ impl Demo {
         server.status = server.status.or(Some(loopback));
         let temporary = std::env::temp_dir().join(format!("fedproj-demo-{}", std::process::id()));
         let dir = self.out.clone().unwrap_or_else(|| temporary.clone());
-        let report = self.federate(&dir, config, server);
+        let shown = self.federate(&dir, config, server).and_then(|(report, page)| {
+            self.show(&report)?;
+            if self.keep {
+                eprintln!("the status page stays until somebody looks at it, or until Ctrl-C");
+            }
+            page.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
+            Ok(())
+        });
         if self.out.is_none() {
             // A folder that cannot be removed does not change the result.
             let _ = std::fs::remove_dir_all(&temporary);
         }
-        let report = report?;
+        shown
+    }
+
+    fn show(&self, report: &DemoReport) -> Result<()> {
         if self.json {
-            say!("{}", serde_json::to_string(&report)?);
+            say!("{}", serde_json::to_string(report)?);
         }
         if report.model_hash != report.simulator_hash {
             bail!(
@@ -80,9 +96,9 @@ impl Demo {
         }
         if !self.json {
             say!(
-                "{} rounds, {} bytes, accuracy {:.2} %: model {}, identical to the simulator's",
+                "{} rounds, {}, accuracy {:.2} %: model {}, identical to the simulator's",
                 report.rounds,
-                report.bytes,
+                Measure::Size.text(report.bytes as f64),
                 100.0 * report.accuracy,
                 &report.model_hash[..16]
             );
@@ -90,7 +106,8 @@ impl Demo {
         Ok(())
     }
 
-    fn federate(&self, dir: &Path, config: Config, server: ServerConfig) -> Result<DemoReport> {
+    /// The result, and the thread that serves the status page.
+    fn federate(&self, dir: &Path, config: Config, server: ServerConfig) -> Result<(DemoReport, JoinHandle<()>)> {
         let federation = dir.join("server");
         // Created before the server, so that nodes can be invited while it starts.
         let authority = Authority::open(&federation)?;
@@ -104,23 +121,19 @@ impl Demo {
             data_dir: data_dir.clone(),
             n_threads: usize::from(default_threads()),
         };
-        let (tell, told) = std::sync::mpsc::channel();
-        let (served, rounds) = std::thread::scope(|scope| -> Result<_> {
-            let serving = scope
-                .spawn(|| block_on(async { Ok(serve(setup, |a, s| drop(tell.send((*a, Arc::clone(s))))).await?) }));
-            let watched = match told.recv() {
-                Ok((addresses, status)) => self.watch(dir, &authority, &registry, &addresses, &status),
-                // The server has failed; its error follows below.
-                Err(_) => Ok(Vec::new()),
-            };
-            if let Err(error) = watched {
-                // Without nodes the server would wait for ever.
-                eprintln!("error: {error:#}");
-                std::process::exit(1);
-            }
-            let served = serving.join().unwrap_or_else(|p| std::panic::resume_unwind(p))?;
-            Ok((served, watched?))
-        })?;
+        let ((tell, told), (deliver, delivered)) = (mpsc::channel(), mpsc::channel());
+        let page = serve_in_background(setup, tell, deliver, self.keep);
+        let watched = match told.recv() {
+            Ok((addresses, status)) => self.watch(dir, &authority, &registry, &addresses, &status),
+            // The server has failed; its error follows below.
+            Err(_) => Ok(Vec::new()),
+        };
+        let rounds = watched.unwrap_or_else(|error| {
+            // Without nodes the server would wait for ever.
+            eprintln!("error: {error:#}");
+            std::process::exit(1);
+        });
+        let served = delivered.recv().context("the server ended without a result")??;
         if !self.json {
             eprintln!("running the simulator with the same configuration");
         }
@@ -131,14 +144,15 @@ impl Demo {
         while !simulation.is_done() {
             simulator_hash = simulation.round(&|_| ())?.model_hash;
         }
-        Ok(DemoReport {
+        let report = DemoReport {
             model_hash: served.summary.model_hash,
             simulator_hash,
             rounds: rounds.len(),
             bytes: rounds.iter().map(|r| r.bytes_up + r.bytes_down).sum(),
             nodes: self.nodes,
             accuracy: served.summary.last,
-        })
+        };
+        Ok((report, page))
     }
 
     /// Enrols and starts the nodes, then shows rounds until the last.
@@ -179,6 +193,32 @@ impl Demo {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// Serves on a thread, which delivers the result. With `keep`, it then serves the status page until somebody has seen the
+/// end.
+fn serve_in_background(
+    setup: ServeSetup,
+    tell: Sender<(Addresses, Arc<Status>)>,
+    deliver: Sender<Result<Served>>,
+    keep: bool,
+) -> JoinHandle<()> {
+    let work = async move {
+        let mut status = None;
+        let served = serve(setup, |addresses, serving| {
+            status = Some(Arc::clone(serving));
+            drop(tell.send((*addresses, Arc::clone(serving))));
+        });
+        let served = served.await.map_err(anyhow::Error::from);
+        let is_done = served.is_ok();
+        drop(deliver.send(served));
+        if let (Some(status), true) = (status, keep && is_done) {
+            status.end_shown().await;
+        }
+        Ok(())
+    };
+    // Its only error is that of the runtime, and then nothing is delivered.
+    std::thread::spawn(move || drop(block_on(work)))
 }
 
 /// A node's process. It ends with this one.

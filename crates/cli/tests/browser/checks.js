@@ -42,7 +42,7 @@
   // Every column of every table that has two rows or more: a click sorts it, another turns it round. Groups stay apart.
   const checkTables = () => {
     let n = 0;
-    for (const table of document.querySelectorAll('table')) {
+    for (const table of document.querySelectorAll('table:has(th button)')) {
       const rows = body => [...body.rows].filter(row => !row.classList.contains('group'));
       const cells = column => [...table.tBodies].map(body => rows(body).map(row => row.cells[column].textContent));
       [...table.tHead.rows[0].cells].forEach((head, column) => {

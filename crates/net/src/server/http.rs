@@ -122,7 +122,7 @@ impl Server {
         }
         if let Some(address) = self.config.status {
             let (address, listener) = bind(address).await?;
-            let routes = only_our_hosts(status::routes(&self.status, &self.desk), &self.config.names);
+            let routes = only_our_hosts(status::routes(&self.status, &self.desk, &self.registry), &self.config.names);
             open(listener, Visitors::Browsers, routes);
             addresses.status = Some(address);
         }

@@ -1,17 +1,23 @@
-//! What people and monitoring see of a server: a page without scripts, JSON, and Prometheus' text format.
+//! What people and monitoring see of a server: a page that follows the run, JSON, and Prometheus' text format.
 
 use super::desk::Desk;
-use super::lock;
+use super::presence::Seen;
+use super::{Registry, lock};
+use crate::live::{Screen, follow};
 use axum::Router;
 use axum::extract::State;
 use axum::http::header;
 use axum::routing::get;
+use fedproj_core::methods::title;
 use fedproj_core::{Pull, RoundRecord};
+use fedproj_report::{Live, Pace, Table, duration};
 use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// How long a node counts as alive after its last sign of life.
 const ALIVE: Duration = Duration::from_mins(1);
@@ -20,6 +26,10 @@ const ALIVE: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub struct Status {
     view: Mutex<View>,
+    /// When the last round ended; at first, when the server started.
+    last: Mutex<Instant>,
+    /// Whether a visitor has been shown the end.
+    end_shown: watch::Sender<bool>,
 }
 
 /// See [`Status`].
@@ -54,7 +64,7 @@ pub struct View {
 }
 
 /// A finished round.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct RoundLine {
     /// The round.
     pub round: u32,
@@ -70,12 +80,21 @@ pub struct RoundLine {
     pub seconds: f64,
     /// BLAKE3 of the model.
     pub model_hash: String,
+    /// Mean training loss over clients.
+    pub train_loss: f64,
+    /// Share of projected gradients.
+    pub projection_rate: Option<f64>,
+    /// Mean memory loss of the clients before local training.
+    pub memory_loss_before: Option<f64>,
+    /// The same after it.
+    pub memory_loss_after: Option<f64>,
     /// How hard each client pulled at the model, where it is known: not for rounds before the server's start.
     pub pulls: Vec<Pull>,
 }
 
 impl RoundLine {
-    fn of(r: &RoundRecord, pulls: &[Pull]) -> Self {
+    /// What is shown of a round.
+    pub fn of(r: &RoundRecord) -> Self {
         Self {
             round: r.round,
             accuracy: r.accuracy,
@@ -84,16 +103,28 @@ impl RoundLine {
             bytes_down: r.bytes_down,
             seconds: r.seconds.total(),
             model_hash: r.model_hash.clone(),
-            pulls: pulls.to_vec(),
+            train_loss: r.train_loss,
+            projection_rate: r.projection_rate,
+            memory_loss_before: r.memory_loss_before,
+            memory_loss_after: r.memory_loss_after,
+            pulls: Vec::new(),
         }
+    }
+}
+
+impl RoundLine {
+    /// What local training adds to the memory loss: above zero, clients forget.
+    pub fn memory_loss_change(&self) -> Option<f64> {
+        Some(self.memory_loss_after? - self.memory_loss_before?)
     }
 }
 
 impl Status {
     /// The status of a run with its finished rounds.
     pub fn new(run: &str, method: &str, n_rounds: u32, rounds: &[RoundRecord]) -> Self {
-        let rounds = rounds.iter().map(|record| RoundLine::of(record, &[])).collect();
-        Self { view: Mutex::new(View { run: run.into(), method: method.into(), n_rounds, rounds, ..View::default() }) }
+        let rounds = rounds.iter().map(RoundLine::of).collect();
+        let view = View { run: run.into(), method: method.into(), n_rounds, rounds, ..View::default() };
+        Self { view: Mutex::new(view), last: Mutex::new(Instant::now()), end_shown: watch::Sender::new(false) }
     }
 
     fn lock(&self) -> MutexGuard<'_, View> {
@@ -131,8 +162,9 @@ impl Status {
 
     pub(crate) fn round_done(&self, record: &RoundRecord, n_late: usize, pulls: &[Pull]) {
         let mut view = self.lock();
-        view.rounds.push(RoundLine::of(record, pulls));
+        view.rounds.push(RoundLine { pulls: pulls.to_vec(), ..RoundLine::of(record) });
         view.n_late += n_late as u64;
+        *lock(&self.last) = Instant::now();
     }
 
     pub(crate) fn finish(&self) {
@@ -171,73 +203,72 @@ impl Status {
         out
     }
 
-    /// The page.
-    pub fn page(&self, desk: &Desk) -> String {
-        let view = self.lock();
-        let state = if view.done {
-            "done".to_owned()
-        } else {
-            format!(
-                "round {} of {}: {} of {} contributions",
-                view.round + 1,
-                view.n_rounds,
-                view.arrived.len(),
-                view.needed
-            )
+    /// What the page shows.
+    pub fn live(&self, desk: &Desk, registry: &Registry) -> Live {
+        let (view, since) = (self.view(), lock(&self.last).elapsed());
+        let (round, n_rounds, needed) = (view.round + 1, view.n_rounds, view.needed);
+        let pace = match (view.done, view.asked.is_empty()) {
+            (true, _) => Pace::Finished,
+            (false, true) => Pace::Waiting,
+            (false, false) => Pace::Running,
         };
-        let nodes: Vec<String> = desk
-            .presence
-            .seen()
-            .iter()
-            .map(|(client, seen)| {
-                let doing = match (seen.round, view.arrived.contains(client)) {
-                    (_, true) => "has contributed".to_owned(),
-                    (Some(round), _) => format!("working on round {}", round.saturating_add(1)),
-                    (None, _) => "waiting".to_owned(),
-                };
-                format!("<tr><td>{client}<td>{doing}<td>{} s ago</tr>", desk.presence.silence(*client).as_secs())
-            })
-            .collect();
-        let rounds: Vec<String> = view
-            .rounds
-            .iter()
-            .rev()
-            .take(50)
-            .map(|r| {
-                let accuracy = r.accuracy.map_or("–".into(), |a| format!("{:.2} %", 100.0 * a));
-                let kilobytes = (r.bytes_up + r.bytes_down) / 1000;
-                format!(
-                    "<tr><td>{}<td>{accuracy}<td>{}<td>{kilobytes} kB<td>{:.1} s<td><code>{}</code></tr>",
-                    r.round + 1,
-                    r.counted,
-                    r.seconds,
-                    &r.model_hash[..r.model_hash.len().min(12)]
-                )
-            })
-            .collect();
-        let (curve, nodes, rounds) = (curve(&view), nodes.concat(), rounds.concat());
-        format!(
-            "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=2>\
-             <meta name=viewport content='width=device-width'><title>fedproj: {state}</title>\
-             <style>body{{font:16px/1.5 system-ui,sans-serif;max-width:46em;margin:2em auto;padding:0 1em;color-scheme:light dark}}\
-             table{{border-collapse:collapse}}td,th{{padding:.1em .8em;text-align:right}}svg{{width:100%;height:12em}}</style>\
-             <h1>{method}</h1><p>Run <code>{run}</code>, {state}.</p>{curve}\
-             <h2>Nodes</h2><table><tr><th>client<th>state<th>last heard</tr>{nodes}</table>\
-             <h2>Rounds</h2><table><tr><th>round<th>accuracy<th>contributions<th>traffic<th>time<th>model</tr>{rounds}</table></html>",
-            method = view.method,
-            run = view.run,
-        )
+        let now = match pace {
+            Pace::Finished => format!("All {n_rounds} rounds are done"),
+            Pace::Waiting => "Waiting for nodes".into(),
+            _ => format!("Round {round} of {n_rounds}: {} of {needed} contributions", view.arrived.len()),
+        };
+        let mut live = Live {
+            title: format!("{} in a federation", title(&view.method)),
+            subtitle: format!("run {}", view.run),
+            pace,
+            now,
+            ..Live::default()
+        };
+        live.tables.push(("Clients".into(), clients(&view, desk, registry)));
+        follow(&mut live, &view.rounds, n_rounds, since);
+        live
+    }
+
+    /// Waits until a visitor has been shown the end of the run.
+    pub async fn end_shown(&self) {
+        // It fails only if the sender is gone, and this is the sender.
+        let _ = self.end_shown.subscribe().wait_for(|shown| *shown).await;
     }
 }
 
-/// The page, JSON and metrics, all read-only.
-pub(crate) fn routes(status: &Arc<Status>, desk: &Arc<Desk>) -> Router {
-    type Both = State<(Arc<Status>, Arc<Desk>)>;
-    const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
-    let page = |State((status, desk)): Both| async move {
-        let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, POLICY)];
-        (headers, status.page(&desk))
+/// What each client does: those that were asked, and those that were heard from.
+fn clients(view: &View, desk: &Desk, registry: &Registry) -> Table {
+    // A page without names is better than none.
+    let nodes = registry.nodes().unwrap_or_default();
+    let seen = desk.presence.seen();
+    // The last of each client, which shows who pulls hard or against the others.
+    let pulls: BTreeMap<u32, &Pull> =
+        view.rounds.iter().flat_map(|round| &round.pulls).map(|pull| (pull.client, pull)).collect();
+    let all: BTreeSet<u32> = seen.keys().chain(&view.asked).copied().collect();
+    let row = |client: &u32| {
+        let name = nodes.iter().find(|node| node.client == *client).map(|node| node.name.clone()).unwrap_or_default();
+        let silence = desk.presence.silence(*client);
+        let state = match seen.get(client) {
+            _ if view.arrived.contains(client) => "has contributed".to_owned(),
+            None => "asked, not heard from yet".into(),
+            Some(_) if silence > ALIVE => "gone".into(),
+            Some(Seen { round: Some(round), .. }) => format!("trains in round {}", round.saturating_add(1)),
+            Some(_) => "waiting".into(),
+        };
+        let heard = if seen.contains_key(client) { duration(silence.as_secs_f64()) + " ago" } else { "–".into() };
+        let number = |of: fn(&Pull) -> f64| match pulls.get(client) {
+            Some(pull) => format!("{:.3}", of(pull)).replace('-', "−"),
+            None => "–".into(),
+        };
+        vec![client.to_string(), name, state, heard, number(|p| p.norm), number(|p| p.cosine)]
     };
+    let headers = ["client", "node", "state", "last heard", "norm", "cosine"].map(str::to_owned).to_vec();
+    Table { headers, n_names: 3, rows: all.iter().map(row).collect(), ..Table::default() }
+}
+
+/// The page, JSON and metrics, all read-only.
+pub(crate) fn routes(status: &Arc<Status>, desk: &Arc<Desk>, registry: &Registry) -> Router {
+    type Both = State<(Arc<Status>, Arc<Desk>)>;
     let json = |State((status, _)): Both| async move {
         let text = serde_json::to_string(&status.view()).unwrap_or_default();
         ([(header::CONTENT_TYPE, "application/json")], text)
@@ -245,24 +276,15 @@ pub(crate) fn routes(status: &Arc<Status>, desk: &Arc<Desk>) -> Router {
     let metrics = |State((status, desk)): Both| async move {
         ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], status.metrics(&desk))
     };
+    let shown = (Arc::clone(status), Arc::clone(desk), registry.clone());
+    let seen = Arc::clone(status);
+    let end_shown = move || {
+        seen.end_shown.send_replace(true);
+    };
+    let screen = Screen::new(move || shown.0.live(&shown.1, &shown.2), end_shown);
     Router::new()
-        .route("/", get(page))
         .route("/status.json", get(json))
         .route("/metrics", get(metrics))
         .with_state((Arc::clone(status), Arc::clone(desk)))
-}
-
-/// The accuracy over rounds as a picture.
-fn curve(view: &View) -> String {
-    let points: Vec<(f64, f64)> = view.rounds.iter().filter_map(|r| Some((f64::from(r.round), r.accuracy?))).collect();
-    let width = f64::from(view.n_rounds.max(2) - 1);
-    let line: Vec<String> =
-        points.iter().map(|(x, y)| format!("{:.2},{:.2} ", 100.0 * x / width, 100.0 * (1.0 - y))).collect();
-    let line = line.concat();
-    format!(
-        "<svg viewBox='-1 -2 102 104' preserveAspectRatio=none role=img aria-label='accuracy over rounds'>\
-         <path d='M0 0H100M0 50H100M0 100H100' stroke='gray' stroke-width='.3' fill='none' opacity='.5'/>\
-         <polyline points='{line}' fill='none' stroke='currentColor' stroke-width='2' vector-effect='non-scaling-stroke'/></svg>\
-         <p>Test accuracy over rounds; lines at 0, 50 and 100 %.</p>"
-    )
+        .merge(screen.routes())
 }

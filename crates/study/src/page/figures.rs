@@ -325,7 +325,9 @@ fn chart(quantity: &Quantity, setting: &Group, settings: &[Group], series: &[Ser
     let x = axis(0.0, x_max / unit_size);
     let own = |s: &Series| {
         let mut own = setting.arms.iter().find(|a| a.name == s.name).map(|a| line(a, quantity)).unwrap_or_default();
-        own.iter_mut().for_each(|p| p.x /= unit_size);
+        for point in &mut own {
+            point.x /= unit_size;
+        }
         own
     };
     Some(Chart {

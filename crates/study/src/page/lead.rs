@@ -37,12 +37,10 @@ fn verdict(setting: &Group) -> String {
     };
     let (name, accuracy) = (&best.name, 100.0 * mean(best));
     let Some(next) = others.first() else { return format!("{name}: accuracy {accuracy:.2} %.") };
-    let mut text = format!("{name} has the highest mean accuracy, {accuracy:.2} %: {}", margin(best, next));
     // The first arm is the baseline of the table.
-    if let Some(baseline) = others[1..].iter().find(|arm| arm.name == setting.arms[0].name) {
-        text += &format!("; {}", margin(best, baseline));
-    }
-    text + "."
+    let baseline = others[1..].iter().find(|arm| arm.name == setting.arms[0].name);
+    let margins: Vec<String> = [next].into_iter().chain(baseline).map(|other| margin(best, other)).collect();
+    format!("{name} has the highest mean accuracy, {accuracy:.2} %: {}.", margins.join("; "))
 }
 
 /// How far one arm is ahead of another, and how sure that is.
