@@ -238,8 +238,8 @@ mod tests {
             ("federation=3", "federation = 3: must be a table with keys such as `federation.rounds`"),
             ("data.private=3", "data.private = 3: must be a table with keys such as `data.private.name`"),
             (
-                "preset=papre",
-                "preset = \"papre\": must be one of paper, authors-code, clean\nhint: did you mean `paper`?",
+                "data.private_draw=unifrom",
+                "data.private_draw = \"unifrom\": must be one of uniform, balanced\nhint: did you mean `uniform`?",
             ),
             (
                 "local.optimizer=sgdd",
@@ -249,6 +249,9 @@ mod tests {
         ] {
             assert_eq!(config(&[pair]).unwrap_err().to_string(), expected, "{pair}");
         }
+        let message = config(&["preset=papre"]).unwrap_err().to_string();
+        assert!(message.starts_with("preset = \"papre\": must be one of paper, authors-code, clean"), "{message}");
+        assert!(message.ends_with("\nhint: did you mean `paper`?"), "{message}");
         let message = config(&["data.partition=fair"]).unwrap_err().to_string();
         assert!(message.starts_with("data.partition.kind = \"fair\": must be one of iid, dirichlet, "), "{message}");
     }
