@@ -1,17 +1,21 @@
-//! `fedproj data`: which data sets are known, which are here, and how to get the others.
+//! `fedproj data`: which data sets are known, which are here, and how to get the others; `get` unpacks what was downloaded.
 
 use crate::say;
-use anyhow::{Result, bail};
-use clap::Args;
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
 use fedproj_core::Error;
 use fedproj_data::catalogue::{self, Depth, Entry, Part, State};
+use fedproj_data::packages::{self, Installed};
 use fedproj_data::{Dataset, SourceConfig, Splits, Texts, registry};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `data`.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Data {
+    #[command(subcommand)]
+    command: Option<DataCommand>,
     /// Read this data set, count its classes and hash its contents
     name: Option<String>,
     /// Data directory [default: $FEDPROJ_DATA, then ./data]
@@ -23,6 +27,54 @@ pub struct Data {
     /// Print JSON: an array, or an object if NAME is given
     #[arg(long)]
     json: bool,
+}
+
+/// What `data` does beyond listing.
+#[derive(Subcommand)]
+enum DataCommand {
+    /// Unpack and check a data set that you downloaded; without --from, show where to download it
+    Get(Get),
+}
+
+/// Arguments of `data get`.
+#[derive(Args)]
+struct Get {
+    /// The data set
+    name: String,
+    /// A file as the data set's own site ships it, or a folder with such files
+    #[arg(long, value_name = "FILE | DIR")]
+    from: Option<PathBuf>,
+    /// Data directory [default: $FEDPROJ_DATA, then ./data, which is made]
+    #[arg(long = "data-dir", value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+impl Get {
+    fn run(self) -> Result<()> {
+        let name = registry::find(&self.name)?.name;
+        let publication = packages::publication(name)?;
+        let Some(from) = self.from else {
+            say!("{name} is published at {}", publication.site);
+            for (at, form) in publication.forms.iter().enumerate() {
+                say!("{}", if at == 0 { "download" } else { "or" });
+                for package in *form {
+                    let md5 = package.md5.map_or_else(|| "no checksum is known".into(), |md5| format!("MD5 {md5}"));
+                    say!("  {:<28}{md5}", package.file);
+                }
+            }
+            say!("then: fedproj data get {name} --from FILE");
+            return Ok(());
+        };
+        let dir = data_dir(self.dir)?.unwrap_or_else(|| PathBuf::from("data"));
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make `{}`", dir.display()))?;
+        let (folder, installed) = packages::install(name, &from, &dir)?;
+        for Installed { file, md5, is_published } in installed {
+            let known = if is_published { "as published" } else { "no published checksum is known to compare with" };
+            say!("`{}`: MD5 {md5}, {known}", file.display());
+        }
+        say!("{name} is in `{}`", folder.display());
+        Ok(())
+    }
 }
 
 /// The data directory: the flag, which must name one, else `FEDPROJ_DATA`, else `./data` if it exists.
@@ -37,6 +89,9 @@ pub fn data_dir(flag: Option<PathBuf>) -> Result<Option<PathBuf>> {
 impl Data {
     /// Looks and prints.
     pub fn run(self) -> Result<()> {
+        if let Some(DataCommand::Get(get)) = self.command {
+            return get.run();
+        }
         let dir = data_dir(self.dir)?;
         if let Some(dir) = dir.as_deref().filter(|dir| !dir.is_dir()) {
             eprintln!("warning: $FEDPROJ_DATA names `{}`, which is no directory", dir.display());

@@ -69,7 +69,7 @@ enum Command {
     Config(config::ConfigCommand),
     /// Show which client holds which data, before a run
     Partition(partition::Partition),
-    /// List data sets: which are here, and how to get the others
+    /// List data sets: which are here, and how to get the others; `data get` unpacks downloads
     Data(data::Data),
     /// List methods
     Methods(methods::Methods),

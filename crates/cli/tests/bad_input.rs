@@ -92,6 +92,26 @@ fn a_network_that_no_memory_holds_is_refused_with_the_figure() {
 }
 
 #[test]
+fn data_get_names_the_site_and_refuses_what_is_not_published() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = command::stdout(folder.path(), &["data", "get", "CIFAR10"]);
+    for word in ["www.cs.toronto.edu", "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "--from FILE"] {
+        assert!(told.contains(word), "no `{word}` in\n{told}");
+    }
+    std::fs::write(folder.path().join("cifar-10-binary.tar.gz"), "cut short").unwrap();
+    let get = |args: &[&str]| failure(fedproj(folder.path(), &[&["data", "get"], args].concat()));
+    let (code, message) = get(&["cifar10", "--from", "cifar-10-binary.tar.gz"]);
+    assert!(code == 1 && message.contains("c32a1d4ab5d03f1284b67883e8d87530") && message.contains("hint"), "{message}");
+    let (code, message) = get(&["cifar100", "--from", "cifar-10-binary.tar.gz"]);
+    assert!(code == 2 && message.contains("offers cifar-100-binary.tar.gz; or cifar-100-python.tar.gz"), "{message}");
+    let (code, message) = get(&["digits"]);
+    assert!(code == 2 && message.contains("part of the program"), "{message}");
+    let (_, message) = get(&["mnist", "--from", "nosuch.npz"]);
+    assert!(message.contains("nosuch.npz"), "{message}");
+    assert!(std::fs::read_dir(folder.path().join("data")).unwrap().next().is_none());
+}
+
+#[test]
 fn a_picture_has_the_ending_of_its_format() {
     let folder = tempfile::tempdir().unwrap();
     let (code, message) = failure(fedproj(folder.path(), &["partition", "--svg", "p.png"]));

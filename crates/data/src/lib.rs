@@ -27,6 +27,7 @@ mod dataset;
 mod error;
 mod holdings;
 mod overlap;
+pub mod packages;
 pub mod partition;
 mod parts;
 mod readers;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::dataset::Shape;
 use crate::error::{Error, Result};
+use crate::packages::Publication;
 use crate::readers;
 use crate::source::{SourceConfig, Splits};
 use crate::spelling::near;
@@ -73,6 +74,8 @@ pub struct Files {
     pub may_be_gzipped: bool,
     /// Official archive; it is unpacked if it is in the data directory.
     pub archive: Option<&'static str>,
+    /// Where it is published, and in which files; none where this program can unpack none.
+    pub publication: Option<Publication>,
     /// How to get it.
     pub how_to_get: &'static str,
     /// Samples for training and for testing, classes, shape of one sample.

@@ -1,4 +1,4 @@
-//! Unpacks an official `.tar.gz` from the data directory.
+//! Unpacks an official `.tar.gz`.
 //!
 //! Only members listed here are written, under the names listed here. Names in the archive are compared and never used
 //! as paths, so no archive can write elsewhere. Every file is checked by size and MD5 before it gets its final name;
@@ -22,6 +22,16 @@ pub(super) struct Archive {
     pub members: &'static [Member],
 }
 
+/// The form in which an archive ships its members.
+pub(super) struct Form {
+    /// Folder inside the archive.
+    pub folder: &'static str,
+    /// Names of the members there, in the order of [`Archive::members`].
+    pub names: &'static [&'static str],
+    /// Makes a member of what is there, or says what is wrong with it.
+    pub convert: fn(&[u8]) -> Result<Vec<u8>, String>,
+}
+
 /// A file of an archive that is needed.
 pub(super) struct Member {
     pub file: &'static str,
@@ -33,16 +43,19 @@ impl Archive {
     /// Unpacks the archive if it is in the data directory and its files are not.
     pub fn unpack_if_needed(&self, data_dir: Option<&Path>, files: &Files) -> Result<()> {
         match data_dir {
-            Some(dir) if files.locate(dir).is_none() && dir.join(self.file).is_file() => self.unpack(dir),
+            Some(dir) if files.locate(dir).is_none() && dir.join(self.file).is_file() => {
+                self.unpack(&dir.join(self.file), dir, None)
+            }
             _ => Ok(()),
         }
     }
 
-    fn unpack(&self, data_dir: &Path) -> Result<()> {
+    /// Unpacks `archive` into the data directory; its members are checked, in whatever form they come.
+    pub fn unpack(&self, archive: &Path, data_dir: &Path, form: Option<&Form>) -> Result<()> {
         // Two processes may do this at once: each has its own folder, and the renames replace equal by equal.
         let partial = data_dir.join(format!(".{}.{}.partial", self.folder, std::process::id()));
         fs::create_dir_all(&partial).map_err(Error::io("unpack into", &partial))?;
-        let done = self.write_members(&data_dir.join(self.file), &partial).and_then(|()| {
+        let done = self.write_members(archive, form, &partial).and_then(|()| {
             let folder = data_dir.join(self.folder);
             fs::create_dir_all(&folder).map_err(Error::io("unpack into", &folder))?;
             for Member { file, .. } in self.members {
@@ -54,27 +67,46 @@ impl Archive {
         done.and(removed)
     }
 
-    fn write_members(&self, archive: &Path, into: &Path) -> Result<()> {
+    fn write_members(&self, archive: &Path, form: Option<&Form>, into: &Path) -> Result<()> {
         let read_error = || Error::io("unpack", archive);
         let file = BufReader::new(File::open(archive).map_err(read_error())?);
         let mut tar = tar::Archive::new(GzDecoder::new(file));
+        let name = |at: usize| match form {
+            Some(form) => format!("{}/{}", form.folder, form.names[at]),
+            None => format!("{}/{}", self.folder, self.members[at].file),
+        };
         let mut is_written = vec![false; self.members.len()];
         for entry in tar.entries().map_err(read_error())? {
             let mut entry = entry.map_err(read_error())?;
             let path = entry.path_bytes().into_owned();
-            let wanted = |m: &Member| path == format!("{}/{}", self.folder, m.file).as_bytes();
-            let Some(at) = self.members.iter().position(wanted) else { continue };
-            if entry.header().entry_type().is_file() {
-                self.members[at].write(archive, &mut entry, into)?;
-                is_written[at] = true;
+            let Some(at) = (0..self.members.len()).find(|&at| path == name(at).as_bytes()) else { continue };
+            if !entry.header().entry_type().is_file() {
+                continue;
             }
+            match form {
+                None => self.members[at].write(archive, &mut entry, into)?,
+                Some(form) => {
+                    let mut bytes = Vec::new();
+                    // The other form of a member is about as large.
+                    entry.take(2 * self.members[at].n_bytes).read_to_end(&mut bytes).map_err(read_error())?;
+                    let converted = (form.convert)(&bytes).map_err(|found| Error::Malformed {
+                        file: archive.display().to_string(),
+                        place: format!("`{}`", name(at)),
+                        expected: "a batch of images".into(),
+                        found,
+                        hint: "this is not the official archive; fetch it again",
+                    })?;
+                    self.members[at].write(archive, &mut &converted[..], into)?;
+                }
+            }
+            is_written[at] = true;
         }
         match is_written.iter().position(|written| !written) {
             None => Ok(()),
             Some(at) => Err(Error::Malformed {
                 file: archive.display().to_string(),
                 place: "list of members".into(),
-                expected: format!("`{}/{}`", self.folder, self.members[at].file),
+                expected: format!("`{}`", name(at)),
                 found: "no such file".into(),
                 hint: "this is not the official archive; fetch it again",
             }),
@@ -107,6 +139,14 @@ impl Member {
     }
 }
 
+/// MD5 of a file.
+pub(crate) fn md5_of(path: &Path) -> Result<String> {
+    let mut file = File::open(path).map_err(Error::io("read", path))?;
+    let mut digest = Md5::new();
+    std::io::copy(&mut file, &mut digest).map_err(Error::io("read", path))?;
+    Ok(hex(&digest.finalize()))
+}
+
 fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut text, byte| {
@@ -117,7 +157,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const HELLO: Archive = Archive {
@@ -127,7 +167,7 @@ mod tests {
     };
 
     /// A `.tar.gz` with the given raw names and contents; the names go into the header unchecked.
-    fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    pub fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
         let gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         let mut tar = tar::Builder::new(gz);
         for (name, content) in entries {
@@ -148,7 +188,7 @@ mod tests {
         let dir = outer.path().join("data");
         fs::create_dir(&dir).unwrap();
         fs::write(dir.join(HELLO.file), bytes).unwrap();
-        let result = HELLO.unpack(&dir);
+        let result = HELLO.unpack(&dir.join(HELLO.file), &dir, None);
         let names = |dir: &Path| fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
         let mut all: Vec<String> = names(outer.path()).chain(names(&dir)).collect();
         all.sort();
@@ -160,6 +200,19 @@ mod tests {
         let (result, names) = check(&archive(&[("box/readme", b"x"), ("box/hello", b"hello")]));
         result.unwrap();
         assert_eq!(names, ["a.tar.gz", "box", "data"]);
+    }
+
+    #[test]
+    fn members_in_another_form_are_converted_and_checked() {
+        let form = Form { folder: "other", names: &["hi"], convert: |bytes| Ok(bytes.to_ascii_lowercase()) };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("b.tar.gz");
+        fs::write(&path, archive(&[("other/hi", b"HELLO")])).unwrap();
+        HELLO.unpack(&path, dir.path(), Some(&form)).unwrap();
+        assert_eq!(fs::read(dir.path().join("box/hello")).unwrap(), b"hello");
+        let broken = Form { convert: |_| Err("nonsense".into()), ..form };
+        let message = HELLO.unpack(&path, dir.path(), Some(&broken)).unwrap_err().to_string();
+        assert!(message.contains("`other/hi`") && message.contains("nonsense"), "{message}");
     }
 
     #[test]

@@ -10,6 +10,9 @@ use std::path::Path;
 use crate::dataset::{Dataset, Samples, Shape};
 use crate::error::{Error, Result};
 
+/// Where CIFAR-10 and CIFAR-100 are published.
+pub(super) const CIFAR_SITE: &str = "https://www.cs.toronto.edu/~kriz/cifar.html";
+
 /// Shape of every image in these files.
 pub(super) const SHAPE: Shape = Shape::Image { height: 32, width: 32, channels: 3 };
 const PLANE_LEN: usize = 32 * 32;

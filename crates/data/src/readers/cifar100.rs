@@ -1,10 +1,11 @@
 //! CIFAR-100, binary version, with fine or coarse labels. Source as CIFAR-10.
 
-use super::archive::{Archive, Member};
-use super::cifar::{Records, SHAPE};
-use super::class_names_beside;
+use super::archive::{Archive, Form, Member};
+use super::cifar::{CIFAR_SITE, Records, SHAPE};
+use super::{class_names_beside, pickle};
 use crate::dataset::Normalisation;
 use crate::error::Result;
+use crate::packages::{Package, Publication};
 use crate::registry::{Files, Origin, Read, Reader, Request};
 use crate::source::{LabelSet, Splits};
 
@@ -15,8 +16,23 @@ const FILES: Files = Files {
     members: &["train.bin", "test.bin"],
     may_be_gzipped: false,
     archive: Some(ARCHIVE.file),
+    publication: Some(Publication {
+        site: CIFAR_SITE,
+        forms: &[
+            &[Package {
+                file: ARCHIVE.file,
+                md5: Some("03b5dce01913d631647c71ecec9e9cb8"),
+                install: |from, dir| ARCHIVE.unpack(from, dir, None),
+            }],
+            &[Package {
+                file: "cifar-100-python.tar.gz",
+                md5: Some("eb9058c3a382ffc7106e4002c42a8d85"),
+                install: |from, dir| ARCHIVE.unpack(from, dir, Some(&PYTHON)),
+            }],
+        ],
+    }),
     how_to_get: "fetch `cifar-100-binary.tar.gz` from the CIFAR page of the University of Toronto into the data \
-                 directory; it is unpacked and checked on first use",
+                 directory; it is unpacked and checked on first use. `fedproj data get cifar100` also takes the Python version",
     known: (50_000, 10_000, 100, SHAPE),
 };
 
@@ -27,6 +43,13 @@ const ARCHIVE: Archive = Archive {
         Member { file: "train.bin", n_bytes: 153_700_000, md5: "6172c7755cfe09b2fe270c85cebc1b15" },
         Member { file: "test.bin", n_bytes: 30_740_000, md5: "4499cfba6c016c1be1438163640a0898" },
     ],
+};
+
+/// The Python version: the same records in pickles.
+const PYTHON: Form = Form {
+    folder: "cifar-100-python",
+    names: &["train", "test"],
+    convert: |bytes| pickle::records(bytes, &["coarse_labels", "fine_labels"]),
 };
 
 pub(crate) const READER: Reader = Reader {

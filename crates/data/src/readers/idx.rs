@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
+use super::npy::{self, Values};
 use super::read_file;
 use crate::dataset::{Dataset, Normalisation, Samples, Shape};
 use crate::error::{Error, Result};
+use crate::packages::{write_whole, zip_members};
 use crate::registry::Request;
 use crate::source::Splits;
 
@@ -66,6 +68,42 @@ fn read_array(folder: &Path, name: &str) -> Result<(Vec<usize>, Vec<u8>)> {
     Ok((sizes, bytes))
 }
 
+/// Copies one of the files into a folder.
+pub(super) fn copy(from: &Path, folder: &Path) -> Result<()> {
+    let name = from.file_name().unwrap_or_default();
+    write_whole(&folder.join(name), &std::fs::read(from).map_err(Error::io("read", from))?)
+}
+
+/// Writes the arrays of an `.npz` file (`x_train`, `y_train`, `x_test`, `y_test`) as the four files of a folder.
+pub(super) fn from_npz(from: &Path, folder: &Path) -> Result<()> {
+    let names = ["x_train.npy", "y_train.npy", "x_test.npy", "y_test.npy"];
+    let arrays = zip_members(from, &names)?;
+    for ((name, bytes), member) in names.iter().zip(arrays).zip(MEMBERS) {
+        let file = format!("{}: {name}", from.display());
+        let array = npy::parse(&file, &bytes)?;
+        let values: Option<Vec<u8>> = match array.values {
+            Values::U8(values) => Some(values),
+            Values::Int(values) => values.into_iter().map(|value| u8::try_from(value).ok()).collect(),
+            Values::F32(_) => None,
+        };
+        let n_sizes = if member.contains("idx3") { 3 } else { 1 };
+        let (Some(values), true) = (values, array.shape.len() == n_sizes) else {
+            return Err(Error::Malformed {
+                file,
+                place: "array".into(),
+                expected: format!("bytes with {n_sizes} axes"),
+                found: format!("shape {:?} or other values", array.shape),
+                hint: "this is not the published file; fetch it again",
+            });
+        };
+        let mut out = vec![0, 0, 8, n_sizes as u8];
+        out.extend(array.shape.iter().flat_map(|&size| (size as u32).to_be_bytes()));
+        out.extend(values);
+        write_whole(&folder.join(member), &out)?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -119,5 +157,32 @@ mod tests {
         assert!(message(&good, &file(1, &[1], &[10])).contains("label 10 is out of range for 10 classes"));
         assert!(message(&good, &file(1, &[2], &[1, 1])).contains("2 labels for 1 samples"));
         assert!(message(&file(3, &[0, 1, 2], &[]), &file(1, &[0], &[])).contains("0 values"));
+    }
+
+    #[test]
+    fn an_npz_and_the_four_files_are_installed() {
+        let dir = tempfile::tempdir().unwrap();
+        let npy = npy::tests::file;
+        let arrays = super::super::zip::tests::archive(&[
+            ("x_train.npy", &npy("|u1", "(2, 28, 28)", &[3; 2 * 784])),
+            ("y_train.npy", &npy("<i8", "(2,)", &[4, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0])),
+            ("x_test.npy", &npy("|u1", "(1, 28, 28)", &[5; 784])),
+            ("y_test.npy", &npy("|u1", "(1,)", &[7])),
+        ]);
+        let npz = dir.path().join("mnist.npz");
+        std::fs::write(&npz, &arrays).unwrap();
+        let (folder, installed) = crate::packages::install("MNIST", &npz, dir.path()).unwrap();
+        assert!(folder.ends_with("mnist") && !installed[0].is_published, "{installed:?}");
+        let splits = load(&SourceConfig::named("mnist"), Some(dir.path())).unwrap();
+        assert_eq!((splits.train.labels(), splits.test.unwrap().labels()), (Some(&[4, 9][..]), Some(&[7][..])));
+        std::fs::write(&npz, &arrays[..arrays.len() / 2]).unwrap();
+        let message = crate::packages::install("mnist", &npz, dir.path()).unwrap_err().to_string();
+        assert!(message.contains("mnist.npz") && message.contains("a whole zip file"), "{message}");
+        // Of the four files, each must be the published one.
+        for member in MEMBERS {
+            std::fs::write(dir.path().join(format!("{member}.gz")), "not it").unwrap();
+        }
+        let message = crate::packages::install("fashion_mnist", dir.path(), dir.path()).unwrap_err().to_string();
+        assert!(message.contains("8d4fb7e6c68d591d4c3dfef9ec88bf0d"), "{message}");
     }
 }

@@ -18,16 +18,18 @@ pub(crate) mod iris;
 pub(crate) mod mnist;
 mod npy;
 pub(crate) mod numpy;
+mod pickle;
 pub(crate) mod sentences;
 pub(crate) mod text;
 pub(crate) mod tinyimagenet32;
-mod zip;
+pub(crate) mod zip;
 
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 
 use crate::error::{Error, Result};
+pub(crate) use archive::md5_of;
 pub(crate) use csv::numbered;
 
 /// Largest decompressed size accepted from one file, so that a small archive cannot fill the memory.

@@ -52,7 +52,7 @@ fn read_arrays(path: &Path) -> Result<BTreeMap<String, Array>> {
     if path.extension().is_some_and(|e| e == "npy") {
         return Ok(BTreeMap::from([("x".to_owned(), npy::parse(&file, &bytes)?)]));
     }
-    let members = zip::members(&bytes).map_err(|found| Error::Malformed {
+    let members = zip::members(&bytes, |_| true).map_err(|found| Error::Malformed {
         file: file.clone(),
         place: "archive".into(),
         expected: "a whole .npz file".into(),

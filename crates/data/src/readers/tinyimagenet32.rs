@@ -15,6 +15,7 @@ const FILES: Files = Files {
     members: &["train50.bin", "val.bin"],
     may_be_gzipped: false,
     archive: None,
+    publication: None,
     how_to_get: "make `tinyimagenet32/train50.bin` and `tinyimagenet32/val.bin`, 10 000 records each in CIFAR-10's \
                  binary layout, from Tiny-ImageNet-200",
     known: (10_000, 10_000, 200, SHAPE),

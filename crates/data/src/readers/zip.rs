@@ -1,4 +1,4 @@
-//! As much of the zip format as `.npz` files use: stored and deflated members, found by the central directory.
+//! As much of the zip format as `.npz` files and data sets use: stored and deflated members, found by the central directory.
 
 use std::io::Read;
 
@@ -8,8 +8,8 @@ const END_LEN: usize = 22;
 const CENTRAL_LEN: usize = 46;
 const LOCAL_LEN: usize = 30;
 
-/// Names and contents of all members, or what is wrong with the archive.
-pub(super) fn members(bytes: &[u8]) -> Result<Vec<(String, Vec<u8>)>, String> {
+/// Names and contents of the members that are asked for, or what is wrong with the archive.
+pub(crate) fn members(bytes: &[u8], wanted: impl Fn(&str) -> bool) -> Result<Vec<(String, Vec<u8>)>, String> {
     let end_at = (0..=bytes.len().saturating_sub(END_LEN))
         .rev()
         .take(1 << 16) // The comment behind the end record is shorter than that.
@@ -27,8 +27,10 @@ pub(super) fn members(bytes: &[u8]) -> Result<Vec<(String, Vec<u8>)>, String> {
         let name_at = at + CENTRAL_LEN;
         let name = bytes.get(name_at..name_at + entry.u16(28)).ok_or("a short directory")?;
         let name = String::from_utf8_lossy(name).into_owned();
-        let content = content(bytes, &entry).map_err(|problem| format!("member `{name}`: {problem}"))?;
-        members.push((name, content));
+        if wanted(&name) {
+            let content = content(bytes, &entry).map_err(|problem| format!("member `{name}`: {problem}"))?;
+            members.push((name, content));
+        }
         at = name_at + entry.u16(28) + entry.u16(30) + entry.u16(32);
     }
     Ok(members)
@@ -119,21 +121,21 @@ pub(super) mod tests {
         let long = vec![7; 100_000];
         let bytes = archive(&[("a.npy", b"hello"), ("b.npy", &long)]);
         let expected = vec![("a.npy".to_owned(), b"hello".to_vec()), ("b.npy".to_owned(), long)];
-        assert_eq!(members(&bytes).unwrap(), expected);
+        assert_eq!(members(&bytes, |_| true).unwrap(), expected);
     }
 
     #[test]
     fn damage_is_an_error_or_does_not_matter() {
         let bytes = archive(&[("a.npy", b"hello hello hello")]);
         for n in 0..bytes.len() {
-            assert!(members(&bytes[..n]).is_err(), "cut at {n}");
+            assert!(members(&bytes[..n], |_| true).is_err(), "cut at {n}");
         }
         for at in 0..bytes.len() {
             for flip in [1, 0x80, 0xff] {
                 let mut damaged = bytes.clone();
                 damaged[at] ^= flip;
                 // Some bytes (names, dates, versions) do not matter; damaged content is never taken for whole.
-                for (_, content) in members(&damaged).unwrap_or_default() {
+                for (_, content) in members(&damaged, |_| true).unwrap_or_default() {
                     assert_eq!(content, b"hello hello hello", "byte {at}");
                 }
             }
