@@ -187,6 +187,48 @@ fn a_new_file_runs_as_no_file_does() {
 }
 
 #[test]
+fn a_finished_run_is_extended_where_only_the_rounds_differ() {
+    let folder = folder();
+    // Three rounds with a warm-up of one, which a tenth of eleven rounds would not be; the third is evaluated as the last.
+    let settings = ["federation.evaluate_every=2"];
+    run(folder.path(), "a", &settings);
+    let before = rounds(&folder.path().join("a"));
+    assert!(before[2]["accuracy"].is_f64(), "{before:?}");
+    let long = [&settings[..], &["federation.rounds=11"]].concat();
+    let (code, message) = failure(fedproj(folder.path(), &[&["run", "--out", "a"], SMALL, &long[..]].concat()));
+    assert!(code == 2 && message.contains("fewer rounds") && message.contains("--resume"), "{message}");
+    let other = [&["run", "--resume", "--out", "a"], SMALL, &long[..], &["local.batch=16"]].concat();
+    let (code, message) = failure(fedproj(folder.path(), &other));
+    assert!(code == 2 && message.contains("another configuration"), "{message}");
+    let extended = run(folder.path(), "a", &long);
+    let whole = run(folder.path(), "b", &[&long[..], &["method.fedproj.projection.warmup=1.0"]].concat());
+    assert_eq!(extended["model_hash"], whole["model_hash"]);
+    assert_eq!(extended["headline"], whole["headline"]);
+    assert_eq!(rounds(&folder.path().join("a")), rounds(&folder.path().join("b")));
+    // It is finished, sealed and verified as any other run, and the same command finds it again.
+    assert_eq!(run(folder.path(), "a", &long), extended);
+    assert_eq!(json(folder.path(), &["verify", "a"])["sealed"], true);
+    assert_eq!(json(folder.path(), &["verify", "a", "--from-checkpoint"])["n_rounds"], 1);
+    let (_, message) =
+        failure(fedproj(folder.path(), &[&["run", "--resume", "--out", "a"], SMALL, &settings].concat()));
+    assert!(message.contains("11 rounds, which cannot be made shorter"), "{message}");
+}
+
+#[test]
+fn an_extension_that_was_killed_before_its_first_round_goes_on() {
+    let folder = folder();
+    run(folder.path(), "a", &[]);
+    let before = std::fs::read(folder.path().join("a/checkpoints/round-000003.ckpt")).unwrap();
+    let extended = run(folder.path(), "a", &["federation.rounds=5"]);
+    // As a kill leaves it: the new configuration, and only the old checkpoint.
+    for file in ["summary.json", "checkpoints/round-000004.ckpt", "checkpoints/round-000005.ckpt"] {
+        std::fs::remove_file(folder.path().join("a").join(file)).unwrap();
+    }
+    std::fs::write(folder.path().join("a/checkpoints/round-000003.ckpt"), before).unwrap();
+    assert_eq!(run(folder.path(), "a", &["federation.rounds=5"])["model_hash"], extended["model_hash"]);
+}
+
+#[test]
 fn a_number_of_seeds_is_a_flag_and_a_setting() {
     let folder = folder();
     let seeds = |args: &[&str]| {

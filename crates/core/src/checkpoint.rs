@@ -62,10 +62,11 @@ pub(crate) fn save(path: &Path, state: &ServerState, clients: &ClientStates, con
     write_atomically(path, &bytes)
 }
 
-/// Reads a state that was saved with the same configuration.
-pub(crate) fn load(path: &Path, config_hash: &str) -> Result<(ServerState, ClientStates)> {
+/// Reads a state that was saved with the same configuration: its hash is one of these.
+pub(crate) fn load(path: &Path, config_hashes: &[String]) -> Result<(ServerState, ClientStates)> {
     let name = path.file_name().unwrap_or_default().display();
-    let hint = format!("hint: remove `{name}` to resume from the checkpoint before it");
+    let hint =
+        format!("hint: remove `{name}`; the run then resumes from the checkpoint before it, else from the start");
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
     let corrupt = |problem: &str| Error::Corrupt { path: path.into(), problem: format!("{problem}\n{hint}") };
     if bytes.len() < 20 + HASH_BYTES || &bytes[..8] != MAGIC {
@@ -83,11 +84,11 @@ pub(crate) fn load(path: &Path, config_hash: &str) -> Result<(ServerState, Clien
     let header_end = usize::try_from(header_len).ok().and_then(|n| n.checked_add(20)).filter(|&end| end <= body.len());
     let header_end = header_end.ok_or_else(|| corrupt("its header is longer than the file"))?;
     let header: Header = serde_json::from_slice(&body[20..header_end]).map_err(|e| corrupt(&format!("header: {e}")))?;
-    if header.config_hash != config_hash {
-        return Err(Error::Corrupt {
-            path: path.into(),
-            problem: "belongs to another configuration; resume with the run's own config.toml".into(),
-        });
+    if !config_hashes.contains(&header.config_hash) {
+        let path = path.display();
+        return Err(Error::config(format!(
+            "`{path}` belongs to another configuration; resume with the run's own config.toml"
+        )));
     }
     let mut payload = &body[header_end..];
     let mut state = ServerState { n_rounds_done: header.n_rounds_done, ..ServerState::default() };
@@ -144,15 +145,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.ckpt");
         save(&path, &state(), &clients(), "h").unwrap();
-        let (back, kept) = load(&path, "h").unwrap();
+        let (back, kept) = load(&path, &["h".to_owned()]).unwrap();
         assert_eq!(kept, clients());
         assert_eq!(back, state());
         assert!(back.weights[1].is_sign_negative());
         // Empty targets differ from none: with labels as targets there are no logits, but there is a memory.
         let empty = ServerState { targets: Some(Arc::default()), ..state() };
         save(&path, &empty, &clients(), "h").unwrap();
-        assert_eq!(load(&path, "h").unwrap(), (empty, clients()));
-        assert!(load(&path, "other").unwrap_err().to_string().contains("another configuration"));
+        assert_eq!(load(&path, &["h".to_owned()]).unwrap(), (empty, clients()));
+        assert!(load(&path, &["other".to_owned()]).unwrap_err().to_string().contains("another configuration"));
     }
 
     #[test]
@@ -165,10 +166,10 @@ mod tests {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x40;
             std::fs::write(&path, &damaged).unwrap();
-            let error = load(&path, "h").unwrap_err().to_string();
+            let error = load(&path, &["h".to_owned()]).unwrap_err().to_string();
             assert!(error.contains("a.ckpt") && error.contains("hint"), "byte {at}: {error}");
             std::fs::write(&path, &whole[..at]).unwrap();
-            assert!(load(&path, "h").is_err(), "cut at {at}");
+            assert!(load(&path, &["h".to_owned()]).is_err(), "cut at {at}");
         }
     }
 }

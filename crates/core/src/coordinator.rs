@@ -168,7 +168,7 @@ impl Coordinator {
         let fusion = start.elapsed().as_secs_f64();
 
         let start = Instant::now();
-        let is_due = (round + 1).is_multiple_of(federation.evaluate_every) || round + 1 == federation.rounds;
+        let is_due = federation.is_evaluated(round);
         let published = self.state.published();
         let is_evaluated = is_due || federation.evaluate_clients;
         let score = is_evaluated.then(|| self.score(published.weights, published.buffers)).transpose()?;

@@ -60,7 +60,7 @@ pub use projection::{DropoutUnit, Projection, ProjectionMode, Reference, Space};
 pub use pull::Pull;
 pub use record::{RoundRecord, Seconds, Summary};
 pub use robust::{RobustConfig, RobustRule};
-pub use run::{Manifest, Run, RunDir, StoredRun, Verified, VerifyPart, check_rollback, rollback, verify};
+pub use run::{Extended, Manifest, Run, RunDir, StoredRun, Verified, VerifyPart, check_rollback, rollback, verify};
 pub use simulate::{Progress, Simulation};
 pub use step::{At, Batch, Finish, Place, ProjectionRule, Scope, Step, Term, Vector};
 pub use trainer::{ClientResult, ClientState, ClientStates, Download, LocalStats, LocalTraining};

@@ -101,6 +101,11 @@ impl Projection {
         require(self.soft_weight >= 0.0, "soft_weight", self.soft_weight.into(), "0 or positive")
     }
 
+    /// Rounds without projection at the start of a run of `n_rounds`.
+    pub(crate) fn warmup_rounds(&self, n_rounds: u32) -> f64 {
+        if self.warmup < 1.0 { (self.warmup * f64::from(n_rounds)).ceil() } else { self.warmup }
+    }
+
     /// Whether a run projects at all.
     pub(crate) fn is_on(&self) -> bool {
         self.mode != ProjectionMode::Off
@@ -109,8 +114,8 @@ impl Projection {
     /// Whether this step takes a memory gradient.
     pub(crate) fn applies(&self, step: &Step<'_>, authors: &Authors) -> bool {
         let at = step.place();
-        let warmup = if self.warmup < 1.0 { (self.warmup * f64::from(at.n_rounds)).ceil() } else { self.warmup };
-        let in_time = f64::from(at.round) >= warmup && (authors.stop_round == 0 || at.round < authors.stop_round);
+        let in_time = f64::from(at.round) >= self.warmup_rounds(at.n_rounds)
+            && (authors.stop_round == 0 || at.round < authors.stop_round);
         let kept = || match self.dropout_unit {
             DropoutUnit::ClientRound => step.chance_of_round() >= self.dropout,
             DropoutUnit::Step => step.chance_of_step() >= self.dropout,

@@ -121,7 +121,7 @@ impl Plan<'_> {
         let (Driver { data_dir, devices, resume }, Job { dir, config, .. }) = (self.driver, &self.jobs[at]);
         let watch = self.watch;
         let mut run = Run::open(dir, config, data_dir.as_deref(), devices[slot].clone(), *resume)?;
-        for note in run.simulation().experiment().notes() {
+        for note in run.notes() {
             if self.noted.lock().unwrap_or_else(PoisonError::into_inner).insert(note.clone()) {
                 watch.note(&format!("note: {note}"));
             }

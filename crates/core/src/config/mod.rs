@@ -199,6 +199,11 @@ impl Default for FederationConfig {
 }
 
 impl FederationConfig {
+    /// Whether the global model is evaluated after a round, counted from 0.
+    pub fn is_evaluated(&self, round: u32) -> bool {
+        (round + 1).is_multiple_of(self.evaluate_every) || round + 1 == self.rounds
+    }
+
     /// Clients in a round: max(⌊fraction · N⌋, 1).
     pub fn cohort(&self, n_clients: usize) -> usize {
         ((self.fraction * n_clients as f64 + 1e-9) as usize).clamp(1, n_clients)
@@ -267,6 +272,16 @@ impl Config {
     /// Never for a configuration made by [`Config::from_layers`].
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string(&table_of(self)?).map_err(Error::internal("writing the configuration"))
+    }
+
+    /// The same, with what shares of the rounds mean in a run of `n_rounds` written as rounds. A run that is extended keeps it.
+    pub(crate) fn begun_with(&self, n_rounds: u32) -> Self {
+        let mut config = self.clone();
+        if config.method.name == "fedproj" {
+            let projection = &mut config.method.fedproj.projection;
+            projection.warmup = projection.warmup_rounds(n_rounds);
+        }
+        config
     }
 
     /// Every key that the chosen method looks at, with its value as text; the tables of the other methods are left out.

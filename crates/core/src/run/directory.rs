@@ -1,5 +1,6 @@
 //! A run directory that is being written.
 
+use super::extend::{Extended, config_for, forget_evaluation};
 use super::manifest::{Manifest, check_gpu};
 use super::seal;
 use super::stored::{config_text, hash_of, metrics_text, read_config, read_metrics, read_summary};
@@ -25,28 +26,28 @@ pub struct RunDir {
     config_hash: String,
     /// Checkpoints that are kept.
     n_checkpoints: usize,
+    notes: Vec<String>,
     /// Held as long as the run lives, so that no second process writes here.
     _lock: File,
 }
 
 impl RunDir {
-    /// The summary of a finished run with this configuration, if the directory holds one.
+    /// The summary of a finished run with this configuration, if the directory holds one. A run of fewer rounds is not
+    /// finished: it can be extended.
     ///
     /// # Errors
     /// If the directory holds a run of another configuration, finished or not, or a run that does not match its seal.
     pub fn finished(dir: &Path, config: &Config) -> Result<Option<Summary>> {
-        if dir.join("config.toml").exists() {
-            check_config(dir, config)?;
-        }
-        if !dir.join("summary.json").exists() {
+        let config = config_for(dir, config)?;
+        if !dir.join("summary.json").exists() || read_config(dir)? != config {
             return Ok(None);
         }
         seal::check(dir)?;
         read_summary(dir).map(Some)
     }
 
-    /// Makes a directory for a run with this manifest. If it holds an unfinished run and `resume` is set, opens that run
-    /// with the state of its newest checkpoint.
+    /// Makes a directory for a run with this manifest. If it holds an unfinished run, or one of fewer rounds, and `resume`
+    /// is set, opens that run with the state of its newest checkpoint that is whole.
     ///
     /// # Errors
     /// If the directory is in use, holds another run, or cannot be written.
@@ -57,42 +58,40 @@ impl RunDir {
         resume: bool,
     ) -> Result<(Self, Option<(ServerState, ClientStates)>)> {
         let exists = dir.join("config.toml").exists();
+        let config = &config_for(dir, config)?;
         if exists {
-            check_config(dir, config)?;
             check_gpu(dir, manifest.hardware.get("gpu"))?;
             if !resume {
                 return Err(Error::config(format!(
-                    "`{}` holds an unfinished run of this configuration; resume it with --resume, or choose another --out",
+                    "`{}` holds an unfinished run of this configuration, or one of fewer rounds; continue it with --resume, \
+                     or choose another --out",
                     dir.display()
                 )));
             }
         }
         std::fs::create_dir_all(dir.join("checkpoints")).map_err(Error::io("create", dir))?;
-        let lock = lock(dir)?;
-        let text = if exists { config_text(dir)? } else { config.to_toml()? };
-        let config_hash = hash_of(&text);
-        let newest = if exists { checkpoints(dir)?.pop() } else { None };
-        let state = newest.map(|(_, path)| checkpoint::load(&path, &config_hash)).transpose()?;
-        let rounds = match &state {
-            Some((state, _)) => read_metrics(dir, Some(state.n_rounds_done))?,
-            None => Vec::new(),
-        };
+        let (lock, mut notes) = (lock(dir)?, Vec::new());
+        let state = if exists { newest_state(dir, &mut notes)? } else { None };
         if !exists {
             // The configuration comes last: where it is, the manifest is too.
             manifest.write(dir)?;
-            write_atomically(&dir.join("config.toml"), text.as_bytes())?;
+            write_atomically(&dir.join("config.toml"), config.to_toml()?.as_bytes())?;
+        } else if read_config(dir)? != *config {
+            extend(dir, config, manifest)?;
         } else if let (false, Some(begun)) = (dir.join("summary.json").exists(), Manifest::read(dir)?) {
             // An unfinished run has no seal: its files will change.
             Manifest { federated: manifest.federated, seal: BTreeMap::new(), ..begun }.write(dir)?;
         }
-        // Drops the lines after the checkpoint, and half a line that a crash left. The others keep their bytes: a finished
-        // run's are sealed.
+        let rounds = keep_metrics(dir, state.as_ref().map_or(0, |(state, _)| state.n_rounds_done), &config.federation)?;
         let path = dir.join("metrics.jsonl");
-        let text = if rounds.is_empty() { String::new() } else { metrics_text(dir)? };
-        let kept: String = text.lines().take(rounds.len()).flat_map(|line| [line, "\n"]).collect();
-        write_atomically(&path, kept.as_bytes())?;
         let metrics = OpenOptions::new().append(true).open(&path).map_err(Error::io("open", &path))?;
-        Ok((Self { dir: dir.into(), rounds, metrics, config_hash, n_checkpoints: 2, _lock: lock }, state))
+        let config_hash = hash_of(&config_text(dir)?);
+        Ok((Self { dir: dir.into(), rounds, metrics, config_hash, n_checkpoints: 2, notes, _lock: lock }, state))
+    }
+
+    /// What a user should know about the run's files.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The directory.
@@ -167,14 +166,60 @@ impl RunDir {
     }
 }
 
-fn check_config(dir: &Path, config: &Config) -> Result<()> {
-    if read_config(dir)? == *config {
-        return Ok(());
+/// Opens a run again for more rounds. The configuration comes last: until then the run is an unfinished one of the old
+/// configuration, and then its checkpoints are known by the old configuration's hash.
+fn extend(dir: &Path, config: &Config, manifest: &Manifest) -> Result<()> {
+    let (old, path) = (read_config(dir)?, dir.join("summary.json"));
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path)(error)),
+        _ => (),
     }
-    Err(Error::config(format!(
-        "`{}` holds a run of another configuration; choose another directory with --out",
-        dir.display()
-    )))
+    let begun = Manifest::read(dir)?.unwrap_or_else(|| manifest.clone());
+    let rounds_at_first = begun.extended.as_ref().map_or(old.federation.rounds, |e| e.rounds_at_first);
+    let extended = Some(Extended { rounds_at_first, config_hash: hash_of(&config_text(dir)?) });
+    Manifest { extended, seal: BTreeMap::new(), ..begun }.write(dir)?;
+    write_atomically(&dir.join("config.toml"), config.to_toml()?.as_bytes())
+}
+
+/// The state of the newest checkpoint that is whole. Damaged ones are set aside, as long as there is an older one.
+fn newest_state(dir: &Path, notes: &mut Vec<String>) -> Result<Option<(ServerState, ClientStates)>> {
+    let (hashes, mut all) = (config_hashes(dir)?, checkpoints(dir)?);
+    while let Some((_, path)) = all.pop() {
+        match checkpoint::load(&path, &hashes) {
+            Err(Error::Corrupt { problem, .. }) if !all.is_empty() => {
+                let aside = path.with_extension("ckpt.damaged");
+                std::fs::rename(&path, &aside).map_err(Error::io("rename", &path))?;
+                let (problem, aside) = (problem.lines().next().unwrap_or_default(), aside.display());
+                notes.push(format!(
+                    "`{}`: {problem}; it was set aside as `{aside}`, and the run resumes from the checkpoint before it",
+                    path.display()
+                ));
+            }
+            loaded => return loaded.map(Some),
+        }
+    }
+    Ok(None)
+}
+
+/// The hashes that a run's checkpoints may carry: its configuration's, and that before an extension.
+pub(super) fn config_hashes(dir: &Path) -> Result<Vec<String>> {
+    let extended = Manifest::read(dir)?.and_then(|manifest| manifest.extended);
+    Ok([hash_of(&config_text(dir)?)].into_iter().chain(extended.map(|e| e.config_hash)).collect())
+}
+
+/// Drops the lines after the checkpoint, and half a line that a crash left. The others keep their bytes: a finished run's are
+/// sealed. Only an evaluation that an extension made superfluous goes.
+fn keep_metrics(dir: &Path, n_rounds: u32, federation: &FederationConfig) -> Result<Vec<RoundRecord>> {
+    let (mut rounds, mut kept) = (Vec::new(), String::new());
+    if n_rounds > 0 {
+        rounds = read_metrics(dir, Some(n_rounds))?;
+        for (record, line) in rounds.iter_mut().zip(metrics_text(dir)?.lines()) {
+            let line = if forget_evaluation(record, federation) { line_of(record)? } else { line.to_owned() + "\n" };
+            kept += &line;
+        }
+    }
+    write_atomically(&dir.join("metrics.jsonl"), kept.as_bytes())?;
+    Ok(rounds)
 }
 
 /// A line of `metrics.jsonl`.

@@ -1,5 +1,6 @@
 //! What a run was made of, and on which machine: `manifest.json`.
 
+use super::extend::Extended;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
@@ -32,6 +33,9 @@ pub struct Manifest {
     /// [`verify`](super::verify()) takes both as recorded.
     #[serde(default)]
     pub federated: bool,
+    /// What the run was before it was extended, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extended: Option<Extended>,
     /// Hashes of a finished run's files, by name; empty in unfinished runs and in those of earlier versions.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub seal: BTreeMap<String, String>,
@@ -127,6 +131,7 @@ impl Manifest {
             classes: e.private.class_names().to_vec(),
             class_counts: counted.map(|client| e.partition.class_counts(client, labels, n_classes)).collect(),
             federated: false,
+            extended: None,
             seal: BTreeMap::new(),
         }
     }

@@ -5,6 +5,7 @@
 
 mod compare;
 mod directory;
+mod extend;
 mod manifest;
 mod rollback;
 mod seal;
@@ -12,6 +13,7 @@ mod stored;
 mod verify;
 
 pub use directory::RunDir;
+pub use extend::Extended;
 pub use manifest::Manifest;
 pub use rollback::{check_rollback, rollback};
 pub use stored::StoredRun;
@@ -41,7 +43,7 @@ impl Run {
         RunDir::finished(dir, config)
     }
 
-    /// Starts a run, or resumes an unfinished one if `resume` is set.
+    /// Starts a run. If `resume` is set, resumes an unfinished one, or extends one of fewer rounds.
     ///
     /// # Errors
     /// If the directory is in use, holds another run, or cannot be written.
@@ -53,6 +55,7 @@ impl Run {
         resume: bool,
     ) -> Result<Self> {
         let device = device.into();
+        let config = &extend::config_for(dir, config)?;
         let method = config.method.build()?;
         let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
         let manifest = Manifest::of(&experiment, device.clone());
@@ -67,6 +70,11 @@ impl Run {
     /// The directory.
     pub fn dir(&self) -> &Path {
         self.directory.dir()
+    }
+
+    /// What a user should know: checkpoints that were set aside, and [`Experiment::notes`].
+    pub fn notes(&self) -> Vec<String> {
+        self.directory.notes().iter().cloned().chain(self.simulation.experiment().notes()).collect()
     }
 
     /// Completed rounds.

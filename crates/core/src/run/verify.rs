@@ -1,10 +1,10 @@
 //! Repeats recorded rounds and compares everything that a run publishes, bit for bit.
 
 use super::compare::Differences;
-use super::directory::checkpoints;
+use super::directory::{checkpoints, config_hashes};
 use super::manifest::{Manifest, check_gpu};
 use super::seal;
-use super::stored::{config_text, hash_of, read_config, read_metrics, read_summary};
+use super::stored::{read_config, read_metrics, read_summary};
 use crate::checkpoint;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -60,7 +60,7 @@ pub fn verify(
     let oldest = if part.from_checkpoint { checkpoints(dir)?.into_iter().next() } else { None };
     let mut simulation = match oldest {
         Some((_, path)) => {
-            let (state, clients) = checkpoint::load(&path, &hash_of(&config_text(dir)?))?;
+            let (state, clients) = checkpoint::load(&path, &config_hashes(dir)?)?;
             Simulation::resume(experiment, method, device, state, clients)?
         }
         None => Simulation::new(experiment, method, device)?,
@@ -109,8 +109,8 @@ impl Check<'_> {
             self.found.add("manifest.json is missing".into());
             return Ok(());
         };
-        let Manifest { version, hardware, federated, seal, .. } = recorded.clone();
-        let mut again = Manifest { version, hardware, federated, seal, ..again.clone() };
+        let Manifest { version, hardware, federated, extended, seal, .. } = recorded.clone();
+        let mut again = Manifest { version, hardware, federated, extended, seal, ..again.clone() };
         if !self.is_sealed() {
             self.notes.push("the run is not sealed: an earlier version made it, or it is unfinished".into());
             // Earlier versions counted less.

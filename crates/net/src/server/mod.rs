@@ -115,6 +115,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let manifest = Manifest { federated: true, ..Manifest::of(&experiment, n_threads) };
     let (mut directory, state) = RunDir::open(&run_dir, &config, &manifest, true)?;
     directory.keep_checkpoints(settings.checkpoints);
+    directory.notes().iter().for_each(|note| tracing::warn!("{note}"));
     let status = Arc::new(Status::new(&run, &config.method.name, config.federation.rounds, directory.rounds()));
     let registry = Registry::open(&dir)?;
     let server = Server::new(Arc::clone(&desk), registry, authority, settings.clone(), Arc::clone(&status), enrolled);
