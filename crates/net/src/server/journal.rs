@@ -4,7 +4,7 @@
 //! the audit shows exactly what was acknowledged. A changed or missing line breaks the chain. A last line that a crash cut
 //! short is dropped. Several processes may append (a server and `fedproj nodes`); a lock on the file orders them.
 //!
-//! A file that has grown large is left as it is, and the chain continues in the next ([`Segments`]).
+//! A file that has grown large is left as it is, and the chain continues in the next (`Segments`).
 
 mod segments;
 
