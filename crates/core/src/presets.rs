@@ -16,7 +16,7 @@ pub enum Preset {
     /// The paper's text, with no projection in the first tenth of the rounds, and α = 0.
     #[default]
     Clean,
-    /// Clean, with a correction of local steps, and averages that span all clients: ρ = 1 − fraction.
+    /// Clean, with a correction of local steps, and a teacher averaged over rounds at ρ = 1 − fraction.
     Leading,
 }
 
@@ -24,12 +24,10 @@ pub enum Preset {
 pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
     let text = match preset {
         Preset::Clean => String::new(),
-        Preset::Leading => {
-            let rho = averages_rate(given);
-            format!(
-                "[method.fedproj]\ncorrection = {{ alpha = 0.01 }}\naverages = {{ teacher = {rho:?}, memory = {rho:?} }}\n"
-            )
-        }
+        Preset::Leading => format!(
+            "[method.fedproj]\ncorrection = {{ alpha = 0.01 }}\naverages = {{ teacher = {:?} }}\n",
+            teacher_rate(given)
+        ),
         Preset::Paper => {
             format!("[method.fedproj]\nprojection = {{ warmup = 1 }}\ndistill = {{ alpha = {} }}\n", paper_alpha(given))
         }
@@ -73,9 +71,8 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
     toml::from_str(&text).map_err(Error::internal("reading a preset"))
 }
 
-/// The rate of averages over rounds that reach back until about every client has spoken once. More would hold on to
-/// models that have long learnt more.
-fn averages_rate(given: &Table) -> f64 {
+/// The rate of an average over rounds that reaches back until about every client has spoken once.
+fn teacher_rate(given: &Table) -> f64 {
     let given = given.get("federation").and_then(|f| number(f.get("fraction")?));
     (1.0 - given.unwrap_or_else(|| FederationConfig::default().fraction)).clamp(0.0, 0.99)
 }
