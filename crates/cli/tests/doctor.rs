@@ -26,7 +26,7 @@ fn data_sets_are_found_where_they_lie() {
         sets.into_iter().find(|set| set["name"] == name).unwrap()["state"].clone()
     };
     assert_eq!(state(&["doctor"], "digits"), "embedded");
-    assert_eq!(state(&["doctor", "--data-dir", "nowhere"], "mnist"), "missing");
+    assert_eq!(state(&["doctor", "--data-dir", "."], "mnist"), "missing");
     let text = command::stdout(folder.path(), &["doctor"]);
     for what in ["libcuda", "libnvrtc", "threads", "digits"] {
         assert!(text.contains(what), "{what}: {text}");
