@@ -113,7 +113,7 @@ fn what_cannot_work_is_said_before_anything_starts() {
     check(&["weight-divergence", "--alphas", "many"], 2, &["--alphas"]);
     check(&["table1", "seed=3"], 2, &["--seeds"]);
     check(&["table1", "method.name=fedavg"], 2, &["--methods"]);
-    check(&["table1", "federation.round=3"], 2, &["did you mean `rounds`?"]);
+    check(&["table1", "federation.round=3"], 2, &["did you mean `federation.rounds`?"]);
     check(&["table1", "data.partition.kind=quantity"], 2, &["Dirichlet"]);
 }
 
