@@ -8,7 +8,7 @@ mod scene;
 use fedproj_net::node::Home;
 use fedproj_net::server::journal::Event;
 use fedproj_net::wire::{Accepted, Blob, Contribution, Decline, Store, VerdictKind, encode_f32};
-use scene::{Scene, hand_in, reason, task_of};
+use scene::{Http, Scene, hand_in, reason, task_of};
 use std::path::Path;
 use std::time::Duration;
 
@@ -150,11 +150,10 @@ async fn repeated_unordered_and_late_pieces_change_nothing() {
     let (contribution, store) = scene.contribution("a", &task, &vec![0.01; n]);
     let blob = contribution.parts[0].blob.clone();
     let bytes = store.get(&blob).unwrap();
-    let client = reqwest::Client::builder().tls_backend_preconfigured(Home::new(&scene.home(0)).tls().unwrap());
-    let client = client.build().unwrap();
+    let client = Http::new(Home::new(&scene.home(0)).tls().unwrap());
     let put = async |from: usize, to: usize| {
-        let request = client.put(format!("{}/v1/blob/{}/{from}", scene.address(), blob.hex()));
-        request.body(bytes[from..to].to_vec()).send().await.unwrap().status().as_u16()
+        let address = format!("{}/v1/blob/{}/{from}", scene.address(), blob.hex());
+        client.send("PUT", &address, bytes[from..to].to_vec()).await.unwrap().status().as_u16()
     };
     let missing = async || match link.send(&contribution).await.unwrap().kind {
         Some(VerdictKind::Missing(missing)) => missing.have[0].len as usize,

@@ -2,46 +2,58 @@
 
 use crate::error::{Error, Result};
 use crate::wire::{BLOCK_BYTES, Blob, MESSAGE_BYTES_MAX, PIECE_BYTES, Received, Request, Store, decode};
+use axum::body::Body;
+use axum::http::{Method, Request as HttpRequest, Uri};
+use futures_util::StreamExt;
+use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::net::IpAddr;
 use std::time::Duration;
+use tokio::net::TcpStream;
+use tower::timeout::Timeout;
+use tower::util::BoxCloneSyncService;
 
 /// Longer than a long poll.
 const TIME_MAX: Duration = Duration::from_secs(90);
 
+/// Until a connection is open and its certificates are checked.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// Opens TLS connections, directly or through a proxy.
+type Connector = BoxCloneSyncService<Uri, MaybeHttpsStream<TokioIo<TcpStream>>, tower::BoxError>;
+
 /// A connection to a server; it reconnects by itself.
 #[derive(Clone, Debug)]
 pub struct Link {
-    client: reqwest::Client,
+    client: Client<Connector, Body>,
     server: String,
 }
 
 impl Link {
-    /// A link to `https://host:port`; nothing is sent yet.
+    /// A link to `https://host:port`, through the system's proxy if it has one; nothing is sent yet.
     ///
     /// # Errors
-    /// If the address is malformed.
+    /// If the address or the proxy's address is malformed.
     pub fn new(server: &str, tls: rustls::ClientConfig) -> Result<Self> {
+        Self::through(&Matcher::from_system(), server, tls)
+    }
+
+    fn through(proxies: &Matcher, server: &str, tls: rustls::ClientConfig) -> Result<Self> {
         let server = server.trim_end_matches('/').to_owned();
-        let url = reqwest::Url::parse(&server).ok().filter(|url| url.scheme() == "https");
-        let Some(host) = url.as_ref().and_then(reqwest::Url::host_str) else {
+        let address = server.parse::<Uri>().ok().filter(|uri| uri.scheme_str() == Some("https"));
+        let Some(address) = address else {
             return Err(Error::config(format!("`{server}`: a server's address has the form https://host:port")));
         };
-        let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
-        let mut builder = reqwest::Client::builder();
-        if host == "localhost" || address.is_ok_and(|address| address.is_loopback()) {
-            // The system's proxy cannot reach this machine.
-            builder = builder.no_proxy();
-        }
-        let client = builder
-            .tls_backend_preconfigured(tls)
-            .https_only(true)
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(Duration::from_secs(20))
-            .timeout(TIME_MAX)
+        let client = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
             .http2_keep_alive_interval(Duration::from_secs(30))
             .http2_keep_alive_timeout(Duration::from_mins(1))
-            .build()
-            .map_err(|e| Error::internal(with_causes(&e)))?;
+            .build(connector(proxies, &address, tls)?);
         Ok(Self { client, server })
     }
 
@@ -53,17 +65,19 @@ impl Link {
     /// Sends a request and passes the answer's body to `take` as it arrives; returns its length.
     async fn stream(
         &self,
-        request: reqwest::RequestBuilder,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
         limit: usize,
         take: &mut (dyn FnMut(&[u8]) -> Result<()> + Send),
     ) -> Result<usize> {
-        let unreachable = |e: reqwest::Error| {
-            if distrusts(&e) { Error::Identity(with_causes(&e)) } else { Error::Unreachable(with_causes(&e)) }
-        };
-        let mut response = request.send().await.map_err(unreachable)?;
+        let request = HttpRequest::builder().method(method).uri(format!("{}{path}", self.server)).body(body.into());
+        let response = self.client.request(request.map_err(Error::internal)?).await.map_err(unreachable)?;
         let status = response.status();
         let (mut n, mut reason) = (0, Vec::new());
-        while let Some(piece) = response.chunk().await.map_err(unreachable)? {
+        let mut pieces = Body::new(response.into_body()).into_data_stream();
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.map_err(unreachable)?;
             n += piece.len();
             if n > limit {
                 return Err(Error::protocol(format!("an answer of more than {limit} bytes")));
@@ -81,14 +95,15 @@ impl Link {
         Err(Error::Rejected { status: status.as_u16(), reason })
     }
 
-    async fn body(&self, request: reqwest::RequestBuilder) -> Result<Vec<u8>> {
-        let mut body = Vec::new();
+    /// Sends a request whose answer is a message.
+    async fn message(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Vec<u8>> {
+        let mut answer = Vec::new();
         let mut take = |piece: &[u8]| {
-            body.extend_from_slice(piece);
+            answer.extend_from_slice(piece);
             Ok(())
         };
-        self.stream(request, MESSAGE_BYTES_MAX, &mut take).await?;
-        Ok(body)
+        in_time(self.stream(method, path, body, MESSAGE_BYTES_MAX, &mut take)).await?;
+        Ok(answer)
     }
 
     /// Sends a request. The server may hold its answer for a while.
@@ -96,9 +111,7 @@ impl Link {
     /// # Errors
     /// If the server cannot be reached or rejects the request.
     pub async fn send<R: Request>(&self, request: &R) -> Result<R::Reply> {
-        let post = self.client.post(format!("{}{}", self.server, R::PATH));
-        let post = post.header("content-type", "application/x-protobuf").body(request.encode_to_vec());
-        decode(&self.body(post).await?)
+        decode(&self.message(Method::POST, R::PATH, request.encode_to_vec()).await?)
     }
 
     /// Fetches a blob into a store; resumes an interrupted transfer.
@@ -109,7 +122,7 @@ impl Link {
         blob.check()?;
         while !store.has(blob) {
             let from = store.have(blob);
-            let address = format!("{}/v1/blob/{}/{from}", self.server, blob.hex());
+            let path = format!("/v1/blob/{}/{from}", blob.hex());
             let mut at = from;
             // Each part is stored at once, in case the line breaks before the end of the piece.
             let mut take = |bytes: &[u8]| {
@@ -117,7 +130,7 @@ impl Link {
                 at += bytes.len() as u64;
                 Ok(())
             };
-            if self.stream(self.client.get(address), PIECE_BYTES, &mut take).await? == 0 {
+            if in_time(self.stream(Method::GET, &path, Vec::new(), PIECE_BYTES, &mut take)).await? == 0 {
                 return Err(Error::protocol("the server's blob is shorter than announced"));
             }
         }
@@ -134,8 +147,8 @@ impl Link {
             if piece.is_empty() {
                 return Err(Error::protocol("the outbox lacks an announced blob"));
             }
-            let address = format!("{}/v1/blob/{}/{have}", self.server, blob.hex());
-            let received: Received = decode(&self.body(self.client.put(address).body(piece)).await?)?;
+            let path = format!("/v1/blob/{}/{have}", blob.hex());
+            let received: Received = decode(&self.message(Method::PUT, &path, piece).await?)?;
             if received.have <= have {
                 return Err(Error::protocol("the server does not accept the next piece; trying again"));
             }
@@ -145,15 +158,38 @@ impl Link {
     }
 }
 
-/// The error with its causes: reqwest's own message lacks the TLS error.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
+/// Opens TLS connections to a server, through the proxy that the system names for it.
+fn connector(proxies: &Matcher, server: &Uri, tls: rustls::ClientConfig) -> Result<Connector> {
+    let host = server.host().unwrap_or_default();
+    let is_here = host == "localhost"
+        || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    // The system's proxy cannot reach this machine.
+    let Some(proxy) = proxies.intercept(server).filter(|_| !is_here) else {
+        return Ok(Connector::new(Timeout::new(HttpsConnector::from((tcp, tls)), CONNECT_TIME_MAX)));
+    };
+    if proxy.uri().scheme_str() != Some("http") {
+        return Err(Error::config(format!("`{}`: a proxy's address has the form http://host:port", proxy.uri())));
     }
-    text
+    let mut tunnel = Tunnel::new(proxy.uri().clone(), tcp);
+    if let Some(password) = proxy.basic_auth() {
+        tunnel = tunnel.with_auth(password.clone());
+    }
+    Ok(Connector::new(Timeout::new(HttpsConnector::from((tunnel, tls)), CONNECT_TIME_MAX)))
+}
+
+async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = |_| Error::Unreachable(format!("no complete answer within {} s", TIME_MAX.as_secs()));
+    tokio::time::timeout(TIME_MAX, answer).await.map_err(late)?
+}
+
+/// The error with its causes: the outermost message lacks the TLS error.
+fn unreachable(error: impl std::error::Error + 'static) -> Error {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    let text = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
+    if distrusts(&error) { Error::Identity(text) } else { Error::Unreachable(text) }
 }
 
 /// Whether the server's certificate is the problem. Trying again cannot help then.
@@ -171,6 +207,9 @@ fn distrusts(error: &(dyn std::error::Error + 'static)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::WorkRequest;
+    use futures_util::FutureExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[test]
     fn only_https_addresses_are_accepted() {
@@ -181,5 +220,34 @@ mod tests {
         for server in ["", "fed.example.org:7443", "http://127.0.0.1:1", "https://"] {
             assert!(new(server).unwrap_err().to_string().contains("https://host:port"), "{server}");
         }
+    }
+
+    #[tokio::test]
+    async fn the_systems_proxy_is_asked_for_other_machines_only() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = listener.local_addr().unwrap();
+        let link = |server: &str, proxy: &str| {
+            let proxies = Matcher::builder().https(proxy).build();
+            Link::through(&proxies, server, crate::node::enrol_tls([0; 32]).unwrap())
+        };
+        let work = WorkRequest::default();
+        let (asked, seen) = tokio::join!(
+            async { link("https://fed.example.org:7443", &format!("http://me:secret@{proxy}"))?.send(&work).await },
+            async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut start = vec![0; 200];
+                let n = stream.read(&mut start).await.unwrap();
+                stream.write_all(b"HTTP/1.1 403 Forbidden\r\n\r\n").await.unwrap();
+                String::from_utf8_lossy(&start[..n]).into_owned()
+            }
+        );
+        assert!(seen.starts_with("CONNECT fed.example.org:7443 ") && seen.contains("Basic bWU6c2VjcmV0"), "{seen}");
+        assert!(matches!(asked, Err(Error::Unreachable(_))), "{asked:?}");
+        // A free port of this machine: asking it fails at once, and the proxy hears nothing.
+        let here = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        link(&format!("https://{here}"), &format!("http://{proxy}")).unwrap().send(&work).await.unwrap_err();
+        assert!(listener.accept().now_or_never().is_none());
+        let error = link("https://fed.example.org", "socks5://127.0.0.1:1").unwrap_err();
+        assert!(error.to_string().contains("http://host:port"), "{error}");
     }
 }

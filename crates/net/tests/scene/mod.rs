@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "not every test file uses every helper")]
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
+use axum::body::{Body, Bytes, to_bytes};
+use axum::http::{Request, Response};
 use fedproj_core::{Config, LocalStats};
 use fedproj_net::node::Home;
 use fedproj_net::server::http::Addresses;
@@ -13,10 +15,30 @@ use fedproj_net::wire::{
     Contribution, Heartbeat, NamedBlob, Store, Task, VerdictKind, WorkKind, WorkRequest, encode_f32,
 };
 use fedproj_net::{Error, Link, Node, NodeData, Policy, Setup};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::{Client, Error as ClientError, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
+
+/// A client without a link's limits: what anybody with a certificate can send.
+pub struct Http(Client<HttpsConnector<HttpConnector>, Body>);
+
+impl Http {
+    pub fn new(tls: rustls::ClientConfig) -> Self {
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        Self(Client::builder(TokioExecutor::new()).build(HttpsConnector::from((tcp, tls))))
+    }
+
+    pub async fn send(&self, method: &str, address: &str, body: Vec<u8>) -> Result<Response<Bytes>, ClientError> {
+        let request = Request::builder().method(method).uri(address).body(body.into()).unwrap();
+        let (parts, body) = self.0.request(request).await?.into_parts();
+        Ok(Response::from_parts(parts, to_bytes(Body::new(body), 1 << 26).await.unwrap()))
+    }
+}
 
 /// A server in this process, with some clients of an IID digits run.
 pub struct Scene {
