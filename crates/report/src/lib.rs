@@ -26,6 +26,7 @@ mod dots;
 mod heat;
 mod live;
 mod mesh;
+mod outline;
 mod page;
 mod palette;
 mod png;
