@@ -1,4 +1,4 @@
-//! Averages over rounds of what the clients' ensemble says about the public samples.
+//! Averages over rounds: of what the clients' ensemble says about the public samples, and of the published model.
 //!
 //! Z̄ᵗ = ρₜ Z̄ᵗ⁻¹ + (1 − ρₜ) Zᵗ,   ρₜ = min(ρ, t / (t + 2)):   the mean of all rounds at first, later of the last 1/(1 − ρ)
 //!
@@ -48,15 +48,19 @@ impl Averages {
     }
 }
 
-/// ρₜ before + (1 − ρₜ) now; `now` where there is nothing before.
 fn average(rate: f64, round: u32, before: &Targets, now: &Targets) -> Targets {
+    Targets {
+        logits: mix(rate, round, &before.logits, &now.logits),
+        features: mix(rate, round, &before.features, &now.features),
+    }
+}
+
+/// ρₜ before + (1 − ρₜ) now; `now` where there is nothing before.
+pub(crate) fn mix(rate: f64, round: u32, before: &[f32], now: &[f32]) -> Vec<f32> {
     let t = f64::from(round);
     let rho = rate.min(t / (t + 2.0)) as f32;
-    let mix = |before: &[f32], now: &[f32]| -> Vec<f32> {
-        if rho == 0.0 || before.len() != now.len() {
-            return now.to_vec();
-        }
-        before.iter().zip(now).map(|(before, now)| rho * before + (1.0 - rho) * now).collect()
-    };
-    Targets { logits: mix(&before.logits, &now.logits), features: mix(&before.features, &now.features) }
+    if rho == 0.0 || before.len() != now.len() {
+        return now.to_vec();
+    }
+    before.iter().zip(now).map(|(before, now)| rho * before + (1.0 - rho) * now).collect()
 }

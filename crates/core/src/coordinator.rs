@@ -158,11 +158,15 @@ impl Coordinator {
         let round = self.state.n_rounds_done;
         let start = Instant::now();
         let (n_threads, uploads) = (self.device.n_threads(), self.method.uploads());
+        let published_before = self.state.evaluated.take();
         let mut fusing = Fusion::new(&experiment, &self.evaluator, n_threads, results, uploads, &mut self.state)?;
         self.method.fuse(&mut fusing)?;
         let (before_distillation, distill_loss) = (fusing.before_distillation.take(), fusing.distill_loss.take());
         if self.state.weights.iter().chain(&self.state.buffers).any(|v| !v.is_finite()) {
             return Err(Error::FusionNotFinite { round, what: "a weight of the global model" });
+        }
+        if federation.average_evaluated > 0.0 {
+            self.state.average_published(federation.average_evaluated, round, published_before);
         }
         self.state.n_rounds_done += 1;
         let fusion = start.elapsed().as_secs_f64();

@@ -2,6 +2,7 @@
 //!
 //! Sums run client by client over blocks of coordinates, so memory does not grow with the number of clients.
 
+use crate::averages::mix;
 use crate::contributions::{Contributions, Head, Part};
 use crate::distill::{Anchor, Distill, DistillTargets, DistillTask, EnsembleWeights, Student};
 use crate::error::Result;
@@ -29,16 +30,23 @@ pub struct ServerState {
     pub vectors: BTreeMap<String, Vec<f32>>,
     /// Targets of the memory.
     pub targets: Option<Arc<Targets>>,
-    /// Weights and buffers that a method evaluates instead of those that it sends.
+    /// Weights and buffers that are evaluated instead of those that are sent: a method's, or an average over rounds.
     pub evaluated: Option<(Vec<f32>, Vec<f32>)>,
 }
 
 impl ServerState {
-    /// The model that is evaluated and published: the one that is sent, unless the method evaluates another.
+    /// The model that is evaluated and published: the one that is sent, unless another is evaluated.
     pub fn published(&self) -> Model<'_> {
         let sent = (&self.weights, &self.buffers);
         let (weights, buffers) = self.evaluated.as_ref().map_or(sent, |(weights, buffers)| (weights, buffers));
         Model { weights, buffers }
+    }
+
+    /// Averages the published model of a round with that of the rounds before, and publishes the average.
+    pub(crate) fn average_published(&mut self, rate: f64, round: u32, before: Option<(Vec<f32>, Vec<f32>)>) {
+        let ((weights, buffers), now) = (before.unwrap_or_default(), self.published());
+        let average = (mix(rate, round, &weights, now.weights), mix(rate, round, &buffers, now.buffers));
+        self.evaluated = Some(average);
     }
 }
 

@@ -11,8 +11,15 @@ const MOVED: &[(&str, &str)] = &[
 ];
 
 /// Keys that earlier versions do not know, and the value that says what they did.
-const ADDED: &[(&str, Value)] =
-    &[("federation.robust.clip_ratio", Value::Float(0.0)), ("federation.robust.claim_ratio", Value::Float(0.0))];
+const ADDED: &[(&str, Value)] = &[
+    ("federation.average_evaluated", Value::Float(0.0)),
+    ("federation.robust.clip_ratio", Value::Float(0.0)),
+    ("federation.robust.claim_ratio", Value::Float(0.0)),
+    ("method.fedproj.averages.teacher", Value::Float(0.0)),
+    ("method.fedproj.averages.memory", Value::Float(0.0)),
+    ("method.fedproj.correction.alpha", Value::Float(0.0)),
+    ("method.fedproj.correction.clip", Value::Float(10.0)),
+];
 
 /// Puts moved keys where they are now.
 pub(super) fn translate(table: &mut Table) {

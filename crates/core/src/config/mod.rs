@@ -176,6 +176,9 @@ pub struct FederationConfig {
     pub evaluate_every: u32,
     /// Whether every client's model is evaluated too, for forgetting and personal accuracy.
     pub evaluate_clients: bool,
+    /// Rate ρ in [0, 1) of an average over rounds of the global model, for any method. The average is evaluated and published;
+    /// what is sent stays as it is. It opens up as t / (t + 2). 0: no average.
+    pub average_evaluated: f64,
     /// Last rounds whose mean accuracy is the headline. 0: one per client that takes part in a round.
     pub headline_rounds: u32,
     /// Rounds between checkpoints, from which a run resumes.
@@ -191,6 +194,7 @@ impl Default for FederationConfig {
             fraction: 0.5,
             evaluate_every: 1,
             evaluate_clients: false,
+            average_evaluated: 0.0,
             headline_rounds: 0,
             checkpoint_every: 1,
             robust: RobustConfig::default(),
@@ -312,6 +316,12 @@ impl Config {
         Error::require(fraction, "federation.fraction", f.fraction, "above 0 and at most 1")?;
         Error::require(f.evaluate_every > 0, "federation.evaluate_every", f.evaluate_every, "at least 1")?;
         Error::require(f.checkpoint_every > 0, "federation.checkpoint_every", f.checkpoint_every, "at least 1")?;
+        Error::require(
+            (0.0..1.0).contains(&f.average_evaluated),
+            "federation.average_evaluated",
+            f.average_evaluated,
+            share,
+        )?;
         f.robust.check()?;
         Error::require(l.epochs > 0, "local.epochs", l.epochs, "at least 1")?;
         Error::require(l.batch > 0, "local.batch", l.batch, "at least 1")?;
@@ -370,6 +380,10 @@ mod tests {
         let message = error(&["method.name=feddf", "method.feddf.distill.optimizer.lr=-1.0"]);
         assert!(message.contains("method.feddf.distill.optimizer: learning rate = -1"), "{message}");
         assert!(error(&["model.hidden=[0]"]).contains("model.hidden"));
+        assert!(
+            error(&["federation.average_evaluated=1.0"])
+                .contains("federation.average_evaluated = 1: must be in [0, 1)")
+        );
         assert!(error(&["local.schedule.factor=0.0"]).contains("local.schedule.factor"));
     }
 
