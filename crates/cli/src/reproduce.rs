@@ -10,8 +10,9 @@ use clap::{Args, Subcommand};
 use fedproj_report::duration;
 use fedproj_study::WEIGHT_DIVERGENCE;
 use fedproj_study::pilot::{self, ROUNDS};
-use fedproj_study::{BetaTable, Driver, PRESETS, PROJECTION_DROPOUT, Study, StudyOptions, TABLE1, TABLE2};
+use fedproj_study::{BetaTable, Driver, LEADING, PRESETS, PROJECTION_DROPOUT, Study, StudyOptions, TABLE1, TABLE2};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 use toml::Value;
@@ -29,6 +30,8 @@ pub enum Reproduce {
     ProjectionDropout(ProjectionDropout),
     /// Ablation: FedProj with a weight-divergence term of weight α in its distillation
     WeightDivergence(WeightDivergence),
+    /// What makes FedProj work: preset `leading` and its parts, beside the methods that it builds on
+    Leading(Leading),
 }
 
 impl Reproduce {
@@ -40,6 +43,7 @@ impl Reproduce {
             Self::Table2(args) => args.common.run(&TABLE2, args.methods),
             Self::ProjectionDropout(args) => args.common.run(&PROJECTION_DROPOUT, args.rates),
             Self::WeightDivergence(args) => args.common.run(&WEIGHT_DIVERGENCE, args.alphas),
+            Self::Leading(args) => args.common.run(&LEADING, args.methods),
         }
     }
 }
@@ -47,15 +51,15 @@ impl Reproduce {
 /// Arguments of all studies but the pilot.
 #[derive(Args)]
 pub struct StudyArgs {
-    /// Private data set: cifar10, cifar100 or cinic10; for texts sst2, mnli or marc [default: the first]
+    /// Private data set: cifar10, cifar100 or cinic10; for texts sst2, mnli or marc; digits for `leading` [default: the first]
     #[arg(long, value_name = "NAME")]
     dataset: Option<String>,
     /// Comma-separated degrees of skew β (Dirichlet; small is skewed)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.5")]
     beta: Vec<f64>,
-    /// Number of seeds: 0, 1, …
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
-    seeds: u16,
+    /// Number of seeds: 0, 1, …; or the first and the last, such as 3-4
+    #[arg(long, value_name = "N", default_value = "3", value_parser = seeds)]
+    seeds: Range<u16>,
     /// Defaults from the paper's text (paper), its published code (authors-code), or a clean combination of both
     #[arg(long, default_value = "clean", value_parser = PRESETS)]
     preset: String,
@@ -90,7 +94,7 @@ impl StudyArgs {
         let options = StudyOptions {
             dataset: self.dataset,
             betas: self.beta,
-            n_seeds: self.seeds,
+            seeds: self.seeds,
             preset: self.preset,
             is_quick: self.scale == "quick",
             values: values.into_iter().map(Into::into).collect(),
@@ -123,6 +127,18 @@ impl StudyArgs {
         }
         Ok(())
     }
+}
+
+/// `5` is the seeds from 0 to 4, `3-4` are two of them.
+fn seeds(text: &str) -> Result<Range<u16>, String> {
+    let number = |text: &str| text.trim().parse::<u16>().ok().filter(|n| *n < u16::MAX);
+    let range = match text.split_once('-') {
+        Some((first, last)) => number(first).zip(number(last)).map(|(first, last)| first..last + 1),
+        None => number(text).map(|n| 0..n),
+    };
+    range
+        .filter(|range| !range.is_empty())
+        .ok_or_else(|| "must be a number from 1 on, or a range such as 3-4".to_owned())
 }
 
 /// Arguments of `reproduce table1`.
@@ -168,6 +184,22 @@ pub struct WeightDivergence {
     /// Comma-separated weights α; 0 drops the term
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,0.1,0.3,0.5")]
     alphas: Vec<f64>,
+}
+
+/// Arguments of `reproduce leading`.
+#[derive(Args)]
+pub struct Leading {
+    #[command(flatten)]
+    common: StudyArgs,
+    /// Comma-separated methods; leading, leading-no-projection, leading-no-averaging, leading-no-correction; feddyn-averaged,
+    /// whose model is averaged over rounds before it is evaluated
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "feddyn,fedproj,leading,fedavg,fedprox,feddf"
+    )]
+    methods: Vec<String>,
 }
 
 /// Arguments of `reproduce pilot`.

@@ -84,6 +84,38 @@ fn ablations_vary_their_key() {
 }
 
 #[test]
+fn what_makes_fedproj_work_is_a_study_of_its_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let parts =
+        "feddyn,feddyn-averaged,fedproj,leading,leading-no-projection,leading-no-averaging,leading-no-correction";
+    let choice = ["reproduce", "leading", "--dataset", "digits", "--beta", "0.1", "--methods", parts];
+    let small = ["--quiet", "federation.rounds=2", "model.hidden=[16]", "local.epochs=1"];
+    let result = json(folder.path(), &[&choice[..], &["--seeds", "1-2", "--out", "out"], &small].concat());
+    assert_eq!(
+        names(&result["tables"][0]["table"]),
+        [
+            "FedDyn, average_evaluated 0.0",
+            "FedDyn, average_evaluated 0.7",
+            "FedProj, preset clean",
+            "FedProj, preset leading",
+            "FedProj, mode off, preset leading",
+            "FedProj, teacher 0.0, preset leading",
+            "FedProj, alpha 0.0, preset leading"
+        ]
+    );
+    let mut runs: Vec<String> = std::fs::read_dir(folder.path().join("out"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("beta0.1-"))
+        .collect();
+    runs.sort();
+    let expected = parts.split(',').flat_map(|part| [1, 2].map(|seed| format!("beta0.1-{part}-seed{seed}")));
+    let mut expected: Vec<String> = expected.collect();
+    expected.sort();
+    assert_eq!(runs, expected);
+}
+
+#[test]
 fn what_cannot_work_is_said_before_anything_starts() {
     let folder = tempfile::tempdir().unwrap();
     let check = |args: &[&str], code: i32, expected: &[&str]| {
@@ -109,6 +141,8 @@ fn what_cannot_work_is_said_before_anything_starts() {
     check(&["table1", "--beta=-1"], 2, &["beta"]);
     check(&["table1", "--beta=0"], 2, &["beta"]);
     check(&["table1", "--seeds", "0"], 2, &["--seeds"]);
+    check(&["table1", "--seeds", "4-3"], 2, &["--seeds", "a range such as 3-4"]);
+    check(&["leading", "--methods", "leading,leding"], 2, &["--methods leding", "did you mean `leading`?"]);
     check(&["projection-dropout", "--rates", "0,1.5"], 2, &["projection.dropout"]);
     check(&["weight-divergence", "--alphas", "many"], 2, &["--alphas"]);
     check(&["table1", "seed=3"], 2, &["--seeds"]);

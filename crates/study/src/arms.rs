@@ -116,7 +116,7 @@ pub fn sort(runs: Vec<Loaded>, notes: &mut Vec<String>) -> Vec<Group> {
         .into_iter()
         .zip(&titles)
         .map(|((keys, runs), title)| {
-            let short = parts(&keys, &told_by).join(", ");
+            let short = parts(&keys, &told_by, &|_| true).join(", ");
             let title = if is_unique(title) { title.clone() } else { format!("{title}, {short}") };
             Group { title, short, arms: arms(runs, notes) }
         })
@@ -183,7 +183,10 @@ fn method(keys: &Keys) -> &str {
 }
 
 fn name(keys: &Keys, told_by: &BTreeSet<String>) -> String {
-    let parts = parts(keys, told_by).into_iter().map(|part| format!(", {part}"));
+    // Beside other presets, a key says something only where it departs from the arm's own.
+    let preset = told_by.contains("preset").then(|| preset_keys(keys));
+    let says = |key: &String| key == "preset" || preset.as_ref().is_none_or(|preset| preset.get(key) != keys.get(key));
+    let parts = parts(keys, told_by, &says).into_iter().map(|part| format!(", {part}"));
     title(method(keys)).to_owned() + &parts.collect::<String>()
 }
 
@@ -207,9 +210,9 @@ fn told_by(arms: &[&Keys]) -> BTreeSet<String> {
     all
 }
 
-/// What a preset sets for a method, a data set and β.
+/// What a preset sets for a method, a data set, β and participation.
 fn preset_keys(keys: &Keys) -> Keys {
-    let given = ["preset", "method.name", "data.private.name", "data.partition.beta"];
+    let given = ["preset", "method.name", "data.private.name", "data.partition.beta", "federation.fraction"];
     let pairs: Vec<String> = given.iter().filter_map(|key| Some(format!("{key}={}", keys.get(*key)?))).collect();
     Config::from_layers(None, &pairs).map(|config| config.keys_in_use()).unwrap_or_default()
 }
@@ -222,9 +225,9 @@ pub fn differing<'a>(all: impl Iterator<Item = &'a Keys>) -> BTreeSet<String> {
     keys.into_iter().filter(differs).cloned().collect()
 }
 
-/// `cifar10`, `β = 0.3`, `alpha 0.1`: of each key as few of its last words as distinguish it from the others. The data set
-/// comes first.
-fn parts(keys: &Keys, told_by: &BTreeSet<String>) -> Vec<String> {
+/// `cifar10`, `β = 0.3`, `alpha 0.1`: of each key that says something as few of its last words as distinguish it from the
+/// others. The data set comes first.
+fn parts(keys: &Keys, told_by: &BTreeSet<String>, says: &dyn Fn(&String) -> bool) -> Vec<String> {
     let last = |key: &str, n: usize| {
         let words: Vec<&str> = key.split('.').collect();
         words[words.len().saturating_sub(n)..].join(".")
@@ -242,7 +245,7 @@ fn parts(keys: &Keys, told_by: &BTreeSet<String>) -> Vec<String> {
         })
     };
     let (names, others): (Vec<&String>, Vec<&String>) = told_by.iter().partition(|key| *key == "data.private.name");
-    names.into_iter().chain(others).filter_map(part).collect()
+    names.into_iter().chain(others).filter(|key| says(key)).filter_map(part).collect()
 }
 
 /// Compares values key by key, as numbers where both are.
@@ -383,7 +386,21 @@ pub mod tests {
         let arms = [("FedProj, preset authors-code", 1), ("FedProj, preset paper", 1)];
         check(presets, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
         let runs = vec![run(&["preset=paper", "local.epochs=3"], 0, 0.5), run(&["preset=clean"], 0, 0.5)];
-        let arms = [("FedProj, epochs 3, preset paper", 1), ("FedProj, epochs 10, preset clean", 1)];
+        let arms = [("FedProj, epochs 3, preset paper", 1), ("FedProj, preset clean", 1)];
+        check(runs, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
+        let leading = |more: &[&str]| run(&[&["preset=leading", "federation.fraction=0.3"], more].concat(), 0, 0.5);
+        let runs = vec![
+            run(&["federation.fraction=0.3"], 0, 0.5),
+            leading(&[]),
+            leading(&["method.fedproj.projection.mode=off"]),
+            leading(&["method.fedproj.averages.teacher=0.0"]),
+        ];
+        let arms = [
+            ("FedProj, preset clean", 1),
+            ("FedProj, teacher 0.0, preset leading", 1),
+            ("FedProj, preset leading", 1),
+            ("FedProj, mode off, preset leading", 1),
+        ];
         check(runs, &[("digits, Dirichlet β = 0.3, 10 clients", &arms)]);
     }
 

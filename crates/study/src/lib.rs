@@ -25,6 +25,6 @@ pub use drive::{Driver, Job, Stopped, Watch};
 pub use page::{ArmResult, GroupResult, ReportOptions, Written, write_report};
 pub use runs::{Loaded, find_runs, load};
 pub use setups::{PRESETS, SETUPS, Setup};
-pub use studies::{PROJECTION_DROPOUT, TABLE1, TABLE2, WEIGHT_DIVERGENCE};
-pub use study::{BetaTable, Prepared, Study, StudyOptions, StudyResult};
+pub use studies::{LEADING, PROJECTION_DROPOUT, TABLE1, TABLE2, WEIGHT_DIVERGENCE};
+pub use study::{BetaTable, Prepared, Study, StudyOptions, StudyResult, Variant};
 pub use sweep::{PlannedRun, expand};

@@ -1,7 +1,7 @@
 //! What each study varies. A further one is a [`Study`] and a variant of the command's `Reproduce`.
 
-use crate::setups::{CIFAR10, CIFAR100, CINIC10, MARC, MNLI, SST2, Setup};
-use crate::study::Study;
+use crate::setups::{CIFAR10, CIFAR100, CINIC10, DIGITS, MARC, MNLI, SST2, Setup};
+use crate::study::{Study, Variant};
 
 /// The data sets of the paper's image experiments.
 const IMAGES: &[Setup] = &[CIFAR10, CIFAR100, CINIC10];
@@ -14,6 +14,7 @@ pub const TABLE1: Study = Study {
     fixed: &[],
     key: "method.name",
     flag: "--methods",
+    variants: &[],
 };
 
 /// Four methods on texts, with a small BERT.
@@ -24,6 +25,7 @@ pub const TABLE2: Study = Study {
     fixed: &[],
     key: "method.name",
     flag: "--methods",
+    variants: &[],
 };
 
 /// FedProj without projection in some client-rounds.
@@ -34,6 +36,7 @@ pub const PROJECTION_DROPOUT: Study = Study {
     fixed: &["method.name=fedproj"],
     key: "method.fedproj.projection.dropout",
     flag: "--rates",
+    variants: &[],
 };
 
 /// FedProj with a weight-divergence term in its distillation.
@@ -44,4 +47,34 @@ pub const WEIGHT_DIVERGENCE: Study = Study {
     fixed: &["method.name=fedproj"],
     key: "method.fedproj.distill.alpha",
     flag: "--alphas",
+    variants: &[],
+};
+
+/// What FedProj gains beyond the paper, part by part, beside the methods that it builds on.
+pub const LEADING: Study = Study {
+    name: "leading",
+    title: "What makes FedProj work",
+    setups: &[CIFAR10, CIFAR100, CINIC10, SST2, MNLI, MARC, DIGITS],
+    fixed: &[],
+    key: "method.name",
+    flag: "--methods",
+    variants: &[
+        Variant { name: "leading", method: "fedproj", settings: &["preset=leading"] },
+        Variant {
+            name: "leading-no-projection",
+            method: "fedproj",
+            settings: &["preset=leading", "method.fedproj.projection.mode=off"],
+        },
+        Variant {
+            name: "leading-no-averaging",
+            method: "fedproj",
+            settings: &["preset=leading", "method.fedproj.averages.teacher=0.0"],
+        },
+        Variant {
+            name: "leading-no-correction",
+            method: "fedproj",
+            settings: &["preset=leading", "method.fedproj.correction.alpha=0.0"],
+        },
+        Variant { name: "feddyn-averaged", method: "feddyn", settings: &["federation.average_evaluated={rate}"] },
+    ],
 };

@@ -8,10 +8,12 @@ use crate::page::{ReportOptions, Written, write_report};
 use crate::setups::{self, Setup};
 use crate::sweep::{PlannedRun, expand};
 use anyhow::{Result, bail};
+use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{Config, Error, Manifest, Summary, did_you_mean};
 use fedproj_data::{PartitionConfig, SourceConfig, registry};
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
@@ -29,6 +31,19 @@ pub struct Study {
     pub key: &'static str,
     /// The flag that gives its values.
     pub flag: &'static str,
+    /// Values of the key that stand for more than one setting.
+    pub variants: &'static [Variant],
+}
+
+/// A method with settings of its own, under a name of its own.
+pub struct Variant {
+    /// As users type it, and as its run directories are called.
+    pub name: &'static str,
+    /// The method.
+    pub method: &'static str,
+    /// Its settings. `{rate}` stands for 1 − `federation.fraction`, the rate of an average that reaches back until about every
+    /// client has taken part once.
+    pub settings: &'static [&'static str],
 }
 
 /// What a user may choose.
@@ -38,8 +53,8 @@ pub struct StudyOptions {
     pub dataset: Option<String>,
     /// Degrees of skew β (Dirichlet; small is skewed).
     pub betas: Vec<f64>,
-    /// Seeds 0, 1, ….
-    pub n_seeds: u16,
+    /// Seeds.
+    pub seeds: Range<u16>,
     /// Defaults, one of [`PRESETS`](crate::PRESETS).
     pub preset: String,
     /// A small network and the first rounds, for two CPU cores, instead of the paper's scale.
@@ -142,17 +157,49 @@ impl Study {
         settings.push(format!("preset={}", options.preset));
         settings.extend(self.fixed.iter().map(|setting| (*setting).to_owned()));
         settings.extend(options.overrides.iter().cloned());
-        let betas = options.betas.iter().copied().map(Value::from).collect::<Vec<_>>();
-        let sweep = Table::from_iter([
-            (self.key.to_owned(), Value::Array(options.values.clone())),
-            ("data.partition.beta".to_owned(), betas.into()),
-        ]);
-        let seeds: Vec<Value> = (0..i64::from(options.n_seeds)).map(Value::from).collect();
-        let file = Table::from_iter([("sweep".to_owned(), sweep.into()), ("seeds".to_owned(), seeds.into())]);
-        let mut runs = expand(Some(&file), &settings)?;
+        let mut runs = Vec::new();
+        for &beta in &options.betas {
+            for value in &options.values {
+                runs.extend(self.arm(value, beta, &options.seeds, &settings)?);
+            }
+        }
         runs.sort_by_key(|run| run.config.seed);
         runs.iter().try_for_each(|run| beta(&run.config).map(drop))?;
         Ok(runs)
+    }
+
+    /// The runs of one value of the key at one degree of skew.
+    fn arm(&self, value: &Value, beta: f64, seeds: &Range<u16>, settings: &[String]) -> Result<Vec<PlannedRun>> {
+        let variant = self.variants.iter().find(|variant| value.as_str() == Some(variant.name));
+        let (mut value, mut settings) = (value.clone(), settings.to_vec());
+        if let Some(Variant { method, settings: own, .. }) = variant {
+            value = (*method).into();
+            let rate = 1.0 - Config::from_layers(None, &settings)?.federation.fraction;
+            settings.extend(own.iter().map(|setting| setting.replace("{rate}", &format!("{rate:?}"))));
+        } else if !self.variants.is_empty() {
+            self.check_method(value.as_str().unwrap_or_default())?;
+        }
+        let seeds: Vec<Value> = seeds.clone().map(|seed| i64::from(seed).into()).collect();
+        let axis = |key: &str, value: Value| (key.to_owned(), vec![value].into());
+        let sweep = Table::from_iter([axis(self.key, value), axis("data.partition.beta", beta.into())]);
+        let file = Table::from_iter([("sweep".to_owned(), sweep.into()), ("seeds".to_owned(), seeds.into())]);
+        let mut runs = expand(Some(&file), &settings)?;
+        if let Some(Variant { name, method, .. }) = variant {
+            for run in &mut runs {
+                run.id = run.id.replace(method, name);
+            }
+        }
+        Ok(runs)
+    }
+
+    fn check_method(&self, name: &str) -> Result<()> {
+        let methods = CATALOGUE.iter().map(|(name, _)| *name);
+        let known: Vec<&str> = methods.chain(self.variants.iter().map(|variant| variant.name)).collect();
+        if known.contains(&name) {
+            return Ok(());
+        }
+        let (all, hint) = (known.join(", "), did_you_mean(name, known.iter().copied()));
+        bail!(Error::config(format!("{} {name}: `{}` has {all}{hint}", self.flag, self.name)))
     }
 
     fn default_out(&self, options: &StudyOptions, setup: &Setup) -> PathBuf {
@@ -292,7 +339,7 @@ fn check_data(runs: &[PlannedRun], data_dir: Option<&Path>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::studies::{TABLE1, TABLE2};
+    use crate::studies::{LEADING, TABLE1, TABLE2};
     use fedproj_core::{Draw, OptimizerConfig, StoredRun};
     use fedproj_nn::Init;
 
@@ -300,7 +347,7 @@ mod tests {
         StudyOptions {
             dataset: Some(dataset.to_owned()),
             betas: vec![0.3, 0.5],
-            n_seeds: 3,
+            seeds: 0..3,
             preset: preset.to_owned(),
             is_quick: false,
             values: methods.iter().map(|&method| method.into()).collect(),
@@ -310,6 +357,24 @@ mod tests {
 
     fn plan(study: &Study, options: &StudyOptions) -> Vec<PlannedRun> {
         study.plan(options, &study.setup(options).unwrap(), None).unwrap()
+    }
+
+    #[test]
+    fn variants_differ_from_the_table_in_their_own_keys_alone() {
+        let methods = ["feddyn", "leading", "leading-no-correction"];
+        let runs = plan(&LEADING, &StudyOptions { seeds: 3..5, ..options("cifar10", "clean", &methods) });
+        let ids: Vec<&str> = runs.iter().map(|run| run.id.as_str()).collect();
+        assert_eq!(ids[..3], ["beta0.3-feddyn-seed3", "beta0.3-leading-seed3", "beta0.3-leading-no-correction-seed3"]);
+        assert_eq!((ids.len(), ids[11]), (12, "beta0.5-leading-no-correction-seed4"));
+        let table = plan(&TABLE1, &StudyOptions { seeds: 3..5, ..options("cifar10", "clean", &["feddyn", "fedproj"]) });
+        assert_eq!(runs[0].config, table[0].config);
+        let mut leading = table[1].config.clone();
+        leading.preset = runs[1].config.preset;
+        leading.method.fedproj.correction.alpha = 0.01;
+        leading.method.fedproj.averages.teacher = 0.9;
+        assert_eq!(runs[1].config, leading);
+        leading.method.fedproj.correction.alpha = 0.0;
+        assert_eq!(runs[2].config, leading);
     }
 
     #[test]
@@ -401,11 +466,15 @@ mod tests {
         let quick = |dataset, n_seeds, methods: &[&str]| StudyOptions {
             is_quick: true,
             betas: vec![0.3],
-            n_seeds,
+            seeds: 0..n_seeds,
             ..options(dataset, "clean", methods)
         };
         for run in plan(&TABLE1, &quick("cifar10", 3, &["fedavg", "fedproj"])) {
             assert_eq!(stored("table1-cifar10-quick", &run.id), run.config, "{}", run.id);
+        }
+        let full = StudyOptions { betas: vec![0.3], ..options("cifar10", "clean", &["feddyn", "fedproj"]) };
+        for run in plan(&LEADING, &full) {
+            assert_eq!(stored("table1-cifar10-full", &run.id), run.config, "{}", run.id);
         }
         for run in plan(&TABLE2, &quick("sst2", 2, &["fedavg", "feddf", "fedet", "fedproj"])) {
             assert_eq!(stored("table2-sst2-quick", &run.id), run.config, "{}", run.id);
@@ -414,7 +483,7 @@ mod tests {
 
     #[test]
     fn seeds_come_one_after_the_other_and_runs_have_names() {
-        let two = StudyOptions { betas: vec![0.3], n_seeds: 2, ..options("cifar10", "clean", &["fedavg", "fedproj"]) };
+        let two = StudyOptions { betas: vec![0.3], seeds: 0..2, ..options("cifar10", "clean", &["fedavg", "fedproj"]) };
         let ids: Vec<String> = plan(&TABLE1, &two).into_iter().map(|run| run.id).collect();
         assert_eq!(
             ids,
