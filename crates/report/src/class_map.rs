@@ -2,7 +2,7 @@
 
 use crate::axis::{axis, ticks};
 use crate::shades::{Shades, column_labels, frame};
-use crate::svg::{Anchor, Style, Svg, number};
+use crate::svg::{Anchor, Style, Svg, number, shortened};
 
 /// Pixels.
 const LEFT: f64 = 150.0;
@@ -79,9 +79,8 @@ impl ClassMap {
         svg.axis_title((18.0, base - BARS / 2.0), "samples");
         for (client, &size) in self.sizes.iter().enumerate() {
             let top = place(size as f64);
-            let tag = svg.tag("rect").number("x", LEFT + cell * client as f64 + 0.5).number("y", top);
-            let tag = tag.number("width", cell - 1.0).number("height", base - top);
-            tag.set("fill", "#777777").open();
+            let at = (LEFT + cell * client as f64 + 0.5, top);
+            svg.rect(at, (cell - 1.0, base - top)).set("fill", "#777777").open();
             svg.title(&format!("client {client}: {size} samples"));
             svg.close();
         }
@@ -91,10 +90,8 @@ impl ClassMap {
         // Rows lower than a line of text get a label only every so often.
         let every = (11.0 / row).ceil() as usize;
         for (class, name) in self.classes.iter().enumerate().step_by(every) {
-            let short: String =
-                if name.chars().count() > 15 { name.chars().take(14).chain(['…']).collect() } else { name.clone() };
             let y = TOP + row * (class as f64 + 0.5) + 4.0;
-            svg.text(LEFT - 8.0, y, &short, Style::new(11.0).anchor(Anchor::End));
+            svg.text(LEFT - 8.0, y, &shortened(name, 15), Style::new(11.0).anchor(Anchor::End));
         }
         svg.axis_title((18.0, TOP + row * self.classes.len() as f64 / 2.0), "class");
     }

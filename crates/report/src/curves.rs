@@ -2,8 +2,7 @@
 
 use crate::axis::{decimals, power_of_ten, ticks};
 use crate::palette::Look;
-use crate::svg::{Anchor, Headings, Style, Svg, number, wrap};
-use std::fmt::Write;
+use crate::svg::{Anchor, Headings, Style, Svg, number, path, wrap};
 
 /// Pixels.
 const MARGIN: (f64, f64) = (58.0, 40.0);
@@ -175,8 +174,7 @@ impl Chart {
         if has_values {
             svg.tag("g").set("class", "plot").set("data-x", &self.x_label).open();
             // The pointer finds the whole chart, not only its lines.
-            let area = svg.tag("rect").number("x", left).number("y", top).number("width", plot.0);
-            area.number("height", plot.1).set("fill", "none").set("pointer-events", "all").end();
+            svg.rect((left, top), plot).set("fill", "none").set("pointer-events", "all").end();
         }
         self.axes(svg, (left, top), plot, &place);
         // All bands lie below all lines.
@@ -184,11 +182,8 @@ impl Chart {
             if line.iter().all(|p| p.min >= p.max) {
                 continue;
             }
-            let mut band = path(line.iter().map(|p| place(p.x, p.max)));
-            for p in line.iter().rev() {
-                let (x, y) = place(p.x, p.min);
-                let _ = write!(band, "L{} {}", number(x), number(y));
-            }
+            let upper = line.iter().map(|p| place(p.x, p.max));
+            let band = path(upper.chain(line.iter().rev().map(|p| place(p.x, p.min))));
             svg.tag("path").set("d", &(band + "z")).set("fill", look.colour).set("fill-opacity", "0.16").end();
         }
         for (i, (line, Series { name, look })) in self.lines.iter().zip(series).enumerate() {
@@ -248,15 +243,6 @@ impl Chart {
         svg.text(x, y, &self.x_label, Style::new(11.0).soft().anchor(Anchor::Middle));
         svg.line((left, bottom), (left + plot.0, bottom)).set("stroke", "#777777").set("class", "frame").end();
     }
-}
-
-/// Straight lines through points.
-fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
-    let mut d = String::new();
-    for (x, y) in points {
-        let _ = write!(d, "{}{} {}", if d.is_empty() { "M" } else { "L" }, number(x), number(y));
-    }
-    d
 }
 
 fn stroke<'a>(tag: crate::svg::Tag<'a>, look: &Look) -> crate::svg::Tag<'a> {

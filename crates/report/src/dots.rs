@@ -102,7 +102,7 @@ impl Dots {
 
 impl DotRow {
     fn draw(&self, svg: &mut Svg, y: f64, place: impl Fn(f64) -> f64) {
-        svg.text(LEFT - 12.0, y + 4.0, &shortened(&self.name), Style::new(12.0).anchor(Anchor::End));
+        svg.text(LEFT - 12.0, y + 4.0, &shortened(&self.name, 25), Style::new(12.0).anchor(Anchor::End));
         if let Some((mean, deviation)) = self.reference {
             reference(svg, y + LEVELS.1, (place(mean), place(mean - deviation), place(mean + deviation)));
         }

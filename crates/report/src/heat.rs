@@ -36,7 +36,7 @@ impl Heat {
         svg.headings(&self.title, &self.subtitle);
         for (r, (name, values)) in self.rows.iter().enumerate() {
             let y = TOP + ROW * r as f64;
-            svg.text(LEFT - 8.0, y + 15.0, &shortened(name), Style::new(12.0).anchor(Anchor::End));
+            svg.text(LEFT - 8.0, y + 15.0, &shortened(name, 25), Style::new(12.0).anchor(Anchor::End));
             frame(&mut svg, (LEFT, y), (cell * n_columns as f64, ROW - 2.0));
             for (c, value) in values.iter().enumerate() {
                 let Some(value) = value else { continue };

@@ -2,8 +2,7 @@
 
 use crate::mesh::{Extent, Mesh, Outline};
 use crate::palette::CLASSES;
-use crate::svg::{Anchor, Style, Svg, number};
-use std::fmt::Write;
+use crate::svg::{Anchor, Style, Svg, number, path};
 
 /// Pixels.
 const PANEL_WIDTH: f64 = 200.0;
@@ -165,26 +164,14 @@ impl RegionGrid {
     /// An outline in the panel's pixels.
     fn path(&self, mesh: &Mesh, outline: &Outline) -> String {
         let (w, h) = (PANEL_WIDTH / (mesh.n_x - 1) as f64, self.panel_height() / (mesh.n_y - 1) as f64);
-        let mut d = String::new();
-        for (i, (x, y)) in outline.iter().enumerate() {
-            let (x, y) = (number(x * w), number(self.panel_height() - y * h));
-            let _ = write!(d, "{}{x} {y}", if i == 0 { "M" } else { "L" });
-        }
-        d + "z"
+        path(outline.iter().map(|(x, y)| (x * w, self.panel_height() - y * h))) + "z"
     }
 
     fn legend(&self, svg: &mut Svg, y: f64) {
         let mut x = LEFT;
         for (class, name) in self.classes.iter().enumerate() {
             let (colour, mark) = CLASSES[class % CLASSES.len()];
-            svg.tag("rect")
-                .number("x", x)
-                .number("y", y - 11.0)
-                .number("width", 26.0)
-                .number("height", 15.0)
-                .set("fill", colour)
-                .set("fill-opacity", "0.42")
-                .end();
+            svg.rect((x, y - 11.0), (26.0, 15.0)).set("fill", colour).set("fill-opacity", "0.42").end();
             svg.tag("path")
                 .set("d", &mark.path(x + 13.0, y - 3.5, 3.4))
                 .set("fill", colour)

@@ -25,8 +25,7 @@ impl Shades {
     /// A cell of a value; its title shows it below the pointer. Even a 0 differs from the bare paper.
     pub(crate) fn cell(&self, svg: &mut Svg, at: (f64, f64), size: (f64, f64), value: f64, title: &str) {
         let share = (value / self.axis.1).clamp(0.0, 1.0).powf(self.power);
-        let tag = svg.tag("rect").number("x", at.0).number("y", at.1).number("width", size.0).number("height", size.1);
-        tag.set("fill", self.colour).number("fill-opacity", 0.08 + 0.92 * share).open();
+        svg.rect(at, size).set("fill", self.colour).number("fill-opacity", 0.08 + 0.92 * share).open();
         svg.title(title);
         svg.close();
     }
@@ -49,8 +48,7 @@ impl Shades {
 
 /// A frame of bare paper for cells.
 pub(crate) fn frame(svg: &mut Svg, at: (f64, f64), size: (f64, f64)) {
-    let tag = svg.tag("rect").number("x", at.0).number("y", at.1).number("width", size.0).number("height", size.1);
-    tag.set("fill", "none").set("stroke", "#d9d9d9").set("class", "rule").end();
+    svg.rect(at, size).set("fill", "none").set("stroke", "#d9d9d9").set("class", "rule").end();
 }
 
 /// Labels of columns: numbers from 0, as many as there is room for.

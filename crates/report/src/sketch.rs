@@ -36,14 +36,8 @@ fn panel(svg: &mut Svg, left: f64, cosine: f64, [title, text]: [&str; 2]) {
     svg.text(left + 24.0, 82.0, title, Style::new(14.0).bold());
     svg.text(left + 24.0, 101.0, text, Style::new(12.0).soft());
     // The half plane in which a step does not raise the memory loss.
-    svg.tag("rect")
-        .number("x", x)
-        .number("y", 118.0)
-        .number("width", CELL.0 / 2.0 - 24.0)
-        .number("height", 204.0)
-        .set("fill", COLOURS[1])
-        .set("fill-opacity", "0.10")
-        .end();
+    let helpful = svg.rect((x, 118.0), (CELL.0 / 2.0 - 24.0, 204.0));
+    helpful.set("fill", COLOURS[1]).set("fill-opacity", "0.10").end();
     svg.text(left + CELL.0 - 32.0, 136.0, "nothing global is unlearned", Style::new(11.0).soft().anchor(Anchor::End));
     svg.rule((x, 118.0), (x, 322.0));
     let (tip, top) = ((x + cosine * LENGTH, y - sine * LENGTH), (x, y - sine * LENGTH));

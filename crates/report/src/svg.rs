@@ -160,6 +160,11 @@ impl Svg {
         self.line(from, to).set("stroke", "#d9d9d9").set("class", "rule").end();
     }
 
+    /// A rectangle, whose colour is still to be set: its corner at the top left, and its size.
+    pub fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64)) -> Tag<'_> {
+        self.tag("rect").number("x", x).number("y", y).number("width", width).number("height", height)
+    }
+
     /// A straight line, whose colour is still to be set.
     pub fn line(&mut self, from: (f64, f64), to: (f64, f64)) -> Tag<'_> {
         self.tag("line").number("x1", from.0).number("y1", from.1).number("x2", to.0).number("y2", to.1)
@@ -240,10 +245,18 @@ pub(crate) fn number(value: f64) -> String {
     if text == "-0" { "0".into() } else { text.into() }
 }
 
-/// A name that fits beside its row of a picture.
-pub(crate) fn shortened(name: &str) -> String {
-    const N_CHARS: usize = 25;
-    if name.chars().count() <= N_CHARS { name.into() } else { name.chars().take(N_CHARS - 1).chain(['…']).collect() }
+/// Straight lines through points.
+pub(crate) fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
+    let mut d = String::new();
+    for (x, y) in points {
+        let _ = write!(d, "{}{} {}", if d.is_empty() { "M" } else { "L" }, number(x), number(y));
+    }
+    d
+}
+
+/// A name in so many characters.
+pub(crate) fn shortened(name: &str, n_max: usize) -> String {
+    if name.chars().count() <= n_max { name.into() } else { name.chars().take(n_max - 1).chain(['…']).collect() }
 }
 
 /// Words in lines of at most so many characters, unless one word is longer.
