@@ -2,6 +2,7 @@
 //! certificate and connection. All ask for work, and a cohort contributes to each round. Nobody trains.
 
 use crate::federation::block_on;
+use crate::federation::process::Process;
 use crate::say;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -90,8 +91,9 @@ impl Load {
         let federation = dir.join("server");
         eprintln!("certificates for {} nodes", self.nodes);
         let homes = self.enrol(dir, &federation)?;
-        let mut server = Server::start(self, &federation)?;
-        let addresses = server.addresses(&federation)?;
+        let out = dir.join("out");
+        let mut server = self.start_server(&federation, &out)?;
+        let addresses = addresses(&mut server, &federation)?;
         let address = format!("https://{}", addresses.listen);
         let start = Instant::now();
         let samples = block_on(async {
@@ -106,17 +108,14 @@ impl Load {
             }
             let mut samples = Vec::new();
             while server.child.try_wait()?.is_none() {
-                samples.extend(server.resident_mb());
+                samples.extend(resident_mb(&server.child));
                 tokio::time::sleep(Duration::from_millis(250)).await;
             }
             Ok(samples)
         })?;
         let seconds = start.elapsed().as_secs_f64();
-        let status = server.child.wait()?;
-        if !status.success() {
-            bail!("the server ended: {status}: {}", server.last_words());
-        }
-        let log = std::fs::read_to_string(&server.out)?;
+        server.finish()?;
+        let log = std::fs::read_to_string(&out)?;
         let report: serde_json::Value =
             serde_json::from_str(log.lines().last().context("the server printed nothing")?)?;
         let run = PathBuf::from(report["run"].as_str().context("no run")?);
@@ -155,60 +154,35 @@ impl Load {
         };
         (0..self.nodes).map(enrol).collect()
     }
-}
 
-/// The server's process.
-struct Server {
-    child: Child,
-    out: PathBuf,
-    log: PathBuf,
-}
-
-impl Server {
-    fn start(load: &Load, dir: &Path) -> Result<Self> {
-        let (out, log) = (dir.join("out"), dir.join("log"));
+    fn start_server(&self, dir: &Path, out: &Path) -> Result<Process> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["serve", "--json", "--threads", "1", "--dir"]).arg(dir);
         command.args(["method.name=fedavg", "data.public=none", "server.listen=127.0.0.1:0"]);
-        command.arg(format!("model.hidden=[{}]", load.hidden));
-        command.arg(format!("federation.rounds={}", load.rounds));
-        command.arg(format!("federation.fraction={}", f64::from(load.cohort) / f64::from(load.nodes)));
-        command.arg(format!("data.partition={{kind='virtual', clients={}, samples=10}}", load.nodes));
-        command.stdin(Stdio::null()).stdout(std::fs::File::create(&out)?).stderr(std::fs::File::create(&log)?);
-        Ok(Self { child: command.spawn()?, out, log })
-    }
-
-    fn addresses(&mut self, dir: &Path) -> Result<Addresses> {
-        loop {
-            if let Ok(text) = std::fs::read_to_string(dir.join("addresses.json")) {
-                return Ok(serde_json::from_str(&text)?);
-            }
-            if let Some(status) = self.child.try_wait()? {
-                bail!("the server ended: {status}: {}", self.last_words());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn last_words(&self) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        text.lines().last().unwrap_or_default().to_owned()
-    }
-
-    /// Resident memory, if the system reports it.
-    fn resident_mb(&self) -> Option<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
-        let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
-        line.split_whitespace().nth(1)?.parse::<f64>().ok().map(|kb| kb / 1000.0)
+        command.arg(format!("model.hidden=[{}]", self.hidden));
+        command.arg(format!("federation.rounds={}", self.rounds));
+        command.arg(format!("federation.fraction={}", f64::from(self.cohort) / f64::from(self.nodes)));
+        command.arg(format!("data.partition={{kind='virtual', clients={}, samples=10}}", self.nodes));
+        command.stdin(Stdio::null()).stdout(std::fs::File::create(out)?);
+        Process::start("the server".into(), &mut command, dir.join("log"))
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+fn addresses(server: &mut Process, dir: &Path) -> Result<Addresses> {
+    loop {
+        if let Ok(text) = std::fs::read_to_string(dir.join("addresses.json")) {
+            return Ok(serde_json::from_str(&text)?);
+        }
+        server.check()?;
+        std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Resident memory of a process, if the system reports it.
+fn resident_mb(child: &Child) -> Option<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+    line.split_whitespace().nth(1)?.parse::<f64>().ok().map(|kb| kb / 1000.0)
 }
 
 /// A node that does everything except training.

@@ -1,6 +1,7 @@
 //! `fedproj demo`: a server and node processes on this machine, with real certificates, compared with the simulator.
 
 use super::block_on;
+use super::process::Process;
 use crate::device::default_threads;
 use crate::say;
 use crate::settings::Settings;
@@ -12,10 +13,9 @@ use fedproj_net::server::status::{RoundLine, Status};
 use fedproj_net::server::{Authority, INVITATION_LASTS, Registry, ServeSetup, Served, ServerConfig, serve};
 use fedproj_report::Measure;
 use serde::Serialize;
-use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
@@ -171,7 +171,7 @@ impl Demo {
         let mut nodes = Vec::new();
         for client in 0..u32::from(self.nodes) {
             let (token, _) = registry.invite(authority, &format!("node-{client}"), Some(client), INVITATION_LASTS)?;
-            nodes.push(NodeProcess::start(dir, client, enrol, addresses.listen, &token.to_string(), &self.settings)?);
+            nodes.push(start_node(dir, client, enrol, addresses.listen, &token.to_string(), &self.settings)?);
         }
         let mut shown = 0;
         loop {
@@ -182,14 +182,10 @@ impl Demo {
             }
             shown = view.rounds.len();
             if view.done || shown == view.n_rounds as usize {
-                for node in &mut nodes {
-                    node.finish()?;
-                }
+                nodes.iter_mut().try_for_each(Process::finish)?;
                 return Ok(view.rounds);
             }
-            if let Some(node) = nodes.iter_mut().find_map(|n| n.has_ended().then_some(n)) {
-                bail!("node {} ended: {}", node.client, node.last_words());
-            }
+            nodes.iter_mut().try_for_each(Process::check)?;
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -221,70 +217,31 @@ fn serve_in_background(
     std::thread::spawn(move || drop(block_on(work)))
 }
 
-/// A node's process. It ends with this one.
-struct NodeProcess {
+/// Enrols a node and starts its process.
+fn start_node(
+    dir: &Path,
     client: u32,
-    log: PathBuf,
-    child: Child,
-    /// Kept here, because `Child::wait` closes the child's stdin.
-    _stdin: Option<ChildStdin>,
-}
-
-impl NodeProcess {
-    fn start(
-        dir: &Path,
-        client: u32,
-        enrol: SocketAddr,
-        listen: SocketAddr,
-        token: &str,
-        settings: &Settings,
-    ) -> Result<Self> {
-        let home = dir.join(format!("node-{client}"));
-        let program = std::env::current_exe()?;
-        let enrolled = Command::new(&program)
-            .args(["enrol", &format!("https://{enrol}"), "--node"])
-            .arg(&home)
-            .env("FEDPROJ_TOKEN", token)
-            .stdin(Stdio::null())
-            .output()?;
-        if !enrolled.status.success() {
-            bail!("node {client} could not enrol: {}", String::from_utf8_lossy(&enrolled.stderr));
-        }
-        let log = home.join("log");
-        let mut command = Command::new(&program);
-        command.args(["join", &format!("https://{listen}"), "--data", "run", "--until-done", "--with-stdin", "--node"]);
-        command.arg(&home).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(File::create(&log)?);
-        if let Some(data_dir) = settings.data_dir()?.filter(|dir| dir.is_dir()) {
-            command.arg("--data-dir").arg(data_dir);
-        }
-        let mut child = command.spawn()?;
-        let stdin = child.stdin.take();
-        Ok(Self { client, log, child, _stdin: stdin })
+    enrol: SocketAddr,
+    listen: SocketAddr,
+    token: &str,
+    settings: &Settings,
+) -> Result<Process> {
+    let home = dir.join(format!("node-{client}"));
+    let program = std::env::current_exe()?;
+    let enrolled = Command::new(&program)
+        .args(["enrol", &format!("https://{enrol}"), "--node"])
+        .arg(&home)
+        .env("FEDPROJ_TOKEN", token)
+        .stdin(Stdio::null())
+        .output()?;
+    if !enrolled.status.success() {
+        bail!("node {client} could not enrol: {}", String::from_utf8_lossy(&enrolled.stderr));
     }
-
-    fn has_ended(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(Some(_)))
+    let mut command = Command::new(&program);
+    command.args(["join", &format!("https://{listen}"), "--data", "run", "--until-done", "--with-stdin", "--node"]);
+    command.arg(&home).stdin(Stdio::piped()).stdout(Stdio::null());
+    if let Some(data_dir) = settings.data_dir()?.filter(|dir| dir.is_dir()) {
+        command.arg("--data-dir").arg(data_dir);
     }
-
-    fn last_words(&self) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        text.lines().last().unwrap_or("no output").to_owned()
-    }
-
-    /// Waits for the process. It ends when the run is over.
-    fn finish(&mut self) -> Result<()> {
-        let status = self.child.wait()?;
-        if !status.success() {
-            bail!("node {}: {status}: {}", self.client, self.last_words());
-        }
-        Ok(())
-    }
-}
-
-impl Drop for NodeProcess {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    Process::start(format!("node {client}"), &mut command, home.join("log"))
 }

@@ -4,6 +4,7 @@ pub mod audit;
 pub mod demo;
 pub mod join;
 pub mod nodes;
+pub mod process;
 pub mod rollback;
 pub mod serve;
 
