@@ -110,16 +110,21 @@ impl Home {
     /// If they cannot be made or stored.
     pub fn request(&self) -> Result<Vec<u8>> {
         create_private_dir(&self.dir)?;
-        let path = self.dir.join("request.der");
         if self.dir.join("node.toml").exists() && !self.is_expired() {
             return Err(Error::config(format!(
                 "`{}` is the folder of a node that is already enrolled",
                 self.dir.display()
             )));
         }
+        self.request_with("key.pem", "request.der")
+    }
+
+    /// The request in this file. If there is none, it is made, with a new key in the other file.
+    fn request_with(&self, key_file: &str, request_file: &str) -> Result<Vec<u8>> {
+        let path = self.dir.join(request_file);
         if !path.exists() {
             let (key, request) = super::node_request()?;
-            write_private(&self.dir.join("key.pem"), &key)?;
+            write_private(&self.dir.join(key_file), &key)?;
             write_synced(&path, &request)?;
         }
         std::fs::read(&path).map_err(Error::io("read", &path))
@@ -178,13 +183,7 @@ impl Home {
     /// # Errors
     /// If they cannot be made or stored.
     pub fn renewal_request(&self) -> Result<Vec<u8>> {
-        let path = self.dir.join(RENEWAL_REQUEST);
-        if !path.exists() {
-            let (key, request) = super::node_request()?;
-            write_private(&self.dir.join(RENEWAL_KEY), &key)?;
-            write_synced(&path, &request)?;
-        }
-        std::fs::read(&path).map_err(Error::io("read", &path))
+        self.request_with(RENEWAL_KEY, RENEWAL_REQUEST)
     }
 
     /// Stores a renewed certificate. Whatever crashes, the node has the old pair or the new one.
@@ -272,12 +271,12 @@ impl Home {
         if !contribution.parts.iter().all(|part| outbox.has(&part.blob)) {
             return Ok(false);
         }
-        self.rename(&sent, "pending.contribution")?;
+        self.rename(&sent, &self.dir.join("pending.contribution"))?;
         Ok(true)
     }
 
-    fn rename(&self, from: &Path, to: &str) -> Result<()> {
-        std::fs::rename(from, self.dir.join(to)).map_err(Error::io("rename", from))?;
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        std::fs::rename(from, to).map_err(Error::io("rename", from))?;
         sync_dir(&self.dir)
     }
 
@@ -289,10 +288,9 @@ impl Home {
     pub fn commit(&self, run: &str) -> Result<()> {
         let pending = self.dir.join("pending.state");
         if pending.exists() {
-            std::fs::rename(&pending, self.kept_path(run)).map_err(Error::io("rename", &pending))?;
-            sync_dir(&self.dir)?;
+            self.rename(&pending, &self.kept_path(run))?;
         }
-        self.rename(&self.dir.join("pending.contribution"), "sent.contribution")
+        self.rename(&self.dir.join("pending.contribution"), &self.dir.join("sent.contribution"))
     }
 
     /// The contribution does not count: the client keeps its state.

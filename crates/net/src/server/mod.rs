@@ -72,11 +72,12 @@ pub struct ServeSetup {
 }
 
 /// A finished run on a server.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize)]
 pub struct Served {
     /// The run's directory.
     pub run: PathBuf,
     /// Its summary.
+    #[serde(flatten)]
     pub summary: Summary,
 }
 
