@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use fedproj_core::Error;
 use fedproj_data::catalogue::{self, Depth, Entry, Part, State};
 use fedproj_data::packages::{self, Installed};
-use fedproj_data::{Dataset, SourceConfig, Splits, Texts, registry};
+use fedproj_data::{Splits, registry};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -155,40 +155,15 @@ struct Class {
     n_test: usize,
 }
 
-/// What is in one part of a data set.
-struct Content {
-    part: Part,
-    classes: Vec<String>,
-    /// Samples of each class.
-    counts: Vec<usize>,
-}
-
 impl Details {
     fn new(name: &str, dir: Option<&Path>) -> Result<Self> {
         let find = || catalogue::list(dir, Depth::Presence).into_iter().find(|e| e.name == name);
         let readable = |e: &Entry| matches!(e.state, State::Embedded | State::Found | State::Archive);
-        let content = if !find().is_some_and(|e| readable(&e)) {
-            None
-        } else if registry::find(name)?.is_text() {
-            let Splits { train, test } = fedproj_data::load_texts(&SourceConfig::named(name), dir)?;
-            let content = |set: Texts| Content {
-                part: Part::from(&set),
-                counts: counts(set.labels.as_deref(), set.class_names.len()),
-                classes: set.class_names,
-            };
-            Some((content(train), test.map(content)))
-        } else {
-            let Splits { train, test } = fedproj_data::load(&SourceConfig::named(name), dir)?;
-            let content = |set: Dataset| Content {
-                part: Part::from(&set),
-                counts: counts(set.labels(), set.n_classes()),
-                classes: set.class_names().to_vec(),
-            };
-            Some((content(train), test.map(content)))
-        };
+        let is_here = find().is_some_and(|e| readable(&e));
+        let content = is_here.then(|| catalogue::read(name, dir)).transpose()?;
         // Once more: reading unpacks an archive.
         let mut entry = find().ok_or_else(|| anyhow::anyhow!("`{name}` is not in the catalogue"))?;
-        let Some((train, test)) = content else { return Ok(Self { entry, classes: Vec::new() }) };
+        let Some(Splits { train, test }) = content else { return Ok(Self { entry, classes: Vec::new() }) };
         let n_test = test.as_ref().map(|test| test.counts.clone());
         entry.train = Some(train.part);
         entry.test = test.map(|test| test.part);
@@ -222,15 +197,6 @@ impl Details {
             say!("{at:>6}{:>7} train{:>7} test  {}", class.n_train, class.n_test, class.name);
         }
     }
-}
-
-/// Samples of each class.
-fn counts(labels: Option<&[u32]>, n_classes: usize) -> Vec<usize> {
-    let mut counts = vec![0; n_classes];
-    for &label in labels.unwrap_or_default() {
-        counts[label as usize] += 1;
-    }
-    counts
 }
 
 fn place(entry: &Entry) -> String {

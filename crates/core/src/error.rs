@@ -100,6 +100,12 @@ impl Error {
         move |source| Self::Io { action, path, source }
     }
 
+    /// For `map_err` on the content of a file.
+    pub(crate) fn corrupt<E: std::fmt::Display>(path: &Path) -> impl FnOnce(E) -> Self {
+        let path = path.to_path_buf();
+        move |problem| Self::Corrupt { path, problem: problem.to_string() }
+    }
+
     /// For `map_err` on what cannot fail unless this program is wrong.
     pub(crate) fn internal<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |problem| Self::Internal { what, problem: problem.to_string() }

@@ -1,16 +1,16 @@
-//! Files that appear complete or not at all, whatever crashes.
+//! Files of a run or a federation, with errors that name them. See [`fedproj_data::files`] for what a crash leaves.
 
 use crate::error::{Error, Result};
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use fedproj_data::files;
+use std::io::ErrorKind;
 use std::path::Path;
 
-/// Writes a file so that it appears complete or not at all: a temporary one, synced, then renamed.
+/// Writes a file so that it appears complete or not at all, and survives a crash.
 ///
 /// # Errors
 /// If the directory cannot be written.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    write(path, bytes, OpenOptions::new().write(true).create(true).truncate(true))
+    files::write_atomically(path, bytes).map_err(Error::io("write", path))
 }
 
 /// As [`write_atomically`], for a secret: only the owner may read the file.
@@ -18,27 +18,27 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 /// # Errors
 /// If the directory cannot be written.
 pub fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    write(path, bytes, &options)
+    files::write_private(path, bytes).map_err(Error::io("write", path))
 }
 
-fn write(path: &Path, bytes: &[u8], options: &OpenOptions) -> Result<()> {
-    let temporary = path.with_extension("tmp");
-    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || -> std::io::Result<()> {
-        let mut file = options.open(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)?;
-        // The rename itself is only durable once the directory is.
-        File::open(folder)?.sync_all()
-    };
-    write().map_err(|source| {
-        // The rest of a failed write is useless; the error below names the cause.
-        let _ = std::fs::remove_file(&temporary);
-        Error::Io { action: "write", path: path.into(), source }
-    })
+/// The content of a file; `None` if there is none.
+///
+/// # Errors
+/// If it is there and cannot be read.
+pub fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
+    match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        read => read.map(Some).map_err(Error::io("read", path)),
+    }
+}
+
+/// Removes a file, if there is one.
+///
+/// # Errors
+/// If it is there and cannot be removed.
+pub fn remove_if_exists(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
+        _ => Ok(()),
+    }
 }

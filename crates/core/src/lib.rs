@@ -50,7 +50,7 @@ pub use evaluate::{Evaluator, Model, Outputs, Score};
 pub use experiment::{Experiment, draw_cohort};
 pub use fedproj_data::spelling::did_you_mean;
 pub use fedproj_nn::Loss;
-pub use files::{write_atomically, write_private};
+pub use files::{read_if_exists, remove_if_exists, write_atomically, write_private};
 pub use fusion::{Fusion, GlobalModel, ServerState};
 pub use machine::memory;
 pub use memory::{MemoryConfig, MemoryTarget, Resample, Round0, Targets};

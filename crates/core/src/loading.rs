@@ -114,7 +114,8 @@ fn tokenizer(config: &Config, data_dir: Option<&Path>) -> Result<Option<Tokenize
             "texts need a vocabulary\nhint: set model.checkpoint to a BERT folder, or data.text.vocabulary to a vocab.txt",
         ));
     };
-    let tokenizer = Tokenizer::open(&vocabulary, text)?;
+    let tokenizer =
+        Tokenizer::open(&vocabulary, text, fedproj_nn::cuda::cache_folder().map(|folder| folder.join("tokens")))?;
     // The encoders of the catalogue have BERT's own vocabulary.
     let bert = checkpoint(config, data_dir)?.unwrap_or_else(|| BertConfig::sized(1, 1, 1, 1));
     bert.check_vocabulary(&vocabulary, tokenizer.n_words())?;

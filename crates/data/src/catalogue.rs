@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::dataset::{Dataset, Shape};
 use crate::error::Result;
-use crate::registry::{Files, Origin, READERS, Reader, load, load_texts};
-use crate::source::SourceConfig;
+use crate::registry::{Files, Origin, READERS, Reader, find, load, load_texts};
+use crate::source::{SourceConfig, Splits};
 use crate::text::Texts;
 
 /// How closely to look.
@@ -75,15 +75,40 @@ pub struct Part {
     pub hash: Option<String>,
 }
 
-impl From<&Dataset> for Part {
-    fn from(data: &Dataset) -> Self {
-        Self { n_samples: data.n_samples(), hash: Some(data.hash()) }
+/// What is in one part of a data set.
+pub struct Content {
+    /// Its size and its hash.
+    pub part: Part,
+    /// Shape of one sample; none of texts, where it depends on the tokeniser.
+    pub shape: Option<Shape>,
+    /// Names of the classes.
+    pub classes: Vec<String>,
+    /// Samples of each class.
+    pub counts: Vec<usize>,
+}
+
+impl Content {
+    fn new(n_samples: usize, hash: String, shape: Option<Shape>, labels: Option<&[u32]>, classes: &[String]) -> Self {
+        let mut counts = vec![0; classes.len()];
+        for &label in labels.unwrap_or_default() {
+            counts[label as usize] += 1;
+        }
+        Self { part: Part { n_samples, hash: Some(hash) }, shape, classes: classes.to_vec(), counts }
     }
 }
 
-impl From<&Texts> for Part {
-    fn from(texts: &Texts) -> Self {
-        Self { n_samples: texts.texts.len(), hash: Some(texts.hash()) }
+/// Reads a data set, of numbers or of texts, and counts what it holds.
+///
+/// # Errors
+/// As [`load`].
+pub fn read(name: &str, data_dir: Option<&Path>) -> Result<Splits<Content>> {
+    let config = SourceConfig::named(name);
+    if find(name)?.is_text() {
+        let content = |t: Texts| Content::new(t.texts.len(), t.hash(), None, t.labels.as_deref(), &t.class_names);
+        load_texts(&config, data_dir)?.map(|texts| Ok(content(texts)))
+    } else {
+        let content = |d: Dataset| Content::new(d.n_samples(), d.hash(), Some(d.shape()), d.labels(), d.class_names());
+        load(&config, data_dir)?.map(|data| Ok(content(data)))
     }
 }
 
@@ -130,12 +155,11 @@ fn entry(reader: &Reader, data_dir: Option<&Path>, depth: Depth) -> Entry {
         entry.how_to_get = (state == State::Missing).then_some(files.how_to_get);
     }
     let is_readable = matches!(state, State::Found | State::Archive) && depth == Depth::Contents;
-    if state == State::Embedded || is_readable {
-        let read = if reader.is_text() { inspect_texts } else { inspect };
-        if let Err(error) = read(&mut entry, data_dir) {
-            entry.state = State::Damaged;
-            entry.problem = Some(error.to_string());
-        }
+    if (state == State::Embedded || is_readable)
+        && let Err(error) = inspect(&mut entry, data_dir)
+    {
+        entry.state = State::Damaged;
+        entry.problem = Some(error.to_string());
     }
     if let (State::Archive, Origin::Files(files), Some(dir), true) =
         (entry.state, &reader.origin, data_dir, is_readable)
@@ -158,20 +182,11 @@ fn presence(files: &Files, data_dir: &Path) -> (State, Option<PathBuf>) {
 
 /// Reads the data set and puts what it really holds into `entry`.
 fn inspect(entry: &mut Entry, data_dir: Option<&Path>) -> Result<()> {
-    let splits = load(&SourceConfig::named(entry.name), data_dir)?;
-    entry.shape = Some(splits.train.shape());
-    entry.n_classes = Some(splits.train.n_classes());
-    entry.train = Some(Part::from(&splits.train));
-    entry.test = splits.test.as_ref().map(Part::from);
-    Ok(())
-}
-
-/// The same for texts. Their shape is unknown: it depends on the tokeniser.
-fn inspect_texts(entry: &mut Entry, data_dir: Option<&Path>) -> Result<()> {
-    let splits = load_texts(&SourceConfig::named(entry.name), data_dir)?;
-    entry.n_classes = Some(splits.train.class_names.len());
-    entry.train = Some(Part::from(&splits.train));
-    entry.test = splits.test.as_ref().map(Part::from);
+    let Splits { train, test } = read(entry.name, data_dir)?;
+    entry.shape = train.shape.or(entry.shape);
+    entry.n_classes = Some(train.classes.len());
+    entry.train = Some(train.part);
+    entry.test = test.map(|test| test.part);
     Ok(())
 }
 

@@ -254,8 +254,8 @@ impl Dataset {
         for (&index, sample) in indices.iter().zip(out.chunks_exact_mut(len)) {
             let span = index as usize * len..(index as usize + 1) * len;
             match &self.samples {
-                Samples::U8(values) => normalise_u8(&values[span], &self.scale_row, &self.shift_row, sample),
-                Samples::F32(values) => normalise_f32(&values[span], &self.scale_row, &self.shift_row, sample),
+                Samples::U8(values) => normalise(&values[span], &self.scale_row, &self.shift_row, sample),
+                Samples::F32(values) => normalise(&values[span], &self.scale_row, &self.shift_row, sample),
                 Samples::Tokens(texts) => texts.write(index as usize, sample),
             }
         }
@@ -319,16 +319,15 @@ impl Dataset {
         Ok(self)
     }
 
-    /// The same samples, each with its natural owner.
+    /// The same samples, each with its natural owner, if it is known.
     ///
     /// # Errors
     /// If there is not exactly one group id per sample.
-    pub fn with_groups(mut self, groups: Vec<u32>) -> Result<Self> {
-        if groups.len() != self.n_samples() {
-            let problem = format!("{} group ids for {} samples", groups.len(), self.n_samples());
-            return Err(Error::inconsistent(&self.name, problem));
+    pub fn with_groups(mut self, groups: impl Into<Option<Vec<u32>>>) -> Result<Self> {
+        self.groups = groups.into();
+        if let Some(n) = self.groups().map(<[u32]>::len).filter(|n| *n != self.n_samples()) {
+            return Err(Error::inconsistent(&self.name, format!("{n} group ids for {} samples", self.n_samples())));
         }
-        self.groups = Some(groups);
         Ok(self)
     }
 
@@ -366,18 +365,10 @@ impl Dataset {
     }
 }
 
-fn normalise_u8(values: &[u8], scale: &[f32], shift: &[f32], out: &mut [f32]) {
+fn normalise<T: Copy + Into<f32>>(values: &[T], scale: &[f32], shift: &[f32], out: &mut [f32]) {
     for (row, out) in values.chunks_exact(scale.len()).zip(out.chunks_exact_mut(scale.len())) {
         for (((o, &v), &a), &b) in out.iter_mut().zip(row).zip(scale).zip(shift) {
-            *o = f32::from(v) * a + b;
-        }
-    }
-}
-
-fn normalise_f32(values: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]) {
-    for (row, out) in values.chunks_exact(scale.len()).zip(out.chunks_exact_mut(scale.len())) {
-        for (((o, &v), &a), &b) in out.iter_mut().zip(row).zip(scale).zip(shift) {
-            *o = v * a + b;
+            *o = v.into() * a + b;
         }
     }
 }

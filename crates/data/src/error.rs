@@ -138,6 +138,18 @@ impl Error {
         move |source| Self::Io { action, path: path.to_owned(), source }
     }
 
+    /// A file, or a member of an archive, that does not follow its format.
+    pub(crate) fn malformed(
+        file: impl std::fmt::Display,
+        place: impl Into<String>,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+        hint: &'static str,
+    ) -> Self {
+        let (place, expected, found) = (place.into(), expected.into(), found.into());
+        Self::Malformed { file: file.to_string(), place, expected, found, hint }
+    }
+
     pub(crate) fn impossible(kind: &'static str, problem: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::ImpossiblePartition { kind, problem: problem.into(), hint: hint.into() }
     }

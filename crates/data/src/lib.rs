@@ -25,6 +25,7 @@
 pub mod catalogue;
 mod dataset;
 mod error;
+pub mod files;
 mod holdings;
 mod overlap;
 pub mod packages;

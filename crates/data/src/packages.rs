@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::files::write_atomically;
 use crate::readers::{md5_of, zip};
 use crate::registry::{Files, Origin, Request, find};
 use crate::source::SourceConfig;
@@ -25,6 +26,16 @@ pub struct Package {
     pub md5: Option<&'static str>,
     /// Puts what it holds into the data directory.
     pub(crate) install: fn(&Path, &Path) -> Result<()>,
+}
+
+impl Package {
+    pub(crate) const fn new(
+        file: &'static str,
+        md5: Option<&'static str>,
+        install: fn(&Path, &Path) -> Result<()>,
+    ) -> Self {
+        Self { file, md5, install }
+    }
 }
 
 /// A file that was installed.
@@ -102,28 +113,18 @@ impl Publication {
     }
 }
 
-/// Writes a file that appears whole or not at all.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let partial = path.with_extension("partial");
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
-    }
-    let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
-    written.map_err(|source| {
-        // What is left of a failed write is useless; the error names the cause.
-        let _ = fs::remove_file(&partial);
-        Error::Io { action: "write", path: path.to_owned(), source }
-    })
+/// Writes a file, and its folder if there is none.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+    write_atomically(path, bytes).map_err(Error::io("write", path))
 }
 
 /// The members of a zip file, in the order of their names here. Names in the archive are compared and never used as paths.
 pub(crate) fn zip_members(archive: &Path, names: &[&str]) -> Result<Vec<Vec<u8>>> {
-    let malformed = |place: &str, expected: String, found: String| Error::Malformed {
-        file: archive.display().to_string(),
-        place: place.to_owned(),
-        expected,
-        found,
-        hint: "the download is damaged or another file; fetch it again",
+    let malformed = |place: &str, expected: String, found: String| {
+        let hint = "the download is damaged or another file; fetch it again";
+        Error::malformed(archive.display(), place, expected, found, hint)
     };
     let bytes = fs::read(archive).map_err(Error::io("read", archive))?;
     let members = zip::members(&bytes, |name| names.contains(&name))

@@ -18,8 +18,8 @@ pub static READERS: &[Reader] = &[
     readers::cifar100::READER,
     readers::cinic10::READER,
     readers::tinyimagenet32::READER,
-    readers::mnist::READER,
-    readers::fashion_mnist::READER,
+    readers::mnist::MNIST,
+    readers::mnist::FASHION,
     readers::sentences::SST2,
     readers::sentences::MNLI,
     readers::sentences::MARC,
@@ -152,7 +152,7 @@ pub fn load_texts(config: &SourceConfig, data_dir: Option<&Path>) -> Result<Spli
 /// The row of a configuration and what it is given, once the options are known to be the row's.
 fn request<'a>(config: &'a SourceConfig, data_dir: Option<&'a Path>) -> Result<(&'static Reader, Request<'a>)> {
     let reader = find(&config.name)?;
-    if let Some(key) = config.options_given().find(|key| !reader.options.contains(key)) {
+    if let Some(key) = config.options_given().iter().find(|key| !reader.options.contains(&key.as_str())) {
         let hint = match reader.options {
             [] => "it takes no options".to_owned(),
             options => format!("its options are {}", options.join(", ")),

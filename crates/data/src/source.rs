@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::{Serialize, Serializer};
 
 use crate::dataset::Dataset;
 use crate::error::Result;
@@ -11,7 +12,8 @@ use crate::error::Result;
 ///
 /// A configuration writes it as a name, `"cifar10"`, or as a table, `{ name = "csv", path = "flowers.csv" }`. An
 /// option that the named reader does not take is an error.
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub struct SourceConfig {
     /// Name in the registry.
     pub name: String,
@@ -88,6 +90,20 @@ pub enum Column {
     Name(String),
 }
 
+impl Column {
+    /// Its place among named columns; else what was expected and what is there.
+    pub(crate) fn position(&self, names: &[impl AsRef<str>]) -> Result<usize, (String, String)> {
+        let (found, expected) = match self {
+            Self::Index(i) => (Some(*i).filter(|i| *i < names.len()), format!("a column {i}, counted from 0")),
+            Self::Name(name) => {
+                (names.iter().position(|field| field.as_ref() == name), format!("a column named `{name}`"))
+            }
+        };
+        let there = || names.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
+        found.ok_or_else(|| (expected, format!("{} columns: {}", names.len(), there())))
+    }
+}
+
 /// Order of the axes of an array of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -134,36 +150,16 @@ impl SourceConfig {
     }
 
     /// Keys of the options that are set.
-    pub(crate) fn options_given(&self) -> impl Iterator<Item = &'static str> {
-        let given = [
-            ("path", self.path.is_some()),
-            ("test", self.test.is_some()),
-            ("text", self.text.is_some()),
-            ("labels", self.labels.is_some()),
-            ("label", self.label.is_some()),
-            ("group", self.group.is_some()),
-            ("layout", self.layout.is_some()),
-            ("resize", self.resize.is_some()),
-            ("standardise", self.standardise.is_some()),
-        ];
-        given.into_iter().filter_map(|(key, is_given)| is_given.then_some(key))
+    pub(crate) fn options_given(&self) -> Vec<String> {
+        let Ok(serde_json::Value::Object(keys)) = serde_json::to_value(self) else { return Vec::new() };
+        keys.into_iter().map(|(key, _)| key).filter(|key| key != "name").collect()
     }
 }
 
-/// The table form of [`SourceConfig`].
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SourceTable {
-    name: String,
-    path: Option<PathBuf>,
-    test: Option<PathBuf>,
-    text: Option<TextColumns>,
-    labels: Option<LabelSet>,
-    label: Option<Column>,
-    group: Option<Column>,
-    layout: Option<ImageLayout>,
-    resize: Option<[usize; 2]>,
-    standardise: Option<bool>,
+impl Serialize for SourceConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
 }
 
 // By hand, because serde's untagged enums answer every misspelt key with "did not match any variant".
@@ -182,9 +178,8 @@ impl<'de> Deserialize<'de> for SourceConfig {
             }
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<SourceConfig, M::Error> {
-                let table = SourceTable::deserialize(MapAccessDeserializer::new(map))?;
-                let SourceTable { name, path, test, text, labels, label, group, layout, resize, standardise } = table;
-                Ok(SourceConfig { name, path, test, text, labels, label, group, layout, resize, standardise })
+                // What serde derives for the table, not this implementation.
+                SourceConfig::deserialize(MapAccessDeserializer::new(map))
             }
         }
         deserializer.deserialize_any(NameOrTable)
@@ -209,7 +204,7 @@ mod tests {
         assert_eq!(parse("private = 'iris'").unwrap(), SourceConfig::named("iris"));
         let csv = parse("private = { name = 'csv', path = 'a.csv', label = 3, group = 'who' }").unwrap();
         assert_eq!(csv.label, Some(Column::Index(3)));
-        assert_eq!(csv.options_given().collect::<Vec<_>>(), ["path", "label", "group"]);
+        assert_eq!(csv.options_given(), ["group", "label", "path"]);
     }
 
     #[test]

@@ -20,7 +20,7 @@ fn vocabulary(dir: &Path, words: &[&str]) -> PathBuf {
 
 fn open(words: &[&str], config: &TextConfig) -> Result<Tokenizer, String> {
     let dir = tempfile::tempdir().unwrap();
-    Tokenizer::open_with_cache(&vocabulary(dir.path(), words), config, None).map_err(|e| e.to_string())
+    Tokenizer::open(&vocabulary(dir.path(), words), config, None).map_err(|e| e.to_string())
 }
 
 fn text(first: &str, second: Option<&str>) -> Text {
@@ -71,7 +71,7 @@ fn what_is_no_vocabulary_is_refused_with_file_and_line() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vocab.txt");
     std::fs::write(&path, b"[UNK]\n\xff\n").unwrap();
-    let message = Tokenizer::open(&path, &TextConfig::default()).err().unwrap().to_string();
+    let message = Tokenizer::open(&path, &TextConfig::default(), None).err().unwrap().to_string();
     assert!(message.contains("line 2: expected UTF-8 text"), "{message}");
 }
 
@@ -82,7 +82,7 @@ fn tokens_are_kept_by_content_vocabulary_and_settings_and_damage_is_mended() {
     let tokens = |texts: &[&str], config: &TextConfig| {
         let texts = texts.iter().map(|t| text(t, None)).collect();
         let set = Texts { name: "t".into(), texts, labels: None, groups: None, class_names: vec![] };
-        Tokenizer::open_with_cache(&words, config, Some(cache.clone())).unwrap().dataset(set).unwrap()
+        Tokenizer::open(&words, config, Some(cache.clone())).unwrap().dataset(set).unwrap()
     };
     let files = || -> Vec<PathBuf> { std::fs::read_dir(&cache).unwrap().map(|e| e.unwrap().path()).collect() };
     let first = tokens(&["a b", "Café"], &TextConfig::default());
@@ -108,7 +108,7 @@ fn tokens_are_kept_by_content_vocabulary_and_settings_and_damage_is_mended() {
 fn minilms_ids_are_those_of_its_fixture() {
     let Some(dir) = data_dir("minilm-l3") else { return };
     let vocabulary = dir.join("minilm-l3/vocab.txt");
-    let tokenizer = Tokenizer::open_with_cache(&vocabulary, &TextConfig::default(), None).unwrap();
+    let tokenizer = Tokenizer::open(&vocabulary, &TextConfig::default(), None).unwrap();
     assert_eq!(tokenizer.n_words(), 30_522);
     let fixture = std::fs::read_to_string(dir.join("minilm-l3/fixture.json")).unwrap();
     let fixture: serde_json::Value = serde_json::from_str(&fixture).unwrap();
@@ -144,7 +144,7 @@ fn the_papers_sets_are_read_whole() {
         assert_eq!(splits.train.class_names.len(), n_classes, "{set}");
     }
     let config = TextConfig::default();
-    let tokenizer = Tokenizer::open_with_cache(&dir.join("minilm-l3/vocab.txt"), &config, None).unwrap();
+    let tokenizer = Tokenizer::open(&dir.join("minilm-l3/vocab.txt"), &config, None).unwrap();
     let marc = load_with(&SourceConfig::named("marc"), Some(&dir), Some(&tokenizer)).unwrap().train;
     assert!(marc.n_truncated() > 100 && marc.n_truncated() < 3000, "{}", marc.n_truncated());
 }

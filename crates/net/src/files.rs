@@ -72,18 +72,12 @@ pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
 
 /// The content of a file; `None` if there is none.
 pub(crate) fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
-    match std::fs::read(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        read => read.map(Some).map_err(Error::io("read", path)),
-    }
+    Ok(fedproj_core::read_if_exists(path)?)
 }
 
 /// Removes a file, if there is one.
 pub(crate) fn remove_if_exists(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
-        _ => Ok(()),
-    }
+    Ok(fedproj_core::remove_if_exists(path)?)
 }
 
 /// The value in a TOML file; `None` if there is no file.
@@ -105,7 +99,8 @@ pub(crate) fn lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;

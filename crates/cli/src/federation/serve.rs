@@ -7,7 +7,6 @@ use crate::settings::Settings;
 use anyhow::Result;
 use clap::Args;
 use fedproj_net::{ServeSetup, serve};
-use serde::Serialize;
 use std::path::PathBuf;
 
 /// Arguments of `serve`.
@@ -26,13 +25,6 @@ pub struct Serve {
     json: bool,
     #[command(flatten)]
     logging: Logging,
-}
-
-#[derive(Serialize)]
-struct ServeReport {
-    run: PathBuf,
-    #[serde(flatten)]
-    summary: fedproj_core::Summary,
 }
 
 impl Serve {
@@ -62,8 +54,7 @@ impl Serve {
                 }
                 // For scripts: the system may have chosen the port.
                 let text = serde_json::to_string(addresses).unwrap_or_default();
-                let temporary = path.with_extension("tmp");
-                written = std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &path));
+                written = fedproj_core::write_atomically(&path, text.as_bytes());
             });
             tokio::select! {
                 served = served => {
@@ -74,10 +65,10 @@ impl Serve {
                 _ = tokio::signal::ctrl_c() => Err(fedproj_net::Error::Stopped.into()),
             }
         })?;
-        let summary = served.summary;
         if self.json {
-            say!("{}", serde_json::to_string(&ServeReport { run: served.run, summary })?);
+            say!("{}", serde_json::to_string(&served)?);
         } else {
+            let summary = served.summary;
             say!("{}: last accuracy {:.2} %, {}", summary.method, 100.0 * summary.last, served.run.display());
         }
         Ok(())

@@ -8,7 +8,7 @@ use crate::checkpoint;
 use crate::config::{Config, FederationConfig};
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
-use crate::files::write_atomically;
+use crate::files::{remove_if_exists, write_atomically};
 use crate::fusion::ServerState;
 use crate::record::{RoundRecord, Summary};
 use crate::trainer::ClientStates;
@@ -170,10 +170,7 @@ impl RunDir {
 /// configuration, and then its checkpoints are known by the old configuration's hash.
 fn extend(dir: &Path, config: &Config, manifest: &Manifest) -> Result<()> {
     let (old, path) = (read_config(dir)?, dir.join("summary.json"));
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path)(error)),
-        _ => (),
-    }
+    remove_if_exists(&path)?;
     let begun = Manifest::read(dir)?.unwrap_or_else(|| manifest.clone());
     let rounds_at_first = begun.extended.as_ref().map_or(old.federation.rounds, |e| e.rounds_at_first);
     let extended = Some(Extended { rounds_at_first, config_hash: hash_of(&config_text(dir)?) });

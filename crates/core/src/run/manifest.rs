@@ -4,7 +4,7 @@ use super::extend::Extended;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
-use crate::files::write_atomically;
+use crate::files::{read_if_exists, write_atomically};
 use fedproj_nn::Isa;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -51,13 +51,8 @@ impl Manifest {
     /// If it cannot be read.
     pub fn read(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join("manifest.json");
-        match std::fs::read_to_string(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::io("read", &path)(error)),
-            Ok(text) => {
-                serde_json::from_str(&text).map(Some).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
-            }
-        }
+        let Some(text) = read_if_exists(&path)? else { return Ok(None) };
+        serde_json::from_slice(&text).map(Some).map_err(Error::corrupt(&path))
     }
 
     /// Whether it is that of a finished run, made by a version that seals runs.

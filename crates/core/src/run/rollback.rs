@@ -2,6 +2,7 @@
 
 use super::directory::{checkpoints, lock};
 use crate::error::{Error, Result};
+use crate::files::remove_if_exists;
 use std::path::Path;
 
 /// Checks that a run can go back to the end of its first `n_rounds` rounds.
@@ -34,10 +35,7 @@ pub fn rollback(dir: &Path, n_rounds: u32) -> Result<()> {
     let results = ["summary.json", "metrics.csv", "model.safetensors"].map(|name| dir.join(name));
     let later = all.into_iter().rev().filter(|(n, _)| *n > n_rounds).map(|(_, path)| path);
     for path in results.into_iter().chain(later) {
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path)(e)),
-            _ => (),
-        }
+        remove_if_exists(&path)?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 
 use super::manifest::Manifest;
 use crate::error::{Error, Result};
+use crate::files::read_if_exists;
 use std::path::Path;
 
 /// The key of the manifest's own hash, which covers everything but the seal.
@@ -45,12 +46,8 @@ pub(super) fn seal(dir: &Path, mut manifest: Manifest, summary: &str) -> Result<
 /// All files that do not match the seal. A run without a seal has none.
 pub(super) fn broken(dir: &Path) -> Result<Vec<Broken>> {
     let path = dir.join(MANIFEST);
-    if !path.exists() {
-        return Ok(Vec::new());
-    }
-    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-    let mut manifest: serde_json::Value =
-        serde_json::from_str(&text).map_err(|e| Error::Corrupt { path, problem: e.to_string() })?;
+    let Some(text) = read_if_exists(&path)? else { return Ok(Vec::new()) };
+    let mut manifest: serde_json::Value = serde_json::from_slice(&text).map_err(Error::corrupt(&path))?;
     // Not as a `Manifest`: a later version has other fields, and the hash must cover those that are there.
     let Some(serde_json::Value::Object(seal)) = manifest.as_object_mut().and_then(|keys| keys.remove("seal")) else {
         return Ok(Vec::new());
@@ -91,9 +88,5 @@ fn hash(bytes: &[u8]) -> String {
 
 /// `None` if there is no such file.
 fn hash_of_file(path: &Path) -> Result<Option<String>> {
-    match std::fs::read(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::io("read", path)(error)),
-        Ok(bytes) => Ok(Some(hash(&bytes))),
-    }
+    Ok(read_if_exists(path)?.map(|bytes| hash(&bytes)))
 }

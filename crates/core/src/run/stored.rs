@@ -4,6 +4,7 @@ use super::manifest::Manifest;
 use super::seal;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::files::read_if_exists;
 use crate::record::{RoundRecord, Summary};
 use std::path::{Path, PathBuf};
 
@@ -38,11 +39,8 @@ impl StoredRun {
     pub fn so_far(dir: &Path) -> Result<Self> {
         let config = read_config(dir)?;
         let path = dir.join("metrics.jsonl");
-        let text = match std::fs::read_to_string(&path) {
-            // It is made after the configuration.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            text => text.map_err(Error::io("read", &path))?,
-        };
+        // It is made after the configuration.
+        let text = String::from_utf8(read_if_exists(&path)?.unwrap_or_default()).map_err(Error::corrupt(&path))?;
         // The last line may be half written.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         let rounds = parse_metrics(&path, whole.lines())?;
@@ -54,18 +52,16 @@ impl StoredRun {
 
 pub(super) fn read_summary(dir: &Path) -> Result<Summary> {
     let path = dir.join("summary.json");
-    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-    serde_json::from_str(&text).map_err(|e| Error::Corrupt { path, problem: e.to_string() })
+    let text = read_text(&path)?;
+    serde_json::from_str(&text).map_err(Error::corrupt(&path))
 }
 
 pub(super) fn read_config(dir: &Path) -> Result<Config> {
-    Config::from_toml(&config_text(dir)?)
-        .map_err(|e| Error::Corrupt { path: dir.join("config.toml"), problem: e.to_string() })
+    Config::from_toml(&config_text(dir)?).map_err(Error::corrupt(&dir.join("config.toml")))
 }
 
 pub(super) fn config_text(dir: &Path) -> Result<String> {
-    let path = dir.join("config.toml");
-    std::fs::read_to_string(&path).map_err(Error::io("read", &path))
+    read_text(&dir.join("config.toml"))
 }
 
 /// What ties checkpoints to a configuration: the text on disk, so that a later version with other keys still reads them.
@@ -74,8 +70,11 @@ pub(super) fn hash_of(config_text: &str) -> String {
 }
 
 pub(super) fn metrics_text(dir: &Path) -> Result<String> {
-    let path = dir.join("metrics.jsonl");
-    std::fs::read_to_string(&path).map_err(Error::io("read", &path))
+    read_text(&dir.join("metrics.jsonl"))
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(Error::io("read", path))
 }
 
 /// The rounds stored in a run directory; with `n_rounds`, exactly the first `n_rounds`.

@@ -9,6 +9,7 @@ use crate::checkpoint;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
+use crate::files::read_if_exists;
 use crate::record::{RoundRecord, Summary};
 use crate::simulate::Simulation;
 use serde::Serialize;
@@ -191,15 +192,11 @@ impl Check<'_> {
     /// Compares a file, and explains where it differs.
     fn file(&mut self, name: &'static str, again: &[u8], explain: impl FnOnce(&mut Differences)) -> Result<()> {
         let path = self.dir.join(name);
-        match std::fs::read(&path) {
+        match read_if_exists(&path)? {
             // The seal names a missing file. Earlier runs are often stored without these.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                if !self.is_sealed() {
-                    self.notes.push(format!("{name} is missing"));
-                }
-            }
-            Err(error) => return Err(Error::io("read", &path)(error)),
-            Ok(bytes) => {
+            None if self.is_sealed() => (),
+            None => self.notes.push(format!("{name} is missing")),
+            Some(bytes) => {
                 self.compared.push(name);
                 if bytes != again {
                     explain(&mut self.found);

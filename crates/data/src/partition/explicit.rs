@@ -9,19 +9,16 @@ use crate::error::{Error, Result};
 
 pub(super) fn partition(path: &Path, n_samples: usize) -> Result<Partition> {
     let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
-    let malformed = |place: String, found: String| Error::Malformed {
-        file: path.display().to_string(),
-        place,
-        expected: "indices of samples, counted from 0".into(),
-        found,
-        hint: "write JSON such as [[0, 5], [1]] or one line of indices per client",
+    let malformed = |line: usize, found: String| {
+        let hint = "write JSON such as [[0, 5], [1]] or one line of indices per client";
+        Error::malformed(path.display(), format!("line {line}"), "indices of samples, counted from 0", found, hint)
     };
     let lists = if text.trim_start().starts_with('[') {
-        serde_json::from_str(&text).map_err(|e| malformed(format!("line {}", e.line()), e.to_string()))?
+        serde_json::from_str(&text).map_err(|e| malformed(e.line(), e.to_string()))?
     } else {
         let line = |(number, line): (usize, &str)| {
             let fields = line.split(|c: char| c.is_whitespace() || c == ',').filter(|f| !f.is_empty());
-            let index = |f: &str| f.parse().map_err(|_| malformed(format!("line {}", number + 1), format!("`{f}`")));
+            let index = |f: &str| f.parse().map_err(|_| malformed(number + 1, format!("`{f}`")));
             fields.map(index).collect::<Result<Vec<u32>>>()
         };
         text.trim_end().lines().enumerate().map(line).collect::<Result<Vec<_>>>()?

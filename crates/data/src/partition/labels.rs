@@ -7,9 +7,8 @@
 use fedproj_rng::{Purpose, Stream};
 
 use super::config::check_clients;
-use super::{Partition, even_shares};
+use super::{Partition, share_classes};
 use crate::error::{Error, Result};
-use crate::split::indices_by_class;
 
 pub(super) fn partition(
     labels: &[u32],
@@ -32,16 +31,5 @@ pub(super) fn partition(
             owners[class as usize].push(client);
         }
     }
-    let mut lists = vec![Vec::new(); n_clients];
-    for (mut samples, owners) in indices_by_class(labels, n_classes).into_iter().zip(owners) {
-        if samples.len() < owners.len() {
-            let problem = format!("{} clients share a class of {} samples", owners.len(), samples.len());
-            return Err(Error::impossible("labels", problem, "lower clients or labels_per_client"));
-        }
-        stream.shuffle(&mut samples);
-        for (share, &owner) in even_shares(&samples, owners.len()).zip(&owners) {
-            lists[owner].extend_from_slice(share);
-        }
-    }
-    Partition::from_lists("labels", lists, labels.len())
+    share_classes("labels", labels, &owners, n_clients, &mut stream, "lower clients or labels_per_client")
 }

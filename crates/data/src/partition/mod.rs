@@ -21,6 +21,7 @@ use fedproj_rng::{Purpose, Stream};
 pub use config::PartitionConfig;
 
 use crate::error::{Error, Result};
+use crate::split::indices_by_class;
 
 /// The samples of each client.
 ///
@@ -184,6 +185,29 @@ impl Partition {
         };
         (0..self.n_clients()).map(distance).sum::<f64>() / self.n_clients() as f64
     }
+}
+
+/// Shares the samples of each class evenly among its owners, in an order of the stream.
+fn share_classes(
+    kind: &'static str,
+    labels: &[u32],
+    owners: &[Vec<usize>],
+    n_clients: usize,
+    stream: &mut Stream,
+    hint: &str,
+) -> Result<Partition> {
+    let mut lists = vec![Vec::new(); n_clients];
+    for (class, (mut samples, owners)) in indices_by_class(labels, owners.len()).into_iter().zip(owners).enumerate() {
+        if samples.len() < owners.len() {
+            let problem = format!("{} clients share the {} samples of class {class}", owners.len(), samples.len());
+            return Err(Error::impossible(kind, problem, hint));
+        }
+        stream.shuffle(&mut samples);
+        for (share, &owner) in even_shares(&samples, owners.len()).zip(owners) {
+            lists[owner].extend_from_slice(share);
+        }
+    }
+    Partition::from_lists(kind, lists, labels.len())
 }
 
 /// Splits `samples` into `n_shares` lists; their sizes differ by at most one.

@@ -5,9 +5,8 @@
 use fedproj_rng::{Purpose, Stream};
 
 use super::config::check_clients;
-use super::{Partition, even_shares};
+use super::{Partition, share_classes};
 use crate::error::{Error, Result};
-use crate::split::indices_by_class;
 
 pub(super) fn partition(labels: &[u32], n_classes: usize, n_clients: usize, seed: u64) -> Result<Partition> {
     check_clients("one_class", labels.len(), n_clients, 1)?;
@@ -17,17 +16,6 @@ pub(super) fn partition(labels: &[u32], n_classes: usize, n_clients: usize, seed
         return Err(Error::impossible("one_class", problem, hint));
     }
     let mut stream = Stream::new(seed, Purpose::Partition, [0; 3]);
-    let mut lists = vec![Vec::new(); n_clients];
-    for (class, mut samples) in indices_by_class(labels, n_classes).into_iter().enumerate() {
-        let owners = (class..n_clients).step_by(n_classes);
-        if samples.len() < owners.len() {
-            let problem = format!("{} clients share the {} samples of class {class}", owners.len(), samples.len());
-            return Err(Error::impossible("one_class", problem, "lower clients"));
-        }
-        stream.shuffle(&mut samples);
-        for (share, owner) in even_shares(&samples, owners.len()).zip(owners) {
-            lists[owner].extend_from_slice(share);
-        }
-    }
-    Partition::from_lists("one_class", lists, labels.len())
+    let owners: Vec<Vec<usize>> = (0..n_classes).map(|c| (c..n_clients).step_by(n_classes).collect()).collect();
+    share_classes("one_class", labels, &owners, n_clients, &mut stream, "lower clients")
 }

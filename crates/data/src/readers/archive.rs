@@ -68,54 +68,33 @@ impl Archive {
     }
 
     fn write_members(&self, archive: &Path, form: Option<&Form>, into: &Path) -> Result<()> {
-        let read_error = || Error::io("unpack", archive);
-        let file = BufReader::new(File::open(archive).map_err(read_error())?);
-        let mut tar = tar::Archive::new(GzDecoder::new(file));
         let name = |at: usize| match form {
             Some(form) => format!("{}/{}", form.folder, form.names[at]),
             None => format!("{}/{}", self.folder, self.members[at].file),
         };
         let mut is_written = vec![false; self.members.len()];
-        for entry in tar.entries().map_err(read_error())? {
-            let mut entry = entry.map_err(read_error())?;
-            let path = entry.path_bytes().into_owned();
-            let Some(at) = (0..self.members.len()).find(|&at| path == name(at).as_bytes()) else { continue };
-            if !entry.header().entry_type().is_file() {
-                continue;
-            }
-            match form {
-                None => self.members[at].write(archive, &mut entry, into)?,
-                Some(form) => {
-                    let mut bytes = Vec::new();
-                    // The other form of a member is about as large.
-                    entry.take(2 * self.members[at].n_bytes).read_to_end(&mut bytes).map_err(read_error())?;
-                    let converted = (form.convert)(&bytes).map_err(|found| Error::Malformed {
-                        file: archive.display().to_string(),
-                        place: format!("`{}`", name(at)),
-                        expected: "a batch of images".into(),
-                        found,
-                        hint: "this is not the official archive; fetch it again",
-                    })?;
-                    self.members[at].write(archive, &mut &converted[..], into)?;
-                }
-            }
+        each_file(archive, |path, content| {
+            let Some(at) = (0..self.members.len()).find(|&at| path == name(at)) else { return Ok(()) };
             is_written[at] = true;
-        }
+            let Some(form) = form else { return self.members[at].write(archive, content, into) };
+            let mut bytes = Vec::new();
+            // The other form of a member is about as large.
+            content.take(2 * self.members[at].n_bytes).read_to_end(&mut bytes).map_err(Error::io("unpack", archive))?;
+            let converted = (form.convert)(&bytes)
+                .map_err(|found| not_official(archive, &format!("`{}`", name(at)), "a batch of images", found))?;
+            self.members[at].write(archive, &mut &converted[..], into)
+        })?;
         match is_written.iter().position(|written| !written) {
             None => Ok(()),
-            Some(at) => Err(Error::Malformed {
-                file: archive.display().to_string(),
-                place: "list of members".into(),
-                expected: format!("`{}`", name(at)),
-                found: "no such file".into(),
-                hint: "this is not the official archive; fetch it again",
-            }),
+            Some(at) => {
+                Err(not_official(archive, "list of members", &format!("`{}`", name(at)), "no such file".into()))
+            }
         }
     }
 }
 
 impl Member {
-    fn write(&self, archive: &Path, content: &mut impl Read, into: &Path) -> Result<()> {
+    fn write(&self, archive: &Path, content: &mut dyn Read, into: &Path) -> Result<()> {
         let path = into.join(self.file);
         let mut file = File::create(&path).map_err(Error::io("write", &path))?;
         let mut digest = Md5::new();
@@ -131,7 +110,7 @@ impl Member {
             file.write_all(&buffer[..n]).map_err(Error::io("write", &path))?;
         }
         file.sync_all().map_err(Error::io("write", &path))?;
-        let found = hex(&digest.finalize());
+        let found = format!("{:x}", digest.finalize());
         if found == self.md5 {
             return Ok(());
         }
@@ -139,21 +118,31 @@ impl Member {
     }
 }
 
+/// Calls `visit` with the name and the content of every file of a `.tar.gz`.
+pub(super) fn each_file(archive: &Path, mut visit: impl FnMut(&str, &mut dyn Read) -> Result<()>) -> Result<()> {
+    let read_error = || Error::io("unpack", archive);
+    let file = BufReader::new(File::open(archive).map_err(read_error())?);
+    for entry in tar::Archive::new(GzDecoder::new(file)).entries().map_err(read_error())? {
+        let mut entry = entry.map_err(read_error())?;
+        let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        if entry.header().entry_type().is_file() {
+            visit(&name, &mut entry)?;
+        }
+    }
+    Ok(())
+}
+
+/// An archive that holds something else than the published one.
+pub(super) fn not_official(archive: &Path, place: &str, expected: &str, found: String) -> Error {
+    Error::malformed(archive.display(), place, expected, found, "this is not the official archive; fetch it again")
+}
+
 /// MD5 of a file.
 pub(crate) fn md5_of(path: &Path) -> Result<String> {
     let mut file = File::open(path).map_err(Error::io("read", path))?;
     let mut digest = Md5::new();
     std::io::copy(&mut file, &mut digest).map_err(Error::io("read", path))?;
-    Ok(hex(&digest.finalize()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing into a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    Ok(format!("{:x}", digest.finalize()))
 }
 
 #[cfg(test)]

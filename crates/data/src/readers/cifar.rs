@@ -7,8 +7,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use crate::dataset::{Dataset, Samples, Shape};
+use crate::dataset::{Dataset, Normalisation, Samples, Shape};
 use crate::error::{Error, Result};
+use crate::source::Splits;
 
 /// Where CIFAR-10 and CIFAR-100 are published.
 pub(super) const CIFAR_SITE: &str = "https://www.cs.toronto.edu/~kriz/cifar.html";
@@ -28,8 +29,22 @@ pub(super) struct Records<'a> {
 }
 
 impl Records<'_> {
+    /// Training and test part, each with its files and their numbers of records.
+    pub fn read_splits(
+        &self,
+        name: &str,
+        folder: &Path,
+        (train, n_train): (&[&str], usize),
+        (test, n_test): (&str, usize),
+        normalisation: &Normalisation,
+    ) -> Result<Splits> {
+        let train = self.read(name, folder, train, n_train)?;
+        let test = self.read(&format!("{name} test"), folder, &[test], n_test)?;
+        Splits { train, test: Some(test) }.map(|part| part.with_normalisation(normalisation.clone()))
+    }
+
     /// Reads `n_per_file` records from each of `files` in `folder` into one data set.
-    pub fn read(&self, name: &str, folder: &Path, files: &[&str], n_per_file: usize) -> Result<Dataset> {
+    fn read(&self, name: &str, folder: &Path, files: &[&str], n_per_file: usize) -> Result<Dataset> {
         let mut pixels = Vec::new();
         let mut labels = Vec::new();
         for file in files {
@@ -43,13 +58,10 @@ impl Records<'_> {
         let mut file = File::open(path).map_err(Error::io("read", path))?;
         let n_bytes = file.metadata().map_err(Error::io("read", path))?.len();
         if n_bytes != (n * record_len) as u64 {
-            return Err(Error::Malformed {
-                file: path.display().to_string(),
-                place: format!("record {}", n_bytes / record_len as u64),
-                expected: format!("{n} records of {record_len} bytes, {} bytes in all", n * record_len),
-                found: format!("a file of {n_bytes} bytes"),
-                hint: "the file is truncated or no CIFAR binary file; unpack or fetch the archive again",
-            });
+            let place = format!("record {}", n_bytes / record_len as u64);
+            let expected = format!("{n} records of {record_len} bytes, {} bytes in all", n * record_len);
+            let hint = "the file is truncated or no CIFAR binary file; unpack or fetch the archive again";
+            return Err(Error::malformed(path.display(), place, expected, format!("a file of {n_bytes} bytes"), hint));
         }
         let mut bytes = vec![0; n * record_len];
         file.read_exact(&mut bytes).map_err(Error::io("read", path))?;

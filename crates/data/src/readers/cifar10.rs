@@ -25,16 +25,12 @@ const FILES: Files = Files {
     publication: Some(Publication {
         site: CIFAR_SITE,
         forms: &[
-            &[Package {
-                file: ARCHIVE.file,
-                md5: Some("c32a1d4ab5d03f1284b67883e8d87530"),
-                install: |from, dir| ARCHIVE.unpack(from, dir, None),
-            }],
-            &[Package {
-                file: "cifar-10-python.tar.gz",
-                md5: Some("c58f30108f718f92721af3b95e74349a"),
-                install: |from, dir| ARCHIVE.unpack(from, dir, Some(&PYTHON)),
-            }],
+            &[Package::new(ARCHIVE.file, Some("c32a1d4ab5d03f1284b67883e8d87530"), |from, dir| {
+                ARCHIVE.unpack(from, dir, None)
+            })],
+            &[Package::new("cifar-10-python.tar.gz", Some("c58f30108f718f92721af3b95e74349a"), |from, dir| {
+                ARCHIVE.unpack(from, dir, Some(&PYTHON))
+            })],
         ],
     }),
     how_to_get: "fetch `cifar-10-binary.tar.gz` from the CIFAR page of the University of Toronto into the data \
@@ -75,11 +71,9 @@ fn read(request: &Request<'_>) -> Result<Splits> {
     let folder = request.folder(&FILES)?;
     let class_names = CLASSES.map(str::to_owned);
     let records = Records { n_label_bytes: 1, label_at: 0, class_names: &class_names };
-    let train = records.read("cifar10", &folder, &TRAIN, N_PER_FILE)?;
-    let test = records.read("cifar10 test", &folder, &[TEST], N_PER_FILE)?;
     // Constants of the FedProj authors' code.
     let normalisation = Normalisation::bytes(&[0.4914, 0.4822, 0.4465], &[0.2023, 0.1994, 0.2010]);
-    Splits { train, test: Some(test) }.map(|part| part.with_normalisation(normalisation.clone()))
+    records.read_splits(request.name, &folder, (&TRAIN, N_PER_FILE), (TEST, N_PER_FILE), &normalisation)
 }
 
 #[cfg(test)]

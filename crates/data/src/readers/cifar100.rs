@@ -19,16 +19,12 @@ const FILES: Files = Files {
     publication: Some(Publication {
         site: CIFAR_SITE,
         forms: &[
-            &[Package {
-                file: ARCHIVE.file,
-                md5: Some("03b5dce01913d631647c71ecec9e9cb8"),
-                install: |from, dir| ARCHIVE.unpack(from, dir, None),
-            }],
-            &[Package {
-                file: "cifar-100-python.tar.gz",
-                md5: Some("eb9058c3a382ffc7106e4002c42a8d85"),
-                install: |from, dir| ARCHIVE.unpack(from, dir, Some(&PYTHON)),
-            }],
+            &[Package::new(ARCHIVE.file, Some("03b5dce01913d631647c71ecec9e9cb8"), |from, dir| {
+                ARCHIVE.unpack(from, dir, None)
+            })],
+            &[Package::new("cifar-100-python.tar.gz", Some("eb9058c3a382ffc7106e4002c42a8d85"), |from, dir| {
+                ARCHIVE.unpack(from, dir, Some(&PYTHON))
+            })],
         ],
     }),
     how_to_get: "fetch `cifar-100-binary.tar.gz` from the CIFAR page of the University of Toronto into the data \
@@ -68,9 +64,7 @@ fn read(request: &Request<'_>) -> Result<Splits> {
         LabelSet::Fine => (1, class_names_beside(&folder.join("fine_label_names.txt"), 100)),
     };
     let records = Records { n_label_bytes: 2, label_at, class_names: &class_names };
-    let train = records.read("cifar100", &folder, &["train.bin"], 50_000)?;
-    let test = records.read("cifar100 test", &folder, &["test.bin"], 10_000)?;
     // Constants of the FedProj authors' code.
     let normalisation = Normalisation::bytes(&[0.507, 0.487, 0.441], &[0.267, 0.256, 0.276]);
-    Splits { train, test: Some(test) }.map(|part| part.with_normalisation(normalisation.clone()))
+    records.read_splits(request.name, &folder, (&["train.bin"], 50_000), ("test.bin", 10_000), &normalisation)
 }

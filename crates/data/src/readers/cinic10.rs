@@ -4,11 +4,9 @@
 //! The FedProj authors' loader normalised these images twice and cast them to bytes in between; ours does not.
 
 use std::fs::{self, File};
-use std::io::BufReader;
 use std::path::Path;
 
-use flate2::bufread::GzDecoder;
-
+use super::archive::{each_file, not_official};
 use super::folder;
 use crate::dataset::{Normalisation, Shape};
 use crate::error::{Error, Result};
@@ -23,11 +21,7 @@ const FILES: Files = Files {
     archive: None,
     publication: Some(Publication {
         site: "https://datashare.ed.ac.uk/handle/10283/3192",
-        forms: &[&[Package {
-            file: "CINIC-10.tar.gz",
-            md5: Some("6ee4d0c996905fe93221de577967a372"),
-            install: unpack,
-        }]],
+        forms: &[&[Package::new("CINIC-10.tar.gz", Some("6ee4d0c996905fe93221de577967a372"), unpack)]],
     }),
     how_to_get: "fetch `CINIC-10.tar.gz` from the University of Edinburgh's DataShare; `fedproj data get cinic10 --from \
                  FILE` unpacks it into the folder `CINIC-10` of the data directory",
@@ -55,32 +49,18 @@ fn unpack(archive: &Path, data_dir: &Path) -> Result<()> {
 }
 
 fn write_images(archive: &Path, into: &Path) -> Result<()> {
-    let read_error = || Error::io("unpack", archive);
-    let file = BufReader::new(File::open(archive).map_err(read_error())?);
-    let mut tar = tar::Archive::new(GzDecoder::new(file));
-    for entry in tar.entries().map_err(read_error())? {
-        let mut entry = entry.map_err(read_error())?;
-        let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        if !entry.header().entry_type().is_file() {
-            continue;
-        }
-        let Some(place) = image_path(&name) else {
-            return Err(Error::Malformed {
-                file: archive.display().to_string(),
-                place: "list of members".into(),
-                expected: "images in train, valid and test, one folder per class".into(),
-                found: format!("`{name}`"),
-                hint: "this is not the official archive; fetch it again",
-            });
+    each_file(archive, |name, content| {
+        let Some(place) = image_path(name) else {
+            let expected = "images in train, valid and test, one folder per class";
+            return Err(not_official(archive, "list of members", expected, format!("`{name}`")));
         };
         let path = into.join(place);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(Error::io("unpack into", folder))?;
         }
         let mut file = File::create(&path).map_err(Error::io("write", &path))?;
-        std::io::copy(&mut entry, &mut file).map_err(read_error())?;
-    }
-    Ok(())
+        std::io::copy(content, &mut file).map(drop).map_err(Error::io("unpack", archive))
+    })
 }
 
 /// Where a member belongs: `part/class/name`, or a file at the top. `None` for any other path, so that none leads elsewhere.

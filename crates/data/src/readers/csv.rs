@@ -25,12 +25,9 @@ fn read(request: &Request<'_>) -> Result<Splits> {
     let path = request.path()?;
     let bytes = read_file(&path)?;
     let file = path.display().to_string();
-    let text = std::str::from_utf8(&bytes).map_err(|e| Error::Malformed {
-        file: file.clone(),
-        place: format!("byte {}", e.valid_up_to()),
-        expected: "UTF-8 text".into(),
-        found: "other bytes".into(),
-        hint: "save the table as UTF-8",
+    let text = std::str::from_utf8(&bytes).map_err(|e| {
+        let place = format!("byte {}", e.valid_up_to());
+        Error::malformed(&file, place, "UTF-8 text", "other bytes", "save the table as UTF-8")
     })?;
     let label = match &request.config.label {
         None => Label::Last,
@@ -143,18 +140,8 @@ impl Format<'_> {
     /// Columns of label and group, looked up in the first line.
     fn positions(&self, first: &[&str]) -> Result<(Option<usize>, Option<usize>)> {
         let position = |column: &Column| {
-            let found = match column {
-                Column::Index(i) => (*i < first.len()).then_some(*i),
-                Column::Name(name) => first.iter().position(|field| field == name),
-            };
-            found.ok_or_else(|| {
-                let expected = match column {
-                    Column::Index(i) => format!("a column {i}, counted from 0"),
-                    Column::Name(name) => format!("a column named `{name}`"),
-                };
-                let found = format!("{} columns: {}", first.len(), first.join(", "));
-                self.malformed(1, expected, found, "columns have the names of the first line, or numbers from 0")
-            })
+            let hint = "columns have the names of the first line, or numbers from 0";
+            column.position(first).map_err(|(expected, found)| self.malformed(1, expected, found, hint))
         };
         let group_at = self.group.map(position).transpose()?;
         let label_at = match self.label {
@@ -172,13 +159,7 @@ impl Format<'_> {
         found: impl Into<String>,
         hint: &'static str,
     ) -> Error {
-        Error::Malformed {
-            file: self.file.to_owned(),
-            place: format!("line {line}"),
-            expected: expected.into(),
-            found: found.into(),
-            hint,
-        }
+        Error::malformed(self.file, format!("line {line}"), expected, found, hint)
     }
 }
 
@@ -194,10 +175,7 @@ impl CsvTable<'_> {
         };
         let shape = Shape::Vector { features: self.n_features };
         let data = Dataset::new(name, shape, Samples::F32(self.values), labels, class_names)?;
-        match self.groups {
-            Some(groups) => data.with_groups(numbered(&groups).0),
-            None => Ok(data),
-        }
+        data.with_groups(self.groups.map(|groups| numbered(&groups).0))
     }
 }
 

@@ -128,14 +128,9 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn malformed(path: &Path, place: &str, expected: String, found: String) -> Error {
-    Error::Malformed {
-        file: path.display().to_string(),
-        place: place.to_owned(),
-        expected,
-        found,
-        hint: "the layout is class/image.png or train|valid|test/class/image.png, with equal classes in each part; \
-               images of many sizes need resize = [height, width]",
-    }
+    let hint = "the layout is class/image.png or train|valid|test/class/image.png, with equal classes in each part; \
+                images of many sizes need resize = [height, width]";
+    Error::malformed(path.display(), place, expected, found, hint)
 }
 
 #[cfg(test)]

@@ -6,21 +6,30 @@ use super::npy::{self, Values};
 use super::read_file;
 use crate::dataset::{Dataset, Normalisation, Samples, Shape};
 use crate::error::{Error, Result};
-use crate::packages::{write_whole, zip_members};
-use crate::registry::Request;
+use crate::packages::{write_file, zip_members};
+use crate::registry::{Files, Request};
 use crate::source::Splits;
 
 /// The four files every data set of this family has.
 pub(super) const MEMBERS: &[&str] =
     &["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"];
 
-/// Reads training and test part from `folder`, each file plain or with `.gz`.
+/// The same as they are published.
+pub(super) const PACKED: [&str; 4] = [
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+];
+
+/// Reads training and test part, each file plain or with `.gz`.
 pub(super) fn read_splits(
     request: &Request<'_>,
-    folder: &Path,
+    files: &Files,
     class_names: &[&str],
     normalisation: &Normalisation,
 ) -> Result<Splits> {
+    let folder = &request.folder(files)?;
     let part = |name: &str, images: &str, labels: &str| {
         let (shape, pixels) = read_array(folder, images)?;
         let [_, height, width] = shape[..] else { unreachable!("the magic number asks for three sizes") };
@@ -41,12 +50,9 @@ fn read_array(folder: &Path, name: &str) -> Result<(Vec<usize>, Vec<u8>)> {
     let path = if plain.exists() { plain } else { folder.join(format!("{name}.gz")) };
     let mut bytes = read_file(&path)?;
     let n_sizes = if name.contains("idx3") { 3 } else { 1 };
-    let malformed = |place: &str, expected: String, found: String| Error::Malformed {
-        file: path.display().to_string(),
-        place: place.to_owned(),
-        expected,
-        found,
-        hint: "the file is truncated or no IDX file; fetch it again",
+    let malformed = |place: &str, expected: String, found: String| {
+        let hint = "the file is truncated or no IDX file; fetch it again";
+        Error::malformed(path.display(), place, expected, found, hint)
     };
     let n_header = 4 + 4 * n_sizes;
     if bytes.len() < n_header {
@@ -71,7 +77,7 @@ fn read_array(folder: &Path, name: &str) -> Result<(Vec<usize>, Vec<u8>)> {
 /// Copies one of the files into a folder.
 pub(super) fn copy(from: &Path, folder: &Path) -> Result<()> {
     let name = from.file_name().unwrap_or_default();
-    write_whole(&folder.join(name), &std::fs::read(from).map_err(Error::io("read", from))?)
+    write_file(&folder.join(name), &std::fs::read(from).map_err(Error::io("read", from))?)
 }
 
 /// Writes the arrays of an `.npz` file (`x_train`, `y_train`, `x_test`, `y_test`) as the four files of a folder.
@@ -88,18 +94,15 @@ pub(super) fn from_npz(from: &Path, folder: &Path) -> Result<()> {
         };
         let n_sizes = if member.contains("idx3") { 3 } else { 1 };
         let (Some(values), true) = (values, array.shape.len() == n_sizes) else {
-            return Err(Error::Malformed {
-                file,
-                place: "array".into(),
-                expected: format!("bytes with {n_sizes} axes"),
-                found: format!("shape {:?} or other values", array.shape),
-                hint: "this is not the published file; fetch it again",
-            });
+            let (expected, found) =
+                (format!("bytes with {n_sizes} axes"), format!("shape {:?} or other values", array.shape));
+            let hint = "this is not the published file; fetch it again";
+            return Err(Error::malformed(file, "array", expected, found, hint));
         };
         let mut out = vec![0, 0, 8, n_sizes as u8];
         out.extend(array.shape.iter().flat_map(|&size| (size as u32).to_be_bytes()));
         out.extend(values);
-        write_whole(&folder.join(member), &out)?;
+        write_file(&folder.join(member), &out)?;
     }
     Ok(())
 }

@@ -10,7 +10,6 @@ pub(crate) mod cifar100;
 pub(crate) mod cinic10;
 pub(crate) mod csv;
 pub(crate) mod digits;
-pub(crate) mod fashion_mnist;
 pub(crate) mod folder;
 mod idx;
 mod image;

@@ -21,12 +21,9 @@ pub(super) enum Values {
 
 /// Parses the bytes of a `.npy` file; `file` is its name for messages.
 pub(super) fn parse(file: &str, bytes: &[u8]) -> Result<Array> {
-    let malformed = |place: &str, expected: &str, found: String| Error::Malformed {
-        file: file.to_owned(),
-        place: place.to_owned(),
-        expected: expected.to_owned(),
-        found,
-        hint: "save it with numpy.save(name, numpy.ascontiguousarray(a)), a being of type uint8, int64 or float32",
+    let malformed = |place: &str, expected: &str, found: String| {
+        let hint = "save it with numpy.save(name, numpy.ascontiguousarray(a)), a being of type uint8, int64 or float32";
+        Error::malformed(file, place, expected, found, hint)
     };
     let (header, data) = split_header(bytes).ok_or_else(|| {
         malformed("header", "NumPy's magic bytes and a whole header", format!("{} bytes", bytes.len()))

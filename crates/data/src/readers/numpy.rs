@@ -52,12 +52,9 @@ fn read_arrays(path: &Path) -> Result<BTreeMap<String, Array>> {
     if path.extension().is_some_and(|e| e == "npy") {
         return Ok(BTreeMap::from([("x".to_owned(), npy::parse(&file, &bytes)?)]));
     }
-    let members = zip::members(&bytes, |_| true).map_err(|found| Error::Malformed {
-        file: file.clone(),
-        place: "archive".into(),
-        expected: "a whole .npz file".into(),
-        found,
-        hint: "save it with numpy.savez or numpy.savez_compressed",
+    let members = zip::members(&bytes, |_| true).map_err(|found| {
+        let hint = "save it with numpy.savez or numpy.savez_compressed";
+        Error::malformed(&file, "archive", "a whole .npz file", found, hint)
     })?;
     members.iter().map(|(name, bytes)| parse(name, bytes)).collect()
 }
@@ -83,11 +80,7 @@ impl Arrays {
         let (shape, samples) = self.samples(x, layout)?;
         let labels = self.ids(&format!("y{suffix}"))?;
         let class_names = (0..n_classes).map(|c| c.to_string()).filter(|_| labels.is_some()).collect();
-        let data = Dataset::new(name, shape, samples, labels, class_names)?;
-        match self.ids(&format!("group{suffix}"))? {
-            Some(groups) => data.with_groups(groups),
-            None => Ok(data),
-        }
+        Dataset::new(name, shape, samples, labels, class_names)?.with_groups(self.ids(&format!("group{suffix}"))?)
     }
 
     fn samples(&self, x: Array, layout: Option<ImageLayout>) -> Result<(Shape, Samples)> {

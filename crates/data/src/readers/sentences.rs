@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::dataset::Shape;
 use crate::error::{Error, Result};
-use crate::packages::{Package, Publication, write_whole, zip_members};
+use crate::packages::{Package, Publication, write_file, zip_members};
 use crate::registry::{Files, Origin, Read, Reader, Request};
 use crate::source::Splits;
 use crate::text::{Classes, ColumnRoles, TextConfig, TextTable, Texts};
@@ -25,11 +25,7 @@ pub(crate) const SST2: Reader = row(
     (67_349, 872, SENTIMENT.len()),
     Some(Publication {
         site: GLUE_SITE,
-        forms: &[&[Package {
-            file: "SST-2.zip",
-            md5: Some("9f81648d4199384278b86e315dac217c"),
-            install: install_sst2,
-        }]],
+        forms: &[&[Package::new("SST-2.zip", Some("9f81648d4199384278b86e315dac217c"), install_sst2)]],
     }),
     "put `sst2_train.tsv` and `sst2_dev.tsv`, columns label (0 negative, 1 positive) and text, into the folder `text` of the \
      data directory",
@@ -41,7 +37,7 @@ pub(crate) const MNLI: Reader = row(
     "MNLI: does a premise entail a hypothesis",
     &["mnli_train.tsv", "mnli_test.tsv"],
     (392_702, 9_815, INFERENCE.len()),
-    Some(Publication { site: GLUE_SITE, forms: &[&[Package { file: "MNLI.zip", md5: None, install: install_mnli }]] }),
+    Some(Publication { site: GLUE_SITE, forms: &[&[Package::new("MNLI.zip", None, install_mnli)]] }),
     "put `mnli_train.tsv` and `mnli_test.tsv` (its matched development set), columns label (0 entailment, 1 neutral, 2 \
      contradiction), premise and hypothesis, into the folder `text` of the data directory",
 );
@@ -74,7 +70,7 @@ pub(crate) const SNLI: Reader = row(
     (570_000, 0, INFERENCE.len()),
     Some(Publication {
         site: "https://nlp.stanford.edu/projects/snli/",
-        forms: &[&[Package { file: "snli_1.0.zip", md5: None, install: install_snli }]],
+        forms: &[&[Package::new("snli_1.0.zip", None, install_snli)]],
     }),
     "put `snli.tsv`, columns label (0 entailment, 1 neutral, 2 contradiction), premise and hypothesis, into the folder \
      `text` of the data directory",
@@ -131,19 +127,16 @@ fn install_snli(archive: &Path, dir: &Path) -> Result<()> {
 }
 
 fn write_tables(dir: &Path, names: &[&str], tables: Vec<Vec<u8>>) -> Result<()> {
-    names.iter().zip(tables).try_for_each(|(name, table)| write_whole(&dir.join("text").join(name), &table))
+    names.iter().zip(tables).try_for_each(|(name, table)| write_file(&dir.join("text").join(name), &table))
 }
 
 const PAIR_HEADER: &str = "label\tpremise\thypothesis\n";
 
 /// A published table of pairs with our three columns. Pairs on whose label the annotators did not agree (`-`) are left out.
 fn pairs(archive: &Path, member: &str, bytes: &[u8]) -> Result<Vec<u8>> {
-    let malformed = |line: usize, expected: &str, found: String| Error::Malformed {
-        file: format!("{}: {member}", archive.display()),
-        place: format!("line {line}"),
-        expected: expected.to_owned(),
-        found,
-        hint: "this is not the published file; fetch it again",
+    let malformed = |line: usize, expected: &str, found: String| {
+        let (file, place) = (format!("{}: {member}", archive.display()), format!("line {line}"));
+        Error::malformed(file, place, expected, found, "this is not the published file; fetch it again")
     };
     let text = std::str::from_utf8(bytes).map_err(|e| malformed(1, "UTF-8 text", e.to_string()))?;
     let mut lines = text.lines().enumerate();

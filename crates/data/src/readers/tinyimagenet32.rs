@@ -33,9 +33,7 @@ fn read(request: &Request<'_>) -> Result<Splits> {
     let folder = request.folder(&FILES)?;
     let class_names = class_names_beside(&folder.join("class_names.tsv"), 200);
     let records = Records { n_label_bytes: 1, label_at: 0, class_names: &class_names };
-    let train = records.read("tinyimagenet32", &folder, &["train50.bin"], 10_000)?;
-    let test = records.read("tinyimagenet32 test", &folder, &["val.bin"], 10_000)?;
     // Measured on these training images: the usual constants are for 64×64 and have larger standard deviations.
     let normalisation = Normalisation::bytes(&[0.4784, 0.4470, 0.3971], &[0.2627, 0.2546, 0.2681]);
-    Splits { train, test: Some(test) }.map(|part| part.with_normalisation(normalisation.clone()))
+    records.read_splits(request.name, &folder, (&["train50.bin"], 10_000), ("val.bin", 10_000), &normalisation)
 }

@@ -3,18 +3,12 @@
 //! A file is named by the hash of all three and holds: magic bytes with a version, the number of texts, the words of
 //! [`Tokens::to_words`], and BLAKE3 of everything before. A damaged file counts as missing.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use crate::files::write_atomically;
 use crate::tokens::Tokens;
 
 const MAGIC: &[u8; 8] = b"fptoken1";
-
-/// `$XDG_CACHE_HOME/fedproj/tokens`, else `~/.cache/fedproj/tokens`; none if both variables are unset.
-pub(super) fn folder() -> Option<PathBuf> {
-    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    base.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
-        .map(|base| base.join("fedproj/tokens"))
-}
 
 /// The tokens under `key`, unless they are missing or damaged.
 pub(super) fn read(folder: &Path, key: &str) -> Option<Tokens> {
@@ -38,14 +32,8 @@ pub(super) fn write(folder: &Path, key: &str, tokens: &Tokens) {
     content.extend(tokens.to_words().iter().flat_map(|word| word.to_le_bytes()));
     let checksum = blake3::hash(&content);
     content.extend(checksum.as_bytes());
-    // Two processes may tokenise the same texts at once.
-    let temporary = folder.join(format!("{key}.{}.tmp", std::process::id()));
-    let written = std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&temporary, &content))
-        .and_then(|()| std::fs::rename(&temporary, folder.join(key)));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
+    // Two processes may tokenise the same texts at once: both write the same bytes.
+    let _ = std::fs::create_dir_all(folder).and_then(|()| write_atomically(&folder.join(key), &content));
 }
 
 #[cfg(test)]

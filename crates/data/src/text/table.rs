@@ -103,19 +103,8 @@ struct Columns {
 
 impl Columns {
     fn find(file: &str, roles: &ColumnRoles<'_>, names: &[Cow<'_, str>]) -> Result<Self> {
-        let position = |column: &Column| {
-            let found = match column {
-                Column::Index(i) => (*i < names.len()).then_some(*i),
-                Column::Name(name) => names.iter().position(|field| field == name),
-            };
-            found.ok_or_else(|| {
-                let wanted = match column {
-                    Column::Index(i) => format!("a column {i}, counted from 0"),
-                    Column::Name(name) => format!("a column named `{name}`"),
-                };
-                malformed(file, 1, wanted, format!("{} columns: {}", names.len(), names.join(", ")))
-            })
-        };
+        let position =
+            |column: &Column| column.position(names).map_err(|(expected, found)| malformed(file, 1, expected, found));
         let group = roles.group.map(position).transpose()?;
         let label = match roles.label {
             None => Some(position(&Column::Name("label".into()))?),
@@ -263,11 +252,6 @@ fn shortened(text: &str) -> String {
 }
 
 fn malformed(file: &str, line: usize, expected: impl Into<String>, found: impl Into<String>) -> Error {
-    Error::Malformed {
-        file: file.to_owned(),
-        place: format!("line {line}"),
-        expected: expected.into(),
-        found: found.into(),
-        hint: "every row needs a text that is not empty, a known label and as many fields as there are columns",
-    }
+    let hint = "every row needs a text that is not empty, a known label and as many fields as there are columns";
+    Error::malformed(file, format!("line {line}"), expected, found, hint)
 }

@@ -50,19 +50,11 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// The tokeniser of a vocabulary; tokens are cached in the user's cache folder.
+    /// The tokeniser of a vocabulary; tokens are cached in the folder `cache`, or not at all.
     ///
     /// # Errors
     /// If the file is no vocabulary, or `max_length` leaves no room for a token.
-    pub fn open(vocabulary: &Path, config: &TextConfig) -> Result<Self> {
-        Self::open_with_cache(vocabulary, config, cache::folder())
-    }
-
-    /// As [`Tokenizer::open`], with tokens cached in the folder `cache` or not at all.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::open`].
-    pub fn open_with_cache(vocabulary: &Path, config: &TextConfig, cache: Option<PathBuf>) -> Result<Self> {
+    pub fn open(vocabulary: &Path, config: &TextConfig, cache: Option<PathBuf>) -> Result<Self> {
         let bytes = read_file(vocabulary)?;
         let (pieces, n_words) = words(vocabulary, &bytes)?;
         let special = |word: &str| {
@@ -134,10 +126,7 @@ impl Tokenizer {
         };
         let shape = Shape::Tokens { len: self.max_length };
         let data = Dataset::new(texts.name, shape, Samples::Tokens(tokens), texts.labels, texts.class_names)?;
-        match texts.groups {
-            Some(groups) => data.with_groups(groups),
-            None => Ok(data),
-        }
+        data.with_groups(texts.groups)
     }
 }
 
@@ -171,11 +160,6 @@ fn words(path: &Path, bytes: &[u8]) -> Result<(WordPieces, usize)> {
 }
 
 fn malformed(path: &Path, line: usize, expected: impl Into<String>, found: impl Into<String>) -> Error {
-    Error::Malformed {
-        file: path.display().to_string(),
-        place: format!("line {line}"),
-        expected: expected.into(),
-        found: found.into(),
-        hint: "a vocabulary is BERT's `vocab.txt`: one word piece per line, in the order of the embedding's rows",
-    }
+    let hint = "a vocabulary is BERT's `vocab.txt`: one word piece per line, in the order of the embedding's rows";
+    Error::malformed(path.display(), format!("line {line}"), expected, found, hint)
 }

@@ -158,7 +158,9 @@ impl Program {
     }
 }
 
-fn cache_folder() -> Option<PathBuf> {
+/// Where this program keeps what it can make again: `$XDG_CACHE_HOME/fedproj`, else `~/.cache/fedproj`; none if both
+/// variables are unset.
+pub fn cache_folder() -> Option<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     base.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
         .map(|base| base.join("fedproj"))
