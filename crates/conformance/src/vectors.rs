@@ -149,6 +149,14 @@ fn sums(bench: &mut Bench, group: &mut Group) -> Result<()> {
     bench.cohort.assign(on_x.rows(), out.rows(), n)?;
     group
         .require(bench.cohort.read(&out, 2)? == x(2) && bench.cohort.read(&out, 1)? == y(1), "assignment to two lanes");
+    let zeros = |lane: usize| if lane == 2 { vec![0.0; n] } else { y(lane) };
+    bench.cohort.ascend(on_x.rows(), 0.7, bench.vectors(zeros)?.rows(), out.rows())?;
+    for lane in active.map(|lane| lane as usize) {
+        let (found, mut expected) = (bench.cohort.read(&out, lane)?, vec![0.0; n]);
+        vector::ascend(&mut cpu, &x(lane), 0.7, &zeros(lane), &mut expected);
+        let moved = |to: &[f32]| difference(to, &x(lane));
+        group.compare(&format!("x + ρ·g/‖g‖, lane {lane}"), &moved(&found), &moved(&expected), TOLERANCE_MOVEMENT);
+    }
     bench.cohort.clear(out.rows(), n)?;
     group.require(bench.cohort.read(&out, 0)? == vec![0.0; n] && bench.cohort.read(&out, 1)? == y(1), "zeros");
     bench.cohort.set_lanes(&[0, 1, 2])?;

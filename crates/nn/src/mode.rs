@@ -51,6 +51,13 @@ impl Mode {
         Self { norm: NormMode::Update, dropout: Dropout::Key(dropout_key) }
     }
 
+    /// The same pass, but running averages stay as they are.
+    #[must_use]
+    pub fn without_averaging(self) -> Self {
+        let norm = if self.norm == NormMode::Update { NormMode::Batch } else { self.norm };
+        Self { norm, ..self }
+    }
+
     /// The key of a node's mask, where the pass drops elements there.
     pub(crate) fn drop_key(self, node: usize, rate: f32) -> Option<[u32; 2]> {
         let key = match self.dropout {

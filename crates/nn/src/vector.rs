@@ -18,6 +18,15 @@ pub fn scale(_cpu: &mut Cpu, a: f32, y: &mut [f32]) {
     }
 }
 
+/// out ← x + radius·g/‖g‖, or x where g is 0: the point of steepest ascent at that distance (Foret et al. 2021, Eq. 2).
+pub fn ascend(cpu: &mut Cpu, x: &[f32], radius: f32, g: &[f32], out: &mut [f32]) {
+    let norm = squared_norm(cpu, g).sqrt();
+    out.copy_from_slice(x);
+    if norm != 0.0 {
+        axpy(cpu, (f64::from(radius) / norm) as f32, g, out);
+    }
+}
+
 /// Limits of [`Conflict::resolve`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {

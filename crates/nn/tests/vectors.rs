@@ -86,6 +86,23 @@ proptest! {
     }
 
     #[test]
+    fn ascent_goes_the_radius_along_the_gradient([x, g] in vectors::<2>(), radius in 0.0f32..10.0) {
+        let norm = exact_dot(&g, &g).sqrt();
+        // A smaller gradient's squares underflow: its direction is lost, as is that of 0.
+        prop_assume!(norm > 1e-10);
+        for mut cpu in cpus() {
+            let mut out = vec![f32::NAN; x.len()];
+            vector::ascend(&mut cpu, &x, radius, &g, &mut out);
+            for i in 0..x.len() {
+                let (x, step) = (f64::from(x[i]), f64::from(radius) / norm * f64::from(g[i]));
+                prop_assert!((f64::from(out[i]) - (x + step)).abs() <= 1e-5 * step.abs() + 1e-7 * x.abs() + 1e-44);
+            }
+            vector::ascend(&mut cpu, &x, radius, &vec![0.0; x.len()], &mut out);
+            prop_assert_eq!(bits(&out), bits(&x));
+        }
+    }
+
+    #[test]
     fn threads_change_no_bit([a, b, c] in vectors::<3>(), w in element()) {
         for isa in Isa::available() {
             let (mut one, mut three) = (Cpu::with_isa(1, isa), Cpu::with_isa(3, isa));

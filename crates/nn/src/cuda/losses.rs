@@ -47,6 +47,8 @@ pub enum LossOf {
     Replay,
     /// A replayed batch under reference weights.
     Reference,
+    /// A main batch once more under perturbed weights: checked, not counted.
+    Perturbed,
 }
 
 impl Cohort {
@@ -168,6 +170,7 @@ impl Cohort {
             LossOf::Samples => 0i32,
             LossOf::Replay => 1,
             LossOf::Reference => 2,
+            LossOf::Perturbed => 3,
         };
         let p: [&dyn Parameter; 8] = [
             &self.lanes.at(),

@@ -100,6 +100,21 @@ impl Cohort {
         self.each("scale", len, &[&self.lanes.at(), &(len as i32), &self.factors.at(), &g])
     }
 
+    /// out ← x + radius·g/‖g‖, or x where g is 0.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn ascend(&self, x: Rows, radius: f32, g: Rows, out: Rows) -> Result<()> {
+        let len = self.n_params();
+        let n_chunks = self.dots(0..len, g, g)?;
+        let stride = (self.sums.len() / self.n_lanes) as i64;
+        let (lanes, factors) = (self.lanes.at(), self.factors.at());
+        let p: [&dyn Parameter; 6] = [&lanes, &n_chunks, &self.sums.at(), &stride, &f64::from(radius), &factors];
+        self.launch("length_factor", [1, 1], [256, 1], 0, &p)?;
+        self.assign(x, out, len)?;
+        self.each("project", len, &[&lanes, &0i32, &(len as i32), &factors, &1f32, &g, &out])
+    }
+
     /// Measures g against r, as a whole or tensor by tensor, and adds what projects g within the bounds to `to`, times
     /// `sign`: to g itself (1), or to the weights that a step −g has reached (−1). Counts it. With `above_reference` only
     /// while the last replayed loss is not below the one recorded as [`super::LossOf::Reference`].

@@ -239,7 +239,7 @@ extern "C" __global__ void relaxed_contrast_gradient(const int* lanes, int batch
 // ---- what a lane remembers of its losses ----
 
 enum { LOSS_TOTAL, REPLAY_LOSS, REPLAY_LOSS_FIRST, HAS_REPLAY_LOSS, COSINE_TOTAL, COMPARED, PROJECTED, BAD_STEP, BAD_LOSS, REFERENCE_LOSS, FACTOR, STATS = 16 };
-enum { SAMPLES, REPLAY, REFERENCE };
+enum { SAMPLES, REPLAY, REFERENCE, PERTURBED };  // the last two are not counted, but PERTURBED must be finite
 
 // The mean of the rows' losses goes to the lane's statistics.
 extern "C" __global__ void record_loss(const int* lanes, const int* valid, int batch, const double* losses, long long losses_stride, double* stats,

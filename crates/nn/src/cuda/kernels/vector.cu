@@ -98,6 +98,15 @@ extern "C" __global__ void clip_factor(const int* lanes, int n_chunks, const dou
     if (threadIdx.x == 0) factors[lane] = norm > norm_max ? float(norm_max / norm) : 1.f;
 }
 
+// The factor that scales g to a length of `radius`; 0 where g is 0.
+extern "C" __global__ void length_factor(const int* lanes, int n_chunks, const double* sums, long long sums_stride, double radius, float* factors) {
+    const int lane = lanes[blockIdx.z];
+    double gg = 0;
+    for (int k = threadIdx.x; k < n_chunks; k += blockDim.x) gg += sums[sums_stride * lane + 3 * k + 2];
+    const double norm = sqrt(block_sum(gg));
+    if (threadIdx.x == 0) factors[lane] = norm == 0 ? 0.f : float(radius / norm);
+}
+
 extern "C" __global__ void scale(const int* lanes, int len, const float* factors, Rows g) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     const int lane = lanes[blockIdx.z];
