@@ -49,6 +49,8 @@ const TRACES: &[(&str, &str, &[&str])] = &[
     ("scaffold", "scaffold", &[]),
     ("fedavgm", "fedavgm", &[]),
     ("fedadam", "fedadam", &[]),
+    ("fedsam", "fedsam", &["method.fedsam.radius=0.2"]),
+    ("fedspeed", "fedspeed", &["method.fedspeed.radius=0.2"]),
     ("moon", "moon", &["method.moon.head=4"]),
     ("moon_mu0", "moon", &["method.moon.head=4", "method.moon.contrast_weight=0.0"]),
     ("fedrcl", "fedrcl", &[]),

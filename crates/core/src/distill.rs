@@ -143,10 +143,10 @@ impl Distill {
 
     /// One step of a student. Its round starts at the anchor.
     fn program(&self, targets: &DistillTargets<'_>) -> Program {
-        let (batch, g) = (Batch::Private, VectorId::Gradient(0));
-        let mut ops = vec![Op::Forward { batch }];
+        let (batch, at, g) = (Batch::Private, VectorId::Weights, VectorId::Gradient(0));
+        let mut ops = vec![Op::Forward { batch, at }];
         ops.extend(self.objective(targets).into_iter().map(|term| Op::Loss { term }));
-        ops.push(Op::Backward { batch, out: 0 });
+        ops.push(Op::Backward { batch, at, out: 0 });
         if self.alpha > 0.0 {
             // ∇ α‖θ − anchor‖² = 2α (θ − anchor)
             ops.push(Op::AddScaledDiff { g, a: 2.0 * self.alpha, x: VectorId::Weights, y: VectorId::RoundStart });

@@ -151,7 +151,22 @@ impl Step<'_> {
     /// # Errors
     /// If the loss is not finite.
     pub fn gradient(&mut self, batch: Batch, objective: &[impl Into<Term> + Copy]) -> Result<Vector> {
-        Ok(Vector(self.recorder.gradient(batch, objective)))
+        Ok(Vector(self.recorder.gradient(batch, VectorId::Weights, objective)))
+    }
+
+    /// The gradient of a sum of terms on a batch, not at w but uphill of it, at w + radius·g/‖g‖.
+    ///
+    /// # Errors
+    /// If the loss is not finite.
+    pub fn gradient_uphill(
+        &mut self,
+        g: Vector,
+        radius: f32,
+        batch: Batch,
+        objective: &[impl Into<Term> + Copy],
+    ) -> Result<Vector> {
+        self.recorder.push(Op::Perturb { g: g.0, radius });
+        Ok(Vector(self.recorder.gradient(batch, VectorId::Perturbed, objective)))
     }
 
     /// Values of a node for the private batch under other weights, in evaluation mode: their place among the batch's

@@ -249,6 +249,42 @@ fn feddyn_adds_the_mean_of_all_corrections() {
     });
 }
 
+/// ∇F_k at w + ρ g/‖g‖, g = ∇F_k(w), on all samples of a client.
+fn gradient_uphill(problem: &Problem, w: &[f64], radius: f64, client: usize) -> Vec<f64> {
+    let g = problem.full_gradient(w, client);
+    let norm = g.iter().map(|g| g * g).sum::<f64>().sqrt();
+    problem.full_gradient(&plus(w, radius / norm, &g), client)
+}
+
+#[test]
+fn fedsam_descends_the_gradient_uphill() {
+    let problem = Problem::new(&[8, 14]);
+    problem.check("fedsam", &[FULL_BATCH, "local.epochs=3", "method.fedsam.radius=0.4"], |_, theta| {
+        let step = |w: Vec<f64>, k| plus(&w, -LR, &gradient_uphill(&problem, &w, 0.4, k));
+        let local = |k: usize| (0..3).fold(theta.clone(), |w, _| step(w, k));
+        mix(&problem.shares(), &[local(0), local(1)])
+    });
+}
+
+#[test]
+fn fedspeed_adds_feddyns_correction_to_the_gradient_uphill() {
+    let problem = Problem::new(&[8, 14]);
+    let (alpha, mut h) = (0.3, [(); 2].map(|()| vec![0.0; CLASSES * (FEATURES + 1)]));
+    let settings = [FULL_BATCH, "local.epochs=2", "method.fedspeed.alpha=0.3", "method.fedspeed.radius=0.4"];
+    problem.check("fedspeed", &settings, |_, theta| {
+        let mut models = Vec::new();
+        for (k, h) in h.iter_mut().enumerate() {
+            let local = (0..2).fold(theta.clone(), |w, _| {
+                let uphill = gradient_uphill(&problem, &w, 0.4, k);
+                plus(&w, -LR, &plus(&uphill, alpha, &plus(&minus(&w, &theta), 1.0, h)))
+            });
+            *h = plus(h, 1.0, &minus(&local, &theta));
+            models.push(local);
+        }
+        plus(&mix(&[0.5; 2], &models), 1.0, &mix(&[0.5; 2], &h))
+    });
+}
+
 /// FedAvg's average after one full-batch step a client.
 fn average(problem: &Problem, theta: &[f64]) -> Vec<f64> {
     let models: Vec<Vec<f64>> = (0..2).map(|k| plus(theta, -LR, &problem.full_gradient(theta, k))).collect();

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
+use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{ClientResult, ClientState, Config, Coordinator, Experiment, LocalTraining, Simulation};
 use std::collections::BTreeMap;
 
@@ -51,8 +52,8 @@ fn simulate(settings: &[&str]) -> String {
 #[test]
 fn server_and_clients_apart_are_the_simulator() {
     let sgd = "local.optimizer={kind='sgd', lr=0.05}";
-    let methods = ["fedavg", "fedproj", "feddf", "fedet", "feddyn", "moon", "scaffold", "fednova", "fedadam"];
-    for (method, preset) in methods.map(|method| (method, "clean")).into_iter().chain([("fedproj", "leading")]) {
+    let methods = CATALOGUE.iter().map(|(method, _)| (*method, "clean"));
+    for (method, preset) in methods.chain([("fedproj", "leading")]) {
         let (name, preset) = (format!("method.name={method}"), format!("preset={preset}"));
         let settings = [&name, &preset, sgd, "method.fedproj.projection.warmup=0"];
         assert_eq!(federate(&settings, |_| ()).1, simulate(&settings), "{method} {preset}");

@@ -27,6 +27,17 @@ fn fedprox_without_proximal_weight_is_fedavg() {
 }
 
 #[test]
+fn without_a_radius_fedsam_is_fedavg_and_fedspeed_is_feddyn() {
+    // With batch-norm the second pass must see the statistics of the first, and must not average them again.
+    let deep = ["model.name=resnet8-thin", "federation.rounds=2", "local.epochs=1"];
+    let (speed, dyn_) = (["method.fedspeed.radius=0.0"], ["method.feddyn.alpha=0.1"]);
+    for both in [&[][..], &deep] {
+        check_equal(("fedsam", &["method.fedsam.radius=0.0"]), FEDAVG, both);
+        check_equal(("fedspeed", &speed), ("feddyn", &dyn_), both);
+    }
+}
+
+#[test]
 fn fedproj_without_projection_and_distillation_is_fedavg() {
     let off = ["method.fedproj.projection.mode=off", "method.fedproj.distill.epochs=0"];
     check_equal(("fedproj", &off), FEDAVG, &[]);
@@ -142,6 +153,8 @@ fn check_live(method: &str, base: &[&str], settings: &[&str]) {
 fn settings_of_client_side_methods_are_live() {
     check_live("fedprox", &[], &["proximal_weight=0.0", "proximal_weight=1.0"]);
     check_live("feddyn", &[], &["alpha=0.0", "alpha=0.5", "clip=0.1"]);
+    check_live("fedsam", &[], &["radius=0.0", "radius=0.5"]);
+    check_live("fedspeed", &[], &["radius=0.0", "radius=0.5", "alpha=0.0", "alpha=0.5", "clip=0.1"]);
     check_live("moon", &["method.moon.head=8"], &["contrast_weight=0.0", "contrast_weight=5.0", "temperature=0.1"]);
     let settings =
         ["temperature=0.5", "threshold=0.99", "contrast_weight=0.0", "contrast_weight=2.0", "penalty_weight=0.0"];

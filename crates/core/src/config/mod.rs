@@ -372,6 +372,10 @@ mod tests {
             ("fedproj", "correction.clip=0.0"),
             ("fedavgm", "momentum=1.0"),
             ("fedadam", "eps=0.0"),
+            ("fedsam", "radius=-0.1"),
+            ("fedspeed", "radius=-0.1"),
+            ("fedspeed", "alpha=-0.1"),
+            ("fedspeed", "clip=0.0"),
         ] {
             let message = error(&[&format!("method.name={method}"), &format!("method.{method}.{setting}")]);
             let key = format!("method.{method}.{}", setting.split('=').next().unwrap());

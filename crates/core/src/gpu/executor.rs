@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::plan::{LocalPlan, Names, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
 use fedproj_nn::cuda::{Batches, Cohort, LossOf, Moments, NOBODY, Rows, Vectors};
-use fedproj_nn::{Dropout, Mode, NormMode, Rule};
+use fedproj_nn::{Dropout, Mode, Rule};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -35,6 +35,8 @@ pub(super) struct Executor {
     pub buffers: Vectors,
     pub start: Vectors,
     pub start_buffers: Vectors,
+    /// Weights uphill of θ; empty until a program uses them.
+    perturbed: Vectors,
     /// θ before an update that is projected afterwards, and the update itself.
     before: Option<(Vectors, Vectors)>,
     gradients: Vec<Vectors>,
@@ -58,6 +60,7 @@ impl Executor {
             buffers: cohort.vectors(experiment.buffers.len())?,
             start: cohort.shared_vector(&experiment.weights)?,
             start_buffers: cohort.shared_vector(&experiment.buffers)?,
+            perturbed: cohort.vectors(0)?,
             before: None,
             gradients: Vec::new(),
             states: Vec::new(),
@@ -90,6 +93,9 @@ impl Executor {
         let n_gradients = programs.iter().map(Program::n_gradients).max().unwrap_or(0);
         while self.gradients.len() < n_gradients {
             self.gradients.push(self.cohort.vectors(n)?);
+        }
+        if self.perturbed.len() == 0 && programs.iter().any(Program::perturbs) {
+            self.perturbed = self.cohort.vectors(n)?;
         }
         if self.before.is_none() && programs.iter().any(Program::projects_updates) {
             self.before = Some((self.cohort.vectors(n)?, self.cohort.vectors(n)?));
@@ -159,6 +165,7 @@ impl Executor {
         match id {
             VectorId::Weights => self.theta.rows(),
             VectorId::RoundStart => self.start.rows(),
+            VectorId::Perturbed => self.perturbed.rows(),
             VectorId::Gradient(i) => self.gradients[i].rows(),
             VectorId::State(i) => self.states[i].rows(),
             VectorId::Broadcast(i) => self.broadcasts[i].rows(),
@@ -169,12 +176,19 @@ impl Executor {
     /// Runs one operation for the active lanes.
     pub fn execute(&mut self, op: &Op) -> Result<()> {
         match *op {
-            Op::Forward { batch } => self.forward(batch)?,
+            Op::Forward { batch, at } => self.forward(batch, at)?,
             Op::Loss { term } => self.add_term(&term)?,
-            Op::Backward { batch, out } => {
-                let at = if batch == Batch::Private { LossOf::Samples } else { LossOf::Replay };
-                self.cohort.record_loss(at)?;
-                self.cohort.backward(self.theta.rows(), self.gradients[out].rows())?;
+            Op::Backward { batch, at, out } => {
+                let of = match (at, batch) {
+                    (VectorId::Perturbed, _) => LossOf::Perturbed,
+                    (_, Batch::Private) => LossOf::Samples,
+                    (_, Batch::Memory) => LossOf::Replay,
+                };
+                self.cohort.record_loss(of)?;
+                self.cohort.backward(self.rows(at), self.gradients[out].rows())?;
+            }
+            Op::Perturb { g, radius } => {
+                self.cohort.ascend(self.theta.rows(), radius, self.rows(g), self.perturbed.rows())?;
             }
             Op::Embed { index } => {
                 let (values, row) = &self.embeddings[index];
@@ -202,7 +216,7 @@ impl Executor {
         Ok(())
     }
 
-    fn forward(&mut self, batch: Batch) -> Result<()> {
+    fn forward(&mut self, batch: Batch, at: VectorId) -> Result<()> {
         let (feed, table, offset) = match batch {
             Batch::Private => (Some(&self.feeds.own), Batches::Samples, 0),
             Batch::Memory => (self.feeds.memory.as_ref(), Batches::Replay, self.n_memory),
@@ -211,7 +225,8 @@ impl Executor {
         feed.gather(&self.on, &mut self.cohort, table, offset)?;
         self.n_memory += usize::from(batch == Batch::Memory);
         self.has_loss = false;
-        Ok(self.cohort.forward(self.theta.rows(), self.buffers.rows(), feed.mode)?)
+        let mode = if at == VectorId::Perturbed { feed.mode.without_averaging() } else { feed.mode };
+        Ok(self.cohort.forward(self.rows(at), self.buffers.rows(), mode)?)
     }
 
     /// Adds a term to the objective of the batch gathered last.
@@ -265,12 +280,9 @@ impl Executor {
     /// running averages stay unchanged.
     fn memory_loss(&mut self, weights: VectorId) -> Result<()> {
         let Some(feed) = &self.feeds.memory else { return Ok(()) };
-        let norm = match feed.mode.norm {
-            NormMode::Update => NormMode::Batch,
-            other => other,
-        };
+        let mode = Mode { norm: feed.mode.norm, dropout: Dropout::Off }.without_averaging();
         let buffers = if weights == VectorId::RoundStart { &self.start_buffers } else { &self.buffers };
-        self.cohort.forward(self.rows(weights), buffers.rows(), Mode { norm, dropout: Dropout::Off })?;
+        self.cohort.forward(self.rows(weights), buffers.rows(), mode)?;
         self.has_loss = false;
         for at in 0..self.feeds.memory_objective.len() {
             let term = self.feeds.memory_objective[at];

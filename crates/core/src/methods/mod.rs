@@ -14,6 +14,8 @@ mod fednova;
 mod fedproj;
 mod fedprox;
 mod fedrcl;
+mod fedsam;
+mod fedspeed;
 mod moon;
 mod scaffold;
 
@@ -84,6 +86,8 @@ registry! {
     scaffold: Scaffold, "SCAFFOLD", "control variates against client drift (Karimireddy et al. 2020)";
     fedavgm: FedAvgM, "FedAvgM", "averaging with server momentum (Hsu et al. 2019)";
     fedadam: FedAdam, "FedAdam", "averaging with Adam on the server (Reddi et al. 2021)";
+    fedsam: FedSam, "FedSAM", "local steps along gradients uphill of the weights (Qu et al. 2022)";
+    fedspeed: FedSpeed, "FedSpeed", "FedDyn's correction of gradients uphill of the weights (Sun et al. 2023)";
 }
 
 fn unknown(name: &str) -> Error {

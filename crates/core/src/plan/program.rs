@@ -10,6 +10,8 @@ pub(crate) enum VectorId {
     Weights,
     /// θ as it was received.
     RoundStart,
+    /// The result of an [`Op::Perturb`].
+    Perturbed,
     /// The result of a [`Op::Backward`].
     Gradient(usize),
     /// A vector that the client keeps, by its place in [`Names::states`].
@@ -23,12 +25,15 @@ pub(crate) enum VectorId {
 /// One operation. Operations hold no data, so equal steps of all clients share a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Op {
-    /// Gathers a batch with its targets and runs the network on it.
-    Forward { batch: Batch },
+    /// Gathers a batch with its targets and runs the network on it: at θ, or at [`VectorId::Perturbed`] without moving
+    /// running averages.
+    Forward { batch: Batch, at: VectorId },
     /// Adds a term to the objective.
     Loss { term: Term },
-    /// Counts the objective as the loss of `batch` and writes its gradient to `Gradient(out)`.
-    Backward { batch: Batch, out: usize },
+    /// Writes the objective's gradient to `Gradient(out)` and, at θ, counts it as the loss of `batch`.
+    Backward { batch: Batch, at: VectorId, out: usize },
+    /// Perturbed ← θ + radius·g/‖g‖
+    Perturb { g: VectorId, radius: f32 },
     /// Gathers an embedding's rows of the private batch; `index` is its place in [`Names::embeddings`].
     Embed { index: usize },
     /// y ← y + a·x
@@ -56,7 +61,7 @@ pub(crate) struct Program {
 impl Program {
     /// Memory batches that it takes.
     pub fn n_memory(&self) -> usize {
-        self.count(|op| matches!(op, Op::Forward { batch: Batch::Memory }))
+        self.count(|op| matches!(op, Op::Forward { batch: Batch::Memory, .. }))
     }
 
     /// Gradients that it holds at a time.
@@ -72,6 +77,11 @@ impl Program {
     /// Whether an optimiser's step is projected.
     pub fn projects_updates(&self) -> bool {
         self.count(|op| matches!(op, Op::UpdateProjected { .. })) > 0
+    }
+
+    /// Whether it uses [`VectorId::Perturbed`].
+    pub fn perturbs(&self) -> bool {
+        self.count(|op| matches!(op, Op::Perturb { .. })) > 0
     }
 
     fn count(&self, of: impl Fn(&Op) -> bool) -> usize {

@@ -36,11 +36,12 @@ impl Recorder {
         self.program.ops.push(op);
     }
 
-    pub fn gradient(&mut self, batch: Batch, objective: &[impl Into<Term> + Copy]) -> VectorId {
+    /// The gradient of an objective on a batch at θ or at [`VectorId::Perturbed`].
+    pub fn gradient(&mut self, batch: Batch, at: VectorId, objective: &[impl Into<Term> + Copy]) -> VectorId {
         let out = self.program.n_gradients();
-        self.push(Op::Forward { batch });
+        self.push(Op::Forward { batch, at });
         self.program.ops.extend(objective.iter().map(|&term| Op::Loss { term: term.into() }));
-        self.push(Op::Backward { batch, out });
+        self.push(Op::Backward { batch, at, out });
         VectorId::Gradient(out)
     }
 
@@ -150,8 +151,12 @@ mod tests {
     }
 
     fn gradient(batch: Batch, objective: &[Loss], out: usize) -> Vec<Op> {
+        gradient_at(VectorId::Weights, batch, objective, out)
+    }
+
+    fn gradient_at(at: VectorId, batch: Batch, objective: &[Loss], out: usize) -> Vec<Op> {
         let losses = objective.iter().map(|&loss| Op::Loss { term: loss.into() });
-        [Op::Forward { batch }].into_iter().chain(losses).chain([Op::Backward { batch, out }]).collect()
+        [Op::Forward { batch, at }].into_iter().chain(losses).chain([Op::Backward { batch, at, out }]).collect()
     }
 
     fn chain(first: &[Op], rest: &[Op]) -> Vec<Op> {
@@ -231,6 +236,20 @@ mod tests {
         let h = VectorId::State(0);
         let expected = [Op::AddScaledDiff { g: h, a: 1.0, x: VectorId::Weights, y: VectorId::RoundStart }];
         assert_eq!(clients.finish(&mut kept, 1.0), expected);
+    }
+
+    #[test]
+    fn fedspeed_corrects_the_gradient_uphill_of_the_weights() {
+        let settings = ["method.fedspeed.radius=0.2", "method.fedspeed.alpha=0.1"];
+        let ops = Clients::new("fedspeed", &settings).step(&mut Vec::new());
+        let uphill = gradient_at(VectorId::Perturbed, PRIVATE, &[Loss::CrossEntropy], 1);
+        let own = chain(&gradient(PRIVATE, &[Loss::CrossEntropy], 0), &[Op::Perturb { g: G, radius: 0.2 }]);
+        let both = chain(&own, &uphill);
+        assert_eq!(ops[..both.len()], both);
+        assert_eq!(ops.last(), Some(&Op::Update { g: R }), "along the second gradient");
+        assert!(ops[both.len()..].contains(&Op::AddScaled { y: R, a: 0.1, x: VectorId::State(0) }));
+        let sam = Clients::new("fedsam", &["method.fedsam.radius=0.2"]).step(&mut Vec::new());
+        assert_eq!(sam, chain(&both, &[Op::Update { g: R }]));
     }
 
     #[test]

@@ -94,12 +94,12 @@ impl Executor {
 
     fn execute(&mut self, op: &Op, current: Current<'_>) -> Result<()> {
         match *op {
-            Op::Forward { batch } => self.forward(batch, current),
+            Op::Forward { batch, at } => self.forward(batch, at, current),
             Op::Loss { term } => {
                 self.loss += self.gathered.add_term(&mut self.ws, &term)?;
                 Ok(())
             }
-            Op::Backward { batch, out } => self.backward(batch, out, current),
+            Op::Backward { batch, at, out } => self.backward(batch, at, out, current),
             Op::Embed { index } => {
                 let Current { plan, step, .. } = current;
                 let to = self.gathered.embedded(index);
@@ -142,51 +142,71 @@ impl Executor {
                 clip_norm(self.ws.cpu(), &mut taken, norm_max);
                 self.vectors.put_back(g, taken);
             }
+            Op::Perturb { g, radius } => {
+                let mut to = self.vectors.take(VectorId::Perturbed);
+                if to.is_empty() {
+                    to = Buffer::zeros(self.vectors.theta.len());
+                }
+                vector::ascend(self.ws.cpu(), &self.vectors.theta, radius, self.vectors.get(g), &mut to);
+                self.vectors.put_back(VectorId::Perturbed, to);
+            }
             Op::KeepModel { weights, buffers } => self.vectors.keep_model(weights, buffers),
             _ => unreachable!("only a step has batches and an optimiser: {op:?}"),
         }
     }
 
-    fn forward(&mut self, batch: Batch, current: Current<'_>) -> Result<()> {
+    fn forward(&mut self, batch: Batch, at: VectorId, current: Current<'_>) -> Result<()> {
         let Current { plan, feeds, step, .. } = current;
         if let (Batch::Memory, Some(feed)) = (batch, &feeds.memory) {
             let first = self.n_memory * plan.memory_batch;
             self.n_memory += 1;
             let samples = plan.memory[first..first + plan.memory_batch].iter().copied();
-            return self.pass(feed, samples, Mode { norm: feed.norm, dropout: Dropout::Off });
+            return self.pass(feed, samples, at, Mode { norm: feed.norm, dropout: Dropout::Off });
         }
         let samples = plan.order[step.batch.clone()].iter().map(|&p| plan.samples[p as usize]);
         let dropout = if feeds.own.drops { Dropout::Key(step.dropout_key) } else { Dropout::Off };
-        self.pass(&feeds.own, samples, Mode { norm: feeds.own.norm, dropout })
+        self.pass(&feeds.own, samples, at, Mode { norm: feeds.own.norm, dropout })
     }
 
-    /// Gathers samples and runs the network on them.
-    pub fn pass(&mut self, feed: &Feed<'_>, samples: impl Iterator<Item = u32>, mode: Mode) -> Result<()> {
+    /// Gathers samples and runs the network on them, at θ or at the perturbed weights.
+    pub fn pass(
+        &mut self,
+        feed: &Feed<'_>,
+        samples: impl Iterator<Item = u32>,
+        at: VectorId,
+        mode: Mode,
+    ) -> Result<()> {
         self.gathered.gather(feed, samples);
-        let Vectors { theta, buffers, .. } = &mut self.vectors;
-        self.ws.forward(theta, buffers, &self.gathered.x, mode)?;
+        let Vectors { theta, perturbed, buffers, .. } = &mut self.vectors;
+        let (params, mode) = match at {
+            VectorId::Perturbed => (perturbed, mode.without_averaging()),
+            _ => (theta, mode),
+        };
+        self.ws.forward(params, buffers, &self.gathered.x, mode)?;
         self.loss = 0.0;
         Ok(())
     }
 
-    fn backward(&mut self, batch: Batch, out: usize, current: Current<'_>) -> Result<()> {
+    fn backward(&mut self, batch: Batch, at: VectorId, out: usize, current: Current<'_>) -> Result<()> {
         let loss = self.loss;
         if !loss.is_finite() {
             let (round, client) = (self.vectors.download.round, current.plan.client);
             return Err(Error::NotFinite { round, client, epoch: current.step.epoch, step: current.at, loss });
         }
-        match batch {
-            Batch::Private => self.tally.loss_total += loss,
-            Batch::Memory => {
+        match (at, batch) {
+            (VectorId::Perturbed, _) => (),
+            (_, Batch::Private) => self.tally.loss_total += loss,
+            (_, Batch::Memory) => {
                 self.tally.memory_loss = loss;
                 self.tally.stats.memory_loss_before.get_or_insert(loss);
             }
         }
-        let Vectors { theta, gradients, .. } = &mut self.vectors;
+        let Vectors { theta, perturbed, gradients, .. } = &mut self.vectors;
         while gradients.len() <= out {
             gradients.push(Buffer::zeros(theta.len()));
         }
-        Ok(self.ws.backward(theta, &mut gradients[out])?)
+        let params = if at == VectorId::Perturbed { perturbed } else { theta };
+        Ok(self.ws.backward(params, &mut gradients[out])?)
     }
 
     fn update(&mut self, g: VectorId, lr_factor: f32) {
@@ -254,12 +274,10 @@ impl Executor {
 
     /// Memory loss of θ or its start on the gathered batch; batch-norm as in the gradient, without moving averages.
     fn memory_loss(&mut self, weights: VectorId, feeds: &Feeds<'_>) -> Result<f64> {
-        let norm = match feeds.memory.as_ref().map_or(NormMode::Frozen, |feed| feed.norm) {
-            NormMode::Update => NormMode::Batch,
-            other => other,
-        };
+        let norm = feeds.memory.as_ref().map_or(NormMode::Frozen, |feed| feed.norm);
+        let mode = Mode { norm, dropout: Dropout::Off }.without_averaging();
         let (params, buffers) = self.vectors.model(weights);
-        self.ws.forward(params, buffers, &self.gathered.x, Mode { norm, dropout: Dropout::Off })?;
+        self.ws.forward(params, buffers, &self.gathered.x, mode)?;
         let mut loss = 0.0;
         for term in &feeds.memory_objective {
             loss += self.gathered.add_term(&mut self.ws, term)?;

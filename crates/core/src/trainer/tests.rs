@@ -112,6 +112,7 @@ fn local_steps_after_the_first_allocate_nothing() {
     check("fedavg", &["local.clip=0.5"], |op| matches!(op, Op::Update { .. }));
     check("fedprox", &[], |op| matches!(op, Op::AddScaledDiff { .. }));
     check("feddyn", &[], |op| matches!(op, Op::AddScaled { x: VectorId::State(_), .. }));
+    check("fedsam", &[], |op| matches!(op, Op::Perturb { .. }));
     check("moon", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::Contrast { .. }, .. } }));
     check("fedrcl", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::RelaxedContrast(_), .. } }));
     check("fedproj", &["method.fedproj.projection.mode=soft"], |op| matches!(op, Op::AddScaled { .. }));

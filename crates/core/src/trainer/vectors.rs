@@ -15,6 +15,8 @@ pub(crate) struct Vectors {
     pub states: Vec<Buffer>,
     pub broadcasts: Vec<Buffer>,
     pub uploads: Vec<Buffer>,
+    /// Weights uphill of θ; empty until they are first used.
+    pub perturbed: Buffer,
     /// θ before an update that is projected afterwards, and the update.
     pub moved: Option<(Buffer, Buffer)>,
     /// Where the parameter tensors are.
@@ -33,6 +35,7 @@ impl Vectors {
             states: Vec::new(),
             broadcasts: Vec::new(),
             uploads: Vec::new(),
+            perturbed: Buffer::default(),
             moved: None,
             tensors: graph.params().spans().iter().map(Span::range).collect(),
             download: Arc::default(),
@@ -51,6 +54,7 @@ impl Vectors {
         match id {
             VectorId::Weights => &self.theta,
             VectorId::RoundStart => &self.download.weights,
+            VectorId::Perturbed => &self.perturbed,
             VectorId::Gradient(i) => &self.gradients[i],
             VectorId::State(i) => &self.states[i],
             VectorId::Broadcast(i) => &self.broadcasts[i],
@@ -60,6 +64,7 @@ impl Vectors {
 
     fn get_mut(&mut self, id: VectorId) -> &mut Buffer {
         match id {
+            VectorId::Perturbed => &mut self.perturbed,
             VectorId::Gradient(i) => &mut self.gradients[i],
             VectorId::State(i) => &mut self.states[i],
             VectorId::Upload(i) => &mut self.uploads[i],
