@@ -23,6 +23,8 @@ struct Case {
     others: [Vec<f32>; 2],
     labels: Vec<u32>,
     marks: Vec<u32>,
+    /// Offsets of the classes, one row per lane.
+    offsets: Vec<Vec<f32>>,
 }
 
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
@@ -35,6 +37,8 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
             others: [random(22, n * len), random(23, n * len)],
             labels: random_labels(24, n, shape.c.min(4)),
             marks: random_labels(25, n, 2),
+            // The last class has no label.
+            offsets: (26..29).map(|id| [&random(id, len - 1)[..], &[f32::NEG_INFINITY]].concat()).collect(),
         };
         for (name, term) in terms_of(shape) {
             for after_another in [false, true] {
@@ -71,6 +75,8 @@ fn terms_of(shape: Shape) -> Vec<(String, Loss)> {
         return all;
     }
     all.push(("cross-entropy".into(), Loss::CrossEntropy));
+    all.push(("cross-entropy with offsets".into(), Loss::OffsetCrossEntropy));
+    all.push(("KL of not-true classes".into(), Loss::NotTrueKl { teacher: 1, temperature: 2.0 }));
     for (name, direction) in [("KL(t ‖ s)", Direction::TeacherToStudent), ("KL(s ‖ t)", Direction::StudentToTeacher)]
     {
         for times_t_squared in [false, true] {
@@ -129,6 +135,9 @@ fn on_gpu(gpu: &Arc<Gpu>, case: &Case, loss: &Loss, after_another: bool) -> Resu
         cohort.gather_embedding(&all, len, index)?;
         gpu.synchronize()?;
     }
+    for (lane, offsets) in case.offsets.iter().enumerate() {
+        cohort.set_offsets(lane, offsets)?;
+    }
     let (theta, buffers) = (cohort.vectors(g.params().len())?, cohort.vectors(0)?);
     cohort.forward(theta.rows(), buffers.rows(), Mode::EVAL)?;
     if after_another {
@@ -150,7 +159,8 @@ fn on_cpu(case: &Case, lane: usize, n: usize, loss: &Loss, after_another: bool) 
     let marks: Vec<bool> = numbers(&case.marks).into_iter().map(|mark| mark != 0).collect();
     let embeddings = [of(&case.others[0]), of(&case.others[1])];
     let (logits, features) = (&target, &target);
-    let targets = LossTargets { labels: &labels, logits, features, marks: &marks, embeddings: &embeddings };
+    let (offsets, embeddings) = (&case.offsets[lane][..], &embeddings[..]);
+    let targets = LossTargets { labels: &labels, logits, features, marks: &marks, offsets, embeddings };
     let mut grad = vec![0.0; z.len()];
     let mut value = 0.0;
     if after_another {

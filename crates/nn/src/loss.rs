@@ -38,6 +38,8 @@ pub struct RelaxedContrast {
 pub enum Loss {
     /// −log softmax(z)\[label\]
     CrossEntropy,
+    /// −log softmax(z + b)\[label\], b = [`LossTargets::offsets`]. A class whose offset is −∞ is left out.
+    OffsetCrossEntropy,
     /// The divergence between softmax(t/T) and softmax(z/T), t = [`LossTargets::logits`].
     Kl {
         /// T > 0.
@@ -48,6 +50,13 @@ pub enum Loss {
         times_t_squared: bool,
         /// Only over the samples that are marked; the mean is over all.
         only_marked: bool,
+    },
+    /// KL(softmax(t/T) ‖ softmax(z/T)) over all classes but the label's: what a teacher knows beyond it.
+    NotTrueKl {
+        /// The place of t, the teacher's logits, in [`LossTargets::embeddings`].
+        teacher: usize,
+        /// T > 0.
+        temperature: f32,
     },
     /// Σ (z − t)² over the dimensions where z or t is positive, t = [`LossTargets::features`].
     MaskedSquares,
@@ -75,6 +84,8 @@ pub struct LossTargets<'a> {
     pub features: &'a [f32],
     /// Which samples [`Loss::Kl`] counts, if only the marked ones.
     pub marks: &'a [bool],
+    /// One number per class, the same for all samples.
+    pub offsets: &'a [f32],
     /// Other values of the node, each (batch, features).
     pub embeddings: &'a [Vec<f32>],
 }
@@ -95,6 +106,15 @@ impl<'a> LossTargets<'a> {
         Self { features, ..Self::default() }
     }
 
+    /// Whether there is one class below `classes` per sample.
+    fn check_labels(&self, batch: usize, classes: usize) -> Result<()> {
+        let wrong = self.labels.iter().enumerate().find(|(_, label)| **label as usize >= classes);
+        if let Some((sample, &label)) = wrong {
+            return Err(Error::Label { label, sample, classes });
+        }
+        fit("the label vector", batch, self.labels.len())
+    }
+
     fn embedding(&self, index: usize) -> &'a [f32] {
         self.embeddings.get(index).map_or(&[], Vec::as_slice)
     }
@@ -109,16 +129,11 @@ impl Loss {
 
     /// Whether the targets fit `batch` samples of `features` values.
     pub(crate) fn check(&self, targets: &LossTargets<'_>, batch: usize, features: usize) -> Result<()> {
-        let fit = |what, expected, found| {
-            if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
-        };
         match *self {
-            Self::CrossEntropy => {
-                let wrong = targets.labels.iter().enumerate().find(|(_, label)| **label as usize >= features);
-                if let Some((sample, &label)) = wrong {
-                    return Err(Error::Label { label, sample, classes: features });
-                }
-                fit("the label vector", batch, targets.labels.len())
+            Self::CrossEntropy => targets.check_labels(batch, features),
+            Self::OffsetCrossEntropy => {
+                fit("the vector of offsets", features, targets.offsets.len())?;
+                targets.check_labels(batch, features)
             }
             Self::Kl { temperature, only_marked, .. } => {
                 check_temperature(temperature)?;
@@ -126,6 +141,11 @@ impl Loss {
                     fit("the vector of marks", batch, targets.marks.len())?;
                 }
                 fit("the teacher's logits", batch * features, targets.logits.len())
+            }
+            Self::NotTrueKl { teacher, temperature } => {
+                check_temperature(temperature)?;
+                targets.check_labels(batch, features)?;
+                fit("the teacher's logits", batch * features, targets.embedding(teacher).len())
             }
             Self::MaskedSquares => fit("the target", batch * features, targets.features.len()),
             Self::Contrast { positive, negative, temperature } => {
@@ -170,10 +190,17 @@ impl Loss {
         let features = shape.len();
         match *self {
             Self::CrossEntropy => rows::cross_entropy(features, z, targets.labels, weight, grad),
+            Self::OffsetCrossEntropy => {
+                rows::offset_cross_entropy(features, z, targets.labels, targets.offsets, weight, grad)
+            }
             Self::Kl { temperature, direction, times_t_squared, only_marked } => {
                 let marks = only_marked.then_some(targets.marks);
                 let kl = rows::Kl { temperature, direction, times_t_squared };
                 kl.add_gradient(features, z, targets.logits, marks, weight, grad)
+            }
+            Self::NotTrueKl { teacher, temperature } => {
+                let teacher = targets.embedding(teacher);
+                rows::not_true_kl(features, z, teacher, targets.labels, temperature, weight, grad)
             }
             Self::MaskedSquares => rows::masked_squares(features, z, targets.features, weight, grad),
             Self::Contrast { positive, negative, temperature } => {
@@ -183,6 +210,10 @@ impl Loss {
             Self::RelaxedContrast(c) => relaxed::add_gradient(&c, shape, z, targets.labels, weight, grad, memory),
         }
     }
+}
+
+fn fit(what: &'static str, expected: usize, found: usize) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 
 fn check_temperature(temperature: f32) -> Result<()> {

@@ -147,6 +147,16 @@ fn losses_that_do_not_fit_name_their_target() {
     );
     check(ws.add_loss(output, &kl(&[0.0; 9], 1.0), 1.0), &["teacher's logits", "9", "needs 10"]);
     check(
+        ws.add_loss(output, &(Loss::OffsetCrossEntropy, LossTargets::labels(&[0, 1])), 1.0),
+        &["offsets", "0", "needs 5"],
+    );
+    let not_true = Loss::NotTrueKl { teacher: 0, temperature: 1.0 };
+    let check_not_true = |ws: &mut Workspace, labels: &[u32], words: &[&str]| {
+        check(ws.add_loss(output, &(not_true, LossTargets::labels(labels)), 1.0), words);
+    };
+    check_not_true(&mut ws, &[0, 1], &["teacher's logits", "0", "needs 10"]);
+    check_not_true(&mut ws, &[0, 5], &["label 5"]);
+    check(
         ws.add_loss(output, &(Loss::MaskedSquares, LossTargets::features(&[0.0; 3])), 1.0),
         &["target", "3", "needs 10"],
     );

@@ -190,6 +190,9 @@ impl GpuTrainer {
                 let values = kept.map_or_else(zeros, |values| Cow::Borrowed(&values[..]));
                 cohort.write(&mut states[at], lane, &values)?;
             }
+            if !plan.offsets.is_empty() {
+                cohort.set_offsets(lane, &plan.offsets)?;
+            }
         }
         Ok(())
     }

@@ -33,6 +33,8 @@ pub(crate) struct LocalPlan {
     pub memory: Vec<u32>,
     /// Samples in a memory batch.
     pub memory_batch: usize,
+    /// Offsets of the classes, see [`Method::class_offsets`].
+    pub offsets: Vec<f32>,
     /// Embeddings that its steps use, by their places in [`Names::embeddings`].
     pub embeddings: Vec<usize>,
     /// What the client keeps after the round, by places in [`Names::states`].
@@ -147,6 +149,9 @@ impl Planner {
         plan.kept = std::mem::take(&mut self.recorder.kept);
         plan.uploaded = std::mem::take(&mut self.recorder.uploaded);
         plan.embeddings = (0..self.names().embeddings.len()).filter(|&index| self.uses(&plan, index)).collect();
+        let (labels, n_classes) = (experiment.private.labels().unwrap_or_default(), experiment.private.n_classes());
+        let counts = experiment.partition.class_counts(client as usize, labels, n_classes);
+        plan.offsets = method.class_offsets(&counts);
         plan.samples = samples;
         Ok(plan)
     }

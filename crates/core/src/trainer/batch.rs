@@ -28,6 +28,8 @@ pub(super) struct Gathered {
     logits: Vec<f32>,
     features: Vec<f32>,
     marks: Vec<bool>,
+    /// Offsets of the classes, for all batches of a client.
+    pub offsets: Vec<f32>,
     /// Embeddings of the batch, by place.
     embedded: Vec<Vec<f32>>,
 }
@@ -65,8 +67,8 @@ impl Gathered {
 
     /// Adds a term's gradient at its nodes, after a forward pass on the batch; returns its value, weighted.
     pub fn add_term(&self, ws: &mut Workspace, term: &Term) -> Result<f64> {
-        let Self { labels, logits, features, marks, embedded: embeddings, .. } = self;
-        let loss = (term.loss, LossTargets { labels, logits, features, marks, embeddings });
+        let Self { labels, logits, features, marks, offsets, embedded: embeddings, .. } = self;
+        let loss = (term.loss, LossTargets { labels, logits, features, marks, offsets, embeddings });
         let n = term.at.n_nodes(ws.graph());
         let mut total = 0.0;
         for index in 0..n {

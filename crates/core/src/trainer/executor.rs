@@ -42,7 +42,7 @@ pub(crate) struct Executor {
     optimizer: Optimizer,
     /// Largest norm of a gradient that reaches the optimiser; 0 is no limit.
     clip: f32,
-    gathered: Gathered,
+    pub gathered: Gathered,
     /// Values of a node for all samples of a client, by place in [`crate::plan::Names::embeddings`].
     pub embeddings: Vec<Vec<f32>>,
     /// The objective of the current batch.

@@ -176,6 +176,7 @@ impl Trainer {
 
     /// Vectors for every name that the plan uses.
     fn place_vectors(&mut self, plan: &LocalPlan, download: &Download, state: &ClientState) {
+        self.executor.gathered.offsets.clone_from(&plan.offsets);
         let (names, vectors) = (self.planner.names(), &mut self.executor.vectors);
         let (n, n_buffers) = (vectors.theta.len(), vectors.buffers.len());
         vectors.states.resize(names.states.len(), Buffer::default());

@@ -37,6 +37,7 @@ pub(super) enum Slot {
     Logits,
     Features,
     Embedding(usize),
+    Offsets,
     Unit,
     Norms,
     Similarities,

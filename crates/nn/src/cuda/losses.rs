@@ -72,6 +72,18 @@ impl Cohort {
         }
     }
 
+    /// Sets the offsets of a lane's classes, see [`Loss::OffsetCrossEntropy`].
+    ///
+    /// # Errors
+    /// If the lane is wrong, or the GPU's memory is too small.
+    pub fn set_offsets(&mut self, lane: usize, offsets: &[f32]) -> Result<()> {
+        self.slot(Slot::Offsets, offsets.len())?;
+        let Some(mut all) = self.slots.remove(&Slot::Offsets) else { return Ok(()) };
+        let done = self.write(&mut all, lane, offsets);
+        self.slots.insert(Slot::Offsets, all);
+        done
+    }
+
     /// Adds `weight` times a loss at the output or a tap, on the targets gathered last; `first`: it is the batch's first.
     ///
     /// # Errors
@@ -80,6 +92,10 @@ impl Cohort {
         check_loss_at(&self.graph, node)?;
         let (grad, fresh) = self.inject(node)?;
         self.launch_loss(node, loss, weight, first, grad, fresh)
+    }
+
+    fn slot_rows(&self, slot: Slot) -> Rows {
+        self.slots.get(&slot).map_or(Rows::NONE, super::memory::Vectors::rows)
     }
 
     fn launch_loss(
@@ -92,8 +108,7 @@ impl Cohort {
         fresh: bool,
     ) -> Result<()> {
         let shape = self.graph.shape(node);
-        let target = if *loss == Loss::MaskedSquares { Slot::Features } else { Slot::Logits };
-        let target = self.slots.get(&target).map_or(Rows::NONE, super::memory::Vectors::rows);
+        let target = self.slot_rows(if *loss == Loss::MaskedSquares { Slot::Features } else { Slot::Logits });
         let args = LossArgs {
             lanes: self.lanes.at(),
             valid: self.valid.at(),
@@ -112,6 +127,11 @@ impl Cohort {
             Loss::CrossEntropy => {
                 self.launch("cross_entropy", grid, block, 0, &[&args, &batch, &self.labels.at(), &batch_max])
             }
+            Loss::OffsetCrossEntropy => {
+                let p: [&dyn Parameter; 5] =
+                    [&args, &batch, &self.labels.at(), &batch_max, &self.slot_rows(Slot::Offsets)];
+                self.launch("offset_cross_entropy", grid, block, 0, &p)
+            }
             Loss::Kl { temperature, direction, times_t_squared, only_marked } => {
                 let student_first = i32::from(direction == Direction::StudentToTeacher);
                 let factor = if times_t_squared { temperature * temperature } else { 1.0 };
@@ -119,10 +139,14 @@ impl Cohort {
                 let p: [&dyn Parameter; 7] = [&args, &batch, &temperature, &student_first, &factor, &marks, &batch_max];
                 self.launch("kl_divergence", grid, block, 0, &p)
             }
+            Loss::NotTrueKl { teacher, temperature } => {
+                let (labels, teacher) = (self.labels.at(), self.slot_rows(Slot::Embedding(teacher)));
+                let p: [&dyn Parameter; 6] = [&args, &batch, &labels, &batch_max, &teacher, &temperature];
+                self.launch("not_true_divergence", grid, block, 0, &p)
+            }
             Loss::MaskedSquares => self.launch("masked_squares", grid, block, 0, &[&args, &batch]),
             Loss::Contrast { positive, negative, temperature } => {
-                let of =
-                    |index| self.slots.get(&Slot::Embedding(index)).map_or(Rows::NONE, super::memory::Vectors::rows);
+                let of = |index| self.slot_rows(Slot::Embedding(index));
                 let (positive, negative) = (of(positive), of(negative));
                 self.launch("contrast", grid, block, 0, &[&args, &batch, &positive, &negative, &temperature])
             }

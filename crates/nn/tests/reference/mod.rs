@@ -164,6 +164,12 @@ pub fn id(graph: &Graph, node: usize) -> NodeId {
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     CrossEntropy,
+    /// Cross-entropy with offsets; a class without a sample is left out, where there are three or more.
+    Offset,
+    /// A divergence over all classes but the label's.
+    NotTrue {
+        temperature: f32,
+    },
     Kl {
         temperature: f32,
         direction: Direction,
@@ -184,6 +190,8 @@ pub struct Term {
     pub weight: f32,
     labels: Vec<u32>,
     target: Vec<f32>,
+    embeddings: [Vec<f32>; 1],
+    offsets: Vec<f32>,
 }
 
 impl Term {
@@ -192,10 +200,14 @@ impl Term {
             labels: &self.labels,
             logits: &self.target,
             features: &self.target,
+            offsets: &self.offsets,
+            embeddings: &self.embeddings,
             ..LossTargets::default()
         };
         let loss = match self.kind {
             Kind::CrossEntropy => Loss::CrossEntropy,
+            Kind::Offset => Loss::OffsetCrossEntropy,
+            Kind::NotTrue { temperature } => Loss::NotTrueKl { teacher: 0, temperature },
             Kind::Squared | Kind::Masked => Loss::MaskedSquares,
             Kind::Kl { temperature, direction, times_t_squared } => {
                 Loss::Kl { temperature, direction, times_t_squared, only_marked: false }
@@ -213,6 +225,23 @@ impl Term {
                 let rows = z.chunks_exact(features).zip(&self.labels);
                 rows.map(|(z, &label)| -log_softmax(z, 1.0)[label as usize]).sum()
             }
+            Kind::Offset => {
+                let rows = z.chunks_exact(features).zip(&self.labels);
+                rows.map(|(z, &label)| {
+                    let shifted: Vec<f64> = z.iter().zip(&self.offsets).map(|(z, b)| z + f64::from(*b)).collect();
+                    -log_softmax(&shifted, 1.0)[label as usize]
+                })
+                .sum()
+            }
+            Kind::NotTrue { temperature } => {
+                let rows = z.chunks_exact(features).zip(target.chunks_exact(features)).zip(&self.labels);
+                rows.map(|((z, teacher), &label)| {
+                    let others = |row: &[f64]| [&row[..label as usize], &row[label as usize + 1..]].concat();
+                    let of = |row: &[f64]| log_softmax(&others(row), f64::from(temperature));
+                    divergence(&of(teacher), &of(z))
+                })
+                .sum()
+            }
             Kind::Squared | Kind::Masked => {
                 let counted = z.iter().zip(&target).filter(|(z, t)| **z > 0.0 || **t > 0.0);
                 counted.map(|(z, t)| (z - t).powi(2)).sum()
@@ -220,8 +249,6 @@ impl Term {
             Kind::Kl { temperature, direction, times_t_squared } => {
                 let t = f64::from(temperature);
                 let rows = z.chunks_exact(features).zip(target.chunks_exact(features));
-                let divergence =
-                    |p: &[f64], q: &[f64]| -> f64 { p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum() };
                 let sum: f64 = rows
                     .map(|(z, teacher)| {
                         let (student, teacher) = (log_softmax(z, t), log_softmax(teacher, t));
@@ -236,6 +263,11 @@ impl Term {
         };
         total / batch as f64
     }
+}
+
+/// KL between two distributions, given as logarithms.
+fn divergence(p: &[f64], q: &[f64]) -> f64 {
+    p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum()
 }
 
 fn log_softmax(z: &[f64], temperature: f64) -> Vec<f64> {
@@ -327,14 +359,19 @@ impl Problem {
             .iter()
             .map(|&(node, kind, weight)| {
                 let features = graph.shape(id(&graph, node)).len();
-                let labels = (0..batch).map(|_| s.below(features as u32)).collect();
+                let labels: Vec<u32> = (0..batch).map(|_| s.below(features as u32)).collect();
                 let mut target = normals(&mut s, batch * features, 0.0, 1.0);
                 if matches!(kind, Kind::Squared) {
                     for t in &mut target {
                         *t = t.abs();
                     }
                 }
-                Term { node, kind, weight, labels, target }
+                let mut offsets = target[..features].to_vec();
+                let absent = (0..features).find(|class| features > 2 && !labels.contains(&(*class as u32)));
+                if let Some(class) = absent {
+                    offsets[class] = f32::NEG_INFINITY;
+                }
+                Term { node, kind, weight, labels, embeddings: [target.clone()], target, offsets }
             })
             .collect();
         Self { net, graph, batch, mode: mode(norm), terms, params, buffers, x, masks: BTreeMap::new() }

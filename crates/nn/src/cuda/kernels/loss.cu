@@ -64,6 +64,26 @@ extern "C" __global__ void cross_entropy(LossArgs a, int batch, const int* label
     put_loss(a, r, double(a.weight) * (log_sum - double(r.z[label])));
 }
 
+// Cross-entropy of z + offsets; a class whose offset is −∞ is left out.
+extern "C" __global__ void offset_cross_entropy(LossArgs a, int batch, const int* labels, int batch_max, Rows offset_rows) {
+    const LossRow r(a, batch);
+    if (r.row >= batch) return;
+    if (r.padding) return pad_row(a, r);
+    const int label = labels[(long long)r.lane * batch_max + r.row];
+    const float* offsets = of(offset_rows, r.lane);
+    float top = MINUS_INFINITY;
+    for (int i = threadIdx.x % 32; i < a.features; i += 32) top = fmaxf(top, r.z[i] + offsets[i]);
+    top = warp_max(top);
+    double total = 0;
+    for (int i = threadIdx.x % 32; i < a.features; i += 32) total += double(expf(r.z[i] + offsets[i] - top));
+    const double log_sum = double(top) + log(warp_sum(total));
+    const float scale = a.weight / r.n;
+    for (int i = threadIdx.x % 32; i < a.features; i += 32) {
+        put_gradient(a, r.grad + i, scale * (expf(r.z[i] + offsets[i] - float(log_sum)) - (i == label ? 1.f : 0.f)));
+    }
+    put_loss(a, r, double(a.weight) * (log_sum - double(r.z[label] + offsets[label])));
+}
+
 // KL between softmax(target/T) and softmax(z/T), in either order, times `factor`. `has` leaves rows out whose entry is 0.
 extern "C" __global__ void kl_divergence(LossArgs a, int batch, float t, int student_first, float factor, const int* has, int batch_max) {
     const LossRow r(a, batch);
@@ -84,6 +104,31 @@ extern "C" __global__ void kl_divergence(LossArgs a, int batch, float t, int stu
         put_gradient(a, r.grad + i, scale * slope);
     }
     put_loss(a, r, double(a.weight) * factor * loss);
+}
+
+// KL between softmax(teacher/T) and softmax(z/T) over all classes but the label's.
+extern "C" __global__ void not_true_divergence(LossArgs a, int batch, const int* labels, int batch_max, Rows teacher_rows, float t) {
+    const LossRow r(a, batch);
+    if (r.row >= batch) return;
+    if (r.padding) return pad_row(a, r);
+    const int label = labels[(long long)r.lane * batch_max + r.row];
+    const float* q_row = of(teacher_rows, r.lane) + (long long)r.row * a.features;
+    auto log_sum = [&](const float* z) {
+        float top = MINUS_INFINITY;
+        for (int i = threadIdx.x % 32; i < a.features; i += 32) top = i == label ? top : fmaxf(top, z[i] / t);
+        top = warp_max(top);
+        double total = 0;
+        for (int i = threadIdx.x % 32; i < a.features; i += 32) total += i == label ? 0.0 : double(expf(z[i] / t - top));
+        return float(double(top) + log(warp_sum(total)));
+    };
+    const float log_zs = log_sum(r.z), log_ts = log_sum(q_row), scale = a.weight / r.n / t;
+    double loss = 0;
+    for (int i = threadIdx.x % 32; i < a.features; i += 32) {
+        const float log_p = r.z[i] / t - log_zs, log_q = q_row[i] / t - log_ts;
+        if (i != label) loss += double(expf(log_q)) * (log_q - log_p);
+        put_gradient(a, r.grad + i, i == label ? 0.f : scale * (expf(log_p) - expf(log_q)));
+    }
+    put_loss(a, r, double(a.weight) * warp_sum(loss));
 }
 
 // Σ (z − target)² over the dimensions where either is positive.
