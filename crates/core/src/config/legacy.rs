@@ -21,6 +21,12 @@ const ADDED: &[(&str, Value)] = &[
     ("method.fedproj.correction.clip", Value::Float(10.0)),
 ];
 
+/// The methods that every version knows. The settings of another one count only where it runs.
+const FIRST_METHODS: &[&str] = &[
+    "fedavg", "fedprox", "fednova", "feddyn", "moon", "fedrcl", "feddf", "fedet", "fedproj", "scaffold", "fedavgm",
+    "fedadam",
+];
+
 /// Puts moved keys where they are now.
 pub(super) fn translate(table: &mut Table) {
     for (old, new) in MOVED {
@@ -28,8 +34,13 @@ pub(super) fn translate(table: &mut Table) {
     }
 }
 
-/// Puts moved keys where they were first, and removes added keys that change nothing.
+/// Puts moved keys where they were first, and removes added keys and methods that change nothing.
 pub(super) fn restore(table: &mut Table) {
+    if let Some(Value::Table(methods)) = table.get_mut("method") {
+        let chosen = methods.get("name").and_then(Value::as_str).map(str::to_owned);
+        let is_used = |name: &str| FIRST_METHODS.contains(&name) || chosen.as_deref() == Some(name);
+        methods.retain(|name, value| !value.is_table() || is_used(name));
+    }
     for (path, unchanged) in ADDED {
         if find(table, path) == Some(unchanged) {
             take(table, path);
@@ -89,6 +100,18 @@ mod tests {
         assert_eq!(table, new);
         restore(&mut table);
         assert_eq!(table, old);
+    }
+
+    #[test]
+    fn the_settings_of_an_added_method_show_only_where_it_runs() {
+        let text = |name: &str| format!("[method]\nname = '{name}'\nfedavg = {{}}\nfedlc = {{ margin = 1.0 }}");
+        let restored = |name: &str| {
+            let mut table: Table = toml::from_str(&text(name)).unwrap();
+            restore(&mut table);
+            table
+        };
+        assert_eq!(restored("fedlc"), toml::from_str(&text("fedlc")).unwrap());
+        assert_eq!(restored("fedavg"), toml::from_str("[method]\nname = 'fedavg'\nfedavg = {}").unwrap());
     }
 
     #[test]
