@@ -46,24 +46,31 @@ impl Problem {
 
     /// ∇ mean cross-entropy of a linear softmax model: rows of the weight matrix, then biases, as the network lays them out.
     fn gradient(&self, theta: &[f64], samples: &[usize]) -> Vec<f64> {
+        self.gradient_of(theta, samples, |s, z| minus(&softmax(z), &one_hot(self.labels[s])))
+    }
+
+    /// The same for any loss of a sample, given its slopes along the logits.
+    fn gradient_of(&self, theta: &[f64], samples: &[usize], slopes: impl Fn(usize, &[f64]) -> Vec<f64>) -> Vec<f64> {
         let mut grad = vec![0.0; theta.len()];
         for &s in samples {
-            let x: Vec<f64> = self.x[s * FEATURES..(s + 1) * FEATURES].iter().map(|v| f64::from(*v)).collect();
-            let bias = &theta[CLASSES * FEATURES..];
-            let row = |c: usize| &theta[c * FEATURES..(c + 1) * FEATURES];
-            let exps: Vec<f64> = (0..CLASSES)
-                .map(|c| (bias[c] + row(c).iter().zip(&x).map(|(w, x)| w * x).sum::<f64>()).exp())
-                .collect();
-            let total: f64 = exps.iter().sum();
-            for (c, e) in exps.iter().enumerate() {
-                let error = e / total - f64::from(u8::from(self.labels[s] as usize == c));
-                for (f, x) in x.iter().enumerate() {
-                    grad[c * FEATURES + f] += error * x / samples.len() as f64;
+            for (c, slope) in slopes(s, &self.logits(theta, s)).into_iter().enumerate() {
+                for (f, x) in self.sample(s).into_iter().enumerate() {
+                    grad[c * FEATURES + f] += slope * x / samples.len() as f64;
                 }
-                grad[CLASSES * FEATURES + c] += error / samples.len() as f64;
+                grad[CLASSES * FEATURES + c] += slope / samples.len() as f64;
             }
         }
         grad
+    }
+
+    fn sample(&self, s: usize) -> Vec<f64> {
+        doubles(&self.x[s * FEATURES..(s + 1) * FEATURES])
+    }
+
+    fn logits(&self, theta: &[f64], s: usize) -> Vec<f64> {
+        let (x, bias) = (self.sample(s), &theta[CLASSES * FEATURES..]);
+        let row = |c: usize| &theta[c * FEATURES..(c + 1) * FEATURES];
+        (0..CLASSES).map(|c| bias[c] + row(c).iter().zip(&x).map(|(w, x)| w * x).sum::<f64>()).collect()
     }
 
     /// The gradient on all samples of a client.
@@ -120,6 +127,15 @@ impl Problem {
             assert!(close && found.len() == expected.len(), "{method}, round {round}:\n{found:?}\n{expected:?}");
         }
     }
+}
+
+fn softmax(z: &[f64]) -> Vec<f64> {
+    let total: f64 = z.iter().map(|z| z.exp()).sum();
+    z.iter().map(|z| z.exp() / total).collect()
+}
+
+fn one_hot(label: u32) -> Vec<f64> {
+    (0..CLASSES as u32).map(|c| f64::from(u8::from(c == label))).collect()
 }
 
 fn doubles(values: &[f32]) -> Vec<f64> {
@@ -282,6 +298,65 @@ fn fedspeed_adds_feddyns_correction_to_the_gradient_uphill() {
             models.push(local);
         }
         plus(&mix(&[0.5; 2], &models), 1.0, &mix(&[0.5; 2], &h))
+    });
+}
+
+#[test]
+fn fedlc_gives_rare_classes_a_margin_and_leaves_absent_ones_out() {
+    // Two samples have two classes at most.
+    let problem = Problem::new(&[2, 14]);
+    problem.check("fedlc", &[FULL_BATCH, "local.epochs=3", "method.fedlc.margin=1.5"], |_, theta| {
+        let local = |k: usize| {
+            let samples = problem.samples(k);
+            let count = |c: u32| samples.iter().filter(|&&s| problem.labels[s] == c).count() as f64;
+            // 0 samples: the margin is infinite.
+            let margins: Vec<f64> = (0..CLASSES as u32).map(|c| 1.5 * count(c).powf(-0.25)).collect();
+            (0..3).fold(theta.clone(), |w, _| {
+                let slopes = |s: usize, z: &[f64]| minus(&softmax(&minus(z, &margins)), &one_hot(problem.labels[s]));
+                plus(&w, -LR, &problem.gradient_of(&w, &samples, slopes))
+            })
+        };
+        mix(&problem.shares(), &[local(0), local(1)])
+    });
+}
+
+#[test]
+fn fedntd_distils_the_received_model_without_the_true_class() {
+    let problem = Problem::new(&[8, 14]);
+    let (beta, tau) = (2.0, 1.5);
+    let settings = [FULL_BATCH, "local.epochs=3", "method.fedntd.distill_weight=2.0", "method.fedntd.temperature=1.5"];
+    problem.check("fedntd", &settings, |_, theta| {
+        let slopes = |s: usize, z: &[f64]| {
+            let true_class = one_hot(problem.labels[s]);
+            let others = |z: &[f64]| {
+                let z: Vec<f64> = z.iter().zip(&true_class).map(|(z, t)| z / tau - 1e9 * t).collect();
+                softmax(&z)
+            };
+            let distilled = minus(&others(z), &others(&problem.logits(&theta, s)));
+            plus(&minus(&softmax(z), &true_class), beta / tau, &distilled)
+        };
+        let local = |k: usize| {
+            let step = |w: Vec<f64>, _| plus(&w, -LR, &problem.gradient_of(&w, &problem.samples(k), slopes));
+            (0..3).fold(theta.clone(), step)
+        };
+        mix(&problem.shares(), &[local(0), local(1)])
+    });
+}
+
+#[test]
+fn fedacg_sends_a_model_ahead_along_its_momentum() {
+    let problem = Problem::new(&[8, 14]);
+    let mut m = vec![0.0; CLASSES * (FEATURES + 1)];
+    let settings = [FULL_BATCH, "local.epochs=2", "method.fedacg.momentum=0.6", "method.fedacg.proximal_weight=0.1"];
+    problem.check("fedacg", &settings, |_, ahead| {
+        let local = |k: usize| {
+            (0..2).fold(ahead.clone(), |w, _| {
+                plus(&w, -LR, &plus(&problem.full_gradient(&w, k), 2.0 * 0.1, &minus(&w, &ahead)))
+            })
+        };
+        let mean = mix(&[0.5; 2], &[local(0), local(1)]);
+        m = plus(&minus(&mean, &ahead), 0.6, &m);
+        plus(&mean, 0.6, &m)
     });
 }
 

@@ -38,6 +38,28 @@ fn without_a_radius_fedsam_is_fedavg_and_fedspeed_is_feddyn() {
 }
 
 #[test]
+fn without_margins_fedlc_is_fedavg_where_every_client_has_every_class() {
+    const SHARDS: &str = "data.partition={kind='shards', clients=4}";
+    let all = ["data.partition={kind='iid', clients=2}"];
+    check_equal(("fedlc", &["method.fedlc.margin=0.0"]), FEDAVG, &all);
+    // Two classes per client: the absent ones are left out of the loss, margins or not.
+    let few = config("fedlc", &["method.fedlc.margin=0.0", SHARDS]);
+    let plain = config("fedavg", &[SHARDS]);
+    assert_ne!(hashes(simulation(few, 2)), hashes(simulation(plain, 2)));
+}
+
+#[test]
+fn fedntd_without_distillation_is_fedavg() {
+    check_equal(("fedntd", &["method.fedntd.distill_weight=0.0"]), FEDAVG, &[]);
+}
+
+#[test]
+fn fedacg_without_momentum_and_proximal_weight_is_an_unweighted_average() {
+    let off = ["method.fedacg.momentum=0.0", "method.fedacg.proximal_weight=0.0"];
+    check_equal(("fedacg", &off), FEDAVG, &["data.partition={kind='iid', clients=4}"]);
+}
+
+#[test]
 fn fedproj_without_projection_and_distillation_is_fedavg() {
     let off = ["method.fedproj.projection.mode=off", "method.fedproj.distill.epochs=0"];
     check_equal(("fedproj", &off), FEDAVG, &[]);
@@ -153,6 +175,8 @@ fn check_live(method: &str, base: &[&str], settings: &[&str]) {
 fn settings_of_client_side_methods_are_live() {
     check_live("fedprox", &[], &["proximal_weight=0.0", "proximal_weight=1.0"]);
     check_live("feddyn", &[], &["alpha=0.0", "alpha=0.5", "clip=0.1"]);
+    check_live("fedlc", &[], &["margin=0.0", "margin=2.0"]);
+    check_live("fedntd", &[], &["distill_weight=0.0", "distill_weight=5.0", "temperature=3.0"]);
     check_live("fedsam", &[], &["radius=0.0", "radius=0.5"]);
     check_live("fedspeed", &[], &["radius=0.0", "radius=0.5", "alpha=0.0", "alpha=0.5", "clip=0.1"]);
     check_live("moon", &["method.moon.head=8"], &["contrast_weight=0.0", "contrast_weight=5.0", "temperature=0.1"]);
@@ -165,6 +189,7 @@ fn settings_of_client_side_methods_are_live() {
 fn settings_of_server_side_methods_are_live() {
     check_live("fednova", &["local.batch=8"], &["momentum_formula=0.9"]);
     check_live("scaffold", &[], &["server_lr=0.5"]);
+    check_live("fedacg", &[], &["momentum=0.0", "momentum=0.5", "proximal_weight=0.0", "proximal_weight=0.1"]);
     check_live("fedavgm", &[], &["momentum=0.0", "server_lr=0.5"]);
     check_live("fedadam", &[], &["server_lr=0.1", "beta1=0.0", "beta2=0.5", "eps=0.1"]);
     let settings = [

@@ -376,6 +376,11 @@ mod tests {
             ("fedspeed", "radius=-0.1"),
             ("fedspeed", "alpha=-0.1"),
             ("fedspeed", "clip=0.0"),
+            ("fedlc", "margin=-1.0"),
+            ("fedntd", "distill_weight=-1.0"),
+            ("fedntd", "temperature=0.0"),
+            ("fedacg", "momentum=1.0"),
+            ("fedacg", "proximal_weight=-0.1"),
         ] {
             let message = error(&[&format!("method.name={method}"), &format!("method.{method}.{setting}")]);
             let key = format!("method.{method}.{}", setting.split('=').next().unwrap());

@@ -4,13 +4,16 @@
 //! The configuration's tables, `fedproj methods` and error messages come from the table.
 
 // Plain `mod` lines: rustfmt does not find modules that a macro declares.
+mod fedacg;
 mod fedadam;
 mod fedavg;
 mod fedavgm;
 mod feddf;
 mod feddyn;
 mod fedet;
+mod fedlc;
 mod fednova;
+mod fedntd;
 mod fedproj;
 mod fedprox;
 mod fedrcl;
@@ -88,6 +91,9 @@ registry! {
     fedadam: FedAdam, "FedAdam", "averaging with Adam on the server (Reddi et al. 2021)";
     fedsam: FedSam, "FedSAM", "local steps along gradients uphill of the weights (Qu et al. 2022)";
     fedspeed: FedSpeed, "FedSpeed", "FedDyn's correction of gradients uphill of the weights (Sun et al. 2023)";
+    fedlc: FedLc, "FedLC", "cross-entropy with a larger margin for a client's rarer classes (Zhang et al. 2022)";
+    fedntd: FedNtd, "FedNTD", "local distillation of what the global model knows beyond the label (Lee et al. 2022)";
+    fedacg: FedAcg, "FedACG", "clients that start ahead along the server's momentum (Kim et al. 2024)";
 }
 
 fn unknown(name: &str) -> Error {

@@ -113,6 +113,8 @@ fn local_steps_after_the_first_allocate_nothing() {
     check("fedprox", &[], |op| matches!(op, Op::AddScaledDiff { .. }));
     check("feddyn", &[], |op| matches!(op, Op::AddScaled { x: VectorId::State(_), .. }));
     check("fedsam", &[], |op| matches!(op, Op::Perturb { .. }));
+    check("fedlc", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::OffsetCrossEntropy, .. } }));
+    check("fedntd", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::NotTrueKl { .. }, .. } }));
     check("moon", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::Contrast { .. }, .. } }));
     check("fedrcl", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::RelaxedContrast(_), .. } }));
     check("fedproj", &["method.fedproj.projection.mode=soft"], |op| matches!(op, Op::AddScaled { .. }));
