@@ -26,7 +26,9 @@ impl Method for FedMedian {
     }
 
     /// What it does after the last one: keep vectors for its next round, or upload some. FedMedian does neither.
-    fn finish_local(&self, _: &mut Finish<'_>) {}
+    fn finish_local(&self, _: &mut Finish<'_>) -> Result<()> {
+        Ok(())
+    }
 
     /// How the server turns the results into the next global model.
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

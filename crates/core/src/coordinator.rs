@@ -102,7 +102,7 @@ impl Coordinator {
     /// If a contribution cannot be read.
     pub fn outliers(&self, opening: &Opening, results: &dyn Contributions) -> Result<Vec<usize>> {
         let Download { weights, buffers, .. } = &*opening.download;
-        pull::outliers(results, weights, buffers, self.method.uploads())
+        pull::outliers(results, weights, buffers, &self.method.uploads())
     }
 
     /// The experiment of the run.
@@ -159,7 +159,7 @@ impl Coordinator {
         let start = Instant::now();
         let (n_threads, uploads) = (self.device.n_threads(), self.method.uploads());
         let published_before = self.state.evaluated.take();
-        let mut fusing = Fusion::new(&experiment, &self.evaluator, n_threads, results, uploads, &mut self.state)?;
+        let mut fusing = Fusion::new(&experiment, &self.evaluator, n_threads, results, &uploads, &mut self.state)?;
         self.method.fuse(&mut fusing)?;
         let (before_distillation, distill_loss) = (fusing.before_distillation.take(), fusing.distill_loss.take());
         if self.state.weights.iter().chain(&self.state.buffers).any(|v| !v.is_finite()) {

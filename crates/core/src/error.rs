@@ -44,6 +44,14 @@ pub enum Error {
         /// What.
         what: &'static str,
     },
+    /// A method from outside this program failed.
+    #[error("method `{name}`: {source}")]
+    Method {
+        /// The method.
+        name: String,
+        /// What it reports.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An error of one client's training.
     #[error("round {round}, client {client}: {source}")]
     Client {

@@ -305,6 +305,11 @@ impl Fusion<'_> {
         self.experiment.private.n_classes()
     }
 
+    /// The number of public samples; 0 without a public set.
+    pub fn n_public(&self) -> usize {
+        self.experiment.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples)
+    }
+
     /// The configuration of the run.
     pub fn config(&self) -> &crate::Config {
         &self.experiment.config

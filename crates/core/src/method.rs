@@ -15,7 +15,7 @@ use std::fmt::Debug;
 /// Methods do no I/O, read no clock and spawn no thread: the simulator and a networked server call the same code.
 pub trait Method: Send + Sync + Debug {
     /// The name that users type.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &str;
 
     /// Checks that the method works with the rest of the configuration.
     ///
@@ -53,8 +53,8 @@ pub trait Method: Send + Sync + Debug {
     }
 
     /// Names of the vectors that a client sends with its weights, see [`Finish::upload`].
-    fn uploads(&self) -> &'static [&'static str] {
-        &[]
+    fn uploads(&self) -> Vec<&str> {
+        Vec::new()
     }
 
     /// Offsets of the classes for [`Loss::OffsetCrossEntropy`], from the client's number of samples per class.
@@ -93,8 +93,12 @@ pub trait Method: Send + Sync + Debug {
     }
 
     /// What a client does after its last mini-batch: updates the state it keeps, adds to what it sends.
-    fn finish_local(&self, client: &mut Finish<'_>) {
+    ///
+    /// # Errors
+    /// If the method comes from outside and fails.
+    fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
         let _ = client;
+        Ok(())
     }
 
     /// How the server fuses the clients' results into the next global model.

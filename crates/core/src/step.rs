@@ -189,18 +189,23 @@ impl Step<'_> {
     }
 
     /// A vector that the server sent, by its name there; zeros if it sent none.
-    pub fn broadcast(&mut self, name: &'static str) -> Vector {
+    pub fn broadcast(&mut self, name: &str) -> Vector {
         Vector(self.recorder.broadcast_id(name))
     }
 
     /// A vector that the client keeps between rounds; starts as zeros.
-    pub fn state(&mut self, name: &'static str) -> Vector {
+    pub fn state(&mut self, name: &str) -> Vector {
         Vector(self.recorder.state_id(name))
     }
 
     /// The model that [`Finish::keep_model`] kept in an earlier round, if any.
     pub fn kept_model(&self, name: &str) -> Option<Vector> {
         self.recorder.kept_model(name).map(Vector)
+    }
+
+    /// Names of the vectors and models that the client keeps.
+    pub fn kept(&self) -> impl Iterator<Item = &str> {
+        self.recorder.kept.iter().map(|&at| self.recorder.names.states[at].as_str())
     }
 
     /// y ← y + a·x
@@ -260,17 +265,17 @@ impl Finish<'_> {
     }
 
     /// As [`Step::broadcast`].
-    pub fn broadcast(&mut self, name: &'static str) -> Vector {
+    pub fn broadcast(&mut self, name: &str) -> Vector {
         Vector(self.recorder.broadcast_id(name))
     }
 
     /// As [`Step::state`].
-    pub fn state(&mut self, name: &'static str) -> Vector {
+    pub fn state(&mut self, name: &str) -> Vector {
         Vector(self.recorder.state_id(name))
     }
 
     /// A vector of zeros that is sent to the server with the weights.
-    pub fn upload(&mut self, name: &'static str) -> Vector {
+    pub fn upload(&mut self, name: &str) -> Vector {
         Vector(self.recorder.upload_id(name))
     }
 
@@ -290,7 +295,7 @@ impl Finish<'_> {
     }
 
     /// Keeps the weights and their buffers for later rounds, see [`Step::kept_model`].
-    pub fn keep_model(&mut self, name: &'static str) {
+    pub fn keep_model(&mut self, name: &str) {
         self.recorder.keep_model(name);
     }
 }

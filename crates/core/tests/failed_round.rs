@@ -32,9 +32,10 @@ impl Method for Failing {
         Ok(())
     }
 
-    fn finish_local(&self, client: &mut Finish<'_>) {
+    fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
         let moved = client.state("moved");
         client.add_scaled_diff(moved, 1.0, client.weights(), client.weights_round_start());
+        Ok(())
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

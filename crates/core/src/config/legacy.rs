@@ -38,7 +38,8 @@ pub(super) fn translate(table: &mut Table) {
 pub(super) fn restore(table: &mut Table) {
     if let Some(Value::Table(methods)) = table.get_mut("method") {
         let chosen = methods.get("name").and_then(Value::as_str).map(str::to_owned);
-        let is_used = |name: &str| FIRST_METHODS.contains(&name) || chosen.as_deref() == Some(name);
+        let is_used =
+            |name: &str| FIRST_METHODS.contains(&name) || name == "external" || chosen.as_deref() == Some(name);
         methods.retain(|name, value| !value.is_table() || is_used(name));
     }
     for (path, unchanged) in ADDED {

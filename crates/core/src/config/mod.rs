@@ -18,7 +18,7 @@ pub use local::{LocalConfig, OptimizerConfig, OptimizerKind, ScheduleConfig};
 pub use reference::Key;
 
 use crate::error::{Error, Result};
-use crate::methods::MethodConfig;
+use crate::methods::{External, MethodConfig};
 use crate::presets::{self, Preset};
 use crate::robust::RobustConfig;
 use fedproj_data::{PartitionConfig, SourceConfig, TextConfig};
@@ -288,6 +288,16 @@ impl Config {
         config
     }
 
+    /// The same run with a method from outside this program, under a name of its own.
+    ///
+    /// # Errors
+    /// If the method is not at hand, or does not work with the rest of the configuration.
+    pub fn with_method(mut self, name: &str, method: External) -> Result<Self> {
+        (self.method.name, self.method.external) = (name.to_owned(), Some(method));
+        self.check()?;
+        Ok(self)
+    }
+
     /// Every key that the chosen method looks at, with its value as text; the tables of the other methods are left out.
     pub fn keys_in_use(&self) -> BTreeMap<String, String> {
         fn flatten(value: &Value, path: &str, out: &mut BTreeMap<String, String>) {
@@ -303,7 +313,10 @@ impl Config {
         if let Ok(table) = table_of(self) {
             flatten(&Value::Table(table), "", &mut out);
         }
-        let own = format!("method.{}.", self.method.name);
+        let own = match &self.method.external {
+            Some(_) => "method.external.".to_owned(),
+            None => format!("method.{}.", self.method.name),
+        };
         out.retain(|key, _| !key.starts_with("method.") || key == "method.name" || key.starts_with(&own));
         out
     }

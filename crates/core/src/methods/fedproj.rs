@@ -103,10 +103,11 @@ impl Method for FedProj {
         Ok(())
     }
 
-    fn finish_local(&self, client: &mut Finish<'_>) {
+    fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
         if self.corrects() {
             Correction::keep(client);
         }
+        Ok(())
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

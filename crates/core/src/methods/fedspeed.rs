@@ -61,8 +61,9 @@ impl Method for FedSpeed {
         Ok(())
     }
 
-    fn finish_local(&self, client: &mut Finish<'_>) {
+    fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
         Correction::keep(client);
+        Ok(())
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

@@ -4,6 +4,7 @@
 //! The configuration's tables, `fedproj methods` and error messages come from the table.
 
 // Plain `mod` lines: rustfmt does not find modules that a macro declares.
+mod external;
 mod fedacg;
 mod fedadam;
 mod fedavg;
@@ -21,6 +22,8 @@ mod fedsam;
 mod fedspeed;
 mod moon;
 mod scaffold;
+
+pub use external::{External, Maker};
 
 use crate::error::{Error, Result};
 use crate::method::Method;
@@ -42,11 +45,14 @@ macro_rules! registry {
             /// Which method runs.
             pub name: String,
             $(#[doc = $about] pub $name: $type,)*
+            /// The selected method, if it comes from outside this program.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            pub external: Option<External>,
         }
 
         impl Default for MethodConfig {
             fn default() -> Self {
-                Self { name: "fedproj".into(), $($name: $type::default(),)* }
+                Self { name: "fedproj".into(), $($name: $type::default(),)* external: None }
             }
         }
 
@@ -65,8 +71,11 @@ macro_rules! registry {
             /// The selected method.
             ///
             /// # Errors
-            /// If no method has that name.
+            /// If no method has that name, or it comes from outside and is not here.
             pub fn build(&self) -> Result<Box<dyn Method>> {
+                if let Some(external) = &self.external {
+                    return external.build(&self.name);
+                }
                 match self.name.as_str() {
                     $(stringify!($name) => Ok(Box::new(self.$name.clone())),)*
                     name => Err(unknown(name)),

@@ -72,7 +72,8 @@ impl Method for Moon {
         Ok(())
     }
 
-    fn finish_local(&self, client: &mut Finish<'_>) {
+    fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
         client.keep_model("previous");
+        Ok(())
     }
 }

@@ -46,8 +46,8 @@ impl Method for Scaffold {
         ))
     }
 
-    fn uploads(&self) -> &'static [&'static str] {
-        &["control_variate"]
+    fn uploads(&self) -> Vec<&str> {
+        vec!["control_variate"]
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
@@ -58,13 +58,14 @@ impl Method for Scaffold {
         Ok(())
     }
 
-    fn finish_local(&self, client: &mut Finish<'_>) {
+    fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
         let change = client.upload("control_variate");
         let (c, c_k) = (client.broadcast("control_variate"), client.state("control_variate"));
         let per_rate = 1.0 / client.lr_total();
         client.add_scaled(change, -1.0, c);
         client.add_scaled_diff(change, per_rate, client.weights_round_start(), client.weights());
         client.add_scaled(c_k, 1.0, change);
+        Ok(())
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

@@ -144,7 +144,7 @@ impl Planner {
         }
         self.recorder.lr_total = (lr_factor_total * f64::from(local.optimizer.lr)) as f32;
         self.recorder.program.ops.clear();
-        method.finish_local(&mut Finish { recorder: &mut self.recorder });
+        method.finish_local(&mut Finish { recorder: &mut self.recorder })?;
         plan.finish = self.recorder.program.clone();
         plan.kept = std::mem::take(&mut self.recorder.kept);
         plan.uploaded = std::mem::take(&mut self.recorder.uploaded);

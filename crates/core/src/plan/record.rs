@@ -146,7 +146,7 @@ mod tests {
 
         fn finish(&mut self, kept: &mut Vec<usize>, lr_total: f32) -> Vec<Op> {
             self.recorder.lr_total = lr_total;
-            self.record(kept, |method, recorder| method.finish_local(&mut Finish { recorder }))
+            self.record(kept, |method, recorder| method.finish_local(&mut Finish { recorder }).unwrap())
         }
     }
 

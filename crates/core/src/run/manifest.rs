@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::files::{read_if_exists, write_atomically};
+use crate::methods::External;
 use fedproj_nn::Isa;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -29,6 +30,9 @@ pub struct Manifest {
     /// Samples per class of the first clients; empty in runs of earlier versions.
     #[serde(default)]
     pub class_counts: Vec<Vec<u32>>,
+    /// Source of a method from outside this program. Empty: the method is one of ours.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub method_source: String,
     /// Whether nodes of a federation trained the clients. A federation decides who takes part and measures its traffic, so
     /// [`verify`](super::verify()) takes both as recorded.
     #[serde(default)]
@@ -89,6 +93,9 @@ impl Manifest {
             (text("partition"), partition.finalize().to_hex().to_string()),
             (text("initial_model"), crate::model_hash(&e.weights, &e.buffers)),
         ]);
+        if let Some(method) = &e.config.method.external {
+            hashes.insert(text("method"), method.hash.clone());
+        }
         if let Some(public) = &e.public {
             hashes.insert(text("public"), public.hash());
         }
@@ -125,6 +132,7 @@ impl Manifest {
             sizes,
             classes: e.private.class_names().to_vec(),
             class_counts: counted.map(|client| e.partition.class_counts(client, labels, n_classes)).collect(),
+            method_source: e.config.method.external.as_ref().and_then(External::source).unwrap_or_default(),
             federated: false,
             extended: None,
             seal: BTreeMap::new(),

@@ -107,7 +107,7 @@ impl Session {
         let outputs = self.outputs(task, &result)?;
         let mut parts = vec![(Part::Weights, &result.weights), (Part::Buffers, &result.buffers)];
         for name in self.method.uploads() {
-            let values = result.uploads.get(*name);
+            let values = result.uploads.get(name);
             parts.push((Part::Upload(name), values.ok_or_else(|| Error::internal(format!("no upload `{name}`")))?));
         }
         if let Some(outputs) = &outputs {
