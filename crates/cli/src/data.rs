@@ -78,6 +78,9 @@ impl Get {
 }
 
 /// The data directory: the flag, which must name one, else `FEDPROJ_DATA`, else `./data` if it exists.
+///
+/// # Errors
+/// If `flag` names no directory.
 pub fn data_dir(flag: Option<PathBuf>) -> Result<Option<PathBuf>> {
     if let Some(dir) = flag.as_deref().filter(|dir| !dir.is_dir()) {
         bail!(Error::config(format!("--data-dir {}: there is no such directory", dir.display())));

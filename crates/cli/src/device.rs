@@ -20,12 +20,15 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     /// Opens the device. A note on stderr says why a requested GPU is not used.
-    pub fn open(&self) -> Result<Device> {
+    pub(crate) fn open(&self) -> Result<Device> {
         Ok(self.open_for(1)?.remove(0))
     }
 
     /// Opens the device once per run that is made at a time. They share the threads; on a GPU the work of each overlaps that
     /// of the others.
+    ///
+    /// # Errors
+    /// If there is no such device.
     pub fn open_for(&self, n_runs: usize) -> Result<Vec<Device>> {
         let (name, n_runs) = (self.device.as_deref().unwrap_or("auto"), n_runs.max(1));
         let n_threads = (usize::from(self.threads) / n_runs).max(1);

@@ -46,7 +46,7 @@ pub fn is_asked() -> bool {
 
 /// The command line of this program with `flag` added unless it is there, ready to be pasted into a shell.
 pub fn command_line_with(flag: Option<&str>) -> String {
-    let mut args: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let mut args: Vec<String> = crate::program::args().iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     args.extend(flag.filter(|flag| !args.iter().any(|arg| arg == flag)).map(str::to_owned));
     args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" ")
 }

@@ -7,7 +7,7 @@ use crate::say;
 use crate::settings::Settings;
 use anyhow::Result;
 use clap::Args;
-use fedproj_core::Summary;
+use fedproj_core::{Config, Summary};
 use fedproj_study::{Driver, Job, PlannedRun};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -89,17 +89,17 @@ impl RunArgs {
         Ok(match &self.out {
             Some(out) if in_plan => out.join(&planned.id),
             Some(out) => out.clone(),
-            None => {
-                let hash = blake3::hash(config.identity()?.as_bytes()).to_hex();
-                let name = format!(
-                    "{}-{}-seed{}-{}",
-                    config.method.name,
-                    config.data.private.name,
-                    config.seed,
-                    &hash.as_str()[..8]
-                );
-                Path::new("runs").join(name)
-            }
+            None => default_dir(config)?,
         })
     }
+}
+
+/// The directory of a run without `--out`: below `runs`, named by its configuration.
+///
+/// # Errors
+/// Never for a configuration that was made from settings.
+pub fn default_dir(config: &Config) -> Result<PathBuf> {
+    let hash = blake3::hash(config.identity()?.as_bytes()).to_hex();
+    let (method, data, seed) = (&config.method.name, &config.data.private.name, config.seed);
+    Ok(Path::new("runs").join(format!("{method}-{data}-seed{seed}-{}", &hash.as_str()[..8])))
 }

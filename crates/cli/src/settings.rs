@@ -21,6 +21,9 @@ pub struct Settings {
 
 impl Settings {
     /// The runs that the settings ask for. Settings of a server are checked and ignored.
+    ///
+    /// # Errors
+    /// If the file cannot be read, a key is unknown, or a value cannot be used.
     pub fn runs(&self) -> Result<Vec<PlannedRun>> {
         let (mut table, mut overrides) = self.parts()?;
         ServerConfig::take(&mut table, &mut overrides)?;
@@ -29,7 +32,7 @@ impl Settings {
 
     /// The one run that the settings ask for in a federation, and its server. Limits on its clients are on unless the
     /// settings mention them. Beside the run: what the same settings meant before there were such limits.
-    pub fn federation(&self) -> Result<(Config, Config, ServerConfig)> {
+    pub(crate) fn federation(&self) -> Result<(Config, Config, ServerConfig)> {
         let (mut table, mut overrides) = self.parts()?;
         let server = ServerConfig::take(&mut table, &mut overrides)?;
         let earlier = one_run(&table, &overrides)?;
@@ -60,7 +63,7 @@ impl Settings {
     }
 
     /// The data directory.
-    pub fn data_dir(&self) -> Result<Option<PathBuf>> {
+    pub(crate) fn data_dir(&self) -> Result<Option<PathBuf>> {
         crate::data::data_dir(self.data_dir.clone())
     }
 }

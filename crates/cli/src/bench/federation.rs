@@ -16,7 +16,7 @@ use fedproj_net::wire::{
 };
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// Arguments of `bench federation`.
@@ -156,7 +156,7 @@ impl Load {
     }
 
     fn start_server(&self, dir: &Path, out: &Path) -> Result<Process> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = crate::program::again()?;
         command.args(["serve", "--json", "--threads", "1", "--dir"]).arg(dir);
         command.args(["method.name=fedavg", "data.public=none", "server.listen=127.0.0.1:0"]);
         command.arg(format!("model.hidden=[{}]", self.hidden));

@@ -3,6 +3,7 @@
 use super::block_on;
 use super::process::Process;
 use crate::device::default_threads;
+use crate::program;
 use crate::say;
 use crate::settings::Settings;
 use anyhow::{Context, Result, bail};
@@ -15,7 +16,7 @@ use fedproj_report::Measure;
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
@@ -227,8 +228,7 @@ fn start_node(
     settings: &Settings,
 ) -> Result<Process> {
     let home = dir.join(format!("node-{client}"));
-    let program = std::env::current_exe()?;
-    let enrolled = Command::new(&program)
+    let enrolled = program::again()?
         .args(["enrol", &format!("https://{enrol}"), "--node"])
         .arg(&home)
         .env("FEDPROJ_TOKEN", token)
@@ -237,7 +237,7 @@ fn start_node(
     if !enrolled.status.success() {
         bail!("node {client} could not enrol: {}", String::from_utf8_lossy(&enrolled.stderr));
     }
-    let mut command = Command::new(&program);
+    let mut command = program::again()?;
     command.args(["join", &format!("https://{listen}"), "--data", "run", "--until-done", "--with-stdin", "--node"]);
     command.arg(&home).stdin(Stdio::piped()).stdout(Stdio::null());
     if let Some(data_dir) = settings.data_dir()?.filter(|dir| dir.is_dir()) {

@@ -86,8 +86,8 @@ fn return_large_blocks() -> Result<()> {
     if std::env::var_os(VARIABLE).is_some() {
         return Ok(());
     }
-    let mut again = std::process::Command::new(std::env::current_exe()?);
-    Err(again.args(std::env::args_os().skip(1)).env(VARIABLE, "131072").exec().into())
+    let mut again = crate::program::again()?;
+    Err(again.args(crate::program::args().iter().skip(1)).env(VARIABLE, "131072").exec().into())
 }
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]

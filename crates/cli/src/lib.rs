@@ -1,0 +1,185 @@
+//! The `fedproj` command: arguments, progress and exit codes. Results go to stdout, everything else to stderr.
+//!
+//! It is a library so that the Python package can be the same command, and read settings as it does.
+
+mod bench;
+mod compare;
+mod config;
+mod data;
+mod device;
+mod doctor;
+mod federation;
+mod interrupt;
+mod methods;
+mod models;
+mod new;
+mod partition;
+mod program;
+mod progress;
+mod report;
+mod reproduce;
+mod run;
+mod sbom;
+mod selftest;
+mod settings;
+mod verify;
+mod watch;
+
+pub use data::data_dir;
+pub use device::{DeviceArgs, default_threads};
+pub use run::default_dir;
+pub use settings::Settings;
+
+use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+
+/// Federated learning that does not forget: simulator, federation and reproduction of FedProj.
+#[derive(Parser)]
+#[command(name = "fedproj", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run an experiment; without arguments, FedProj on the embedded digits
+    Run(run::RunArgs),
+    /// Reproduce a study of the paper, with tables and figures
+    #[command(subcommand)]
+    Reproduce(reproduce::Reproduce),
+    /// Compare finished runs: mean ± standard deviation over seeds, paired differences
+    Compare(compare::CompareArgs),
+    /// Write a report of finished runs: tables, curves, partition, costs, differences from the paper
+    Report(report::ReportArgs),
+    /// Follow a run in a browser while it is made
+    Watch(watch::WatchArgs),
+    /// Repeat a stored run and compare it bit for bit
+    Verify(verify::VerifyArgs),
+    /// Run a federation's server
+    Serve(federation::serve::Serve),
+    /// Run a node, which trains on its own data for a server
+    Join(federation::join::Join),
+    /// Exchange a one-time token for a node's certificate
+    Enrol(federation::join::Enrol),
+    /// List, invite and revoke a federation's nodes
+    Nodes(federation::nodes::NodesArgs),
+    /// Check a federation's journal; show it, or export it with a signature
+    Audit(federation::audit::Audit),
+    /// Return a stopped federation to an earlier round, after a member has spoiled the model
+    Rollback(federation::rollback::Rollback),
+    /// Run a whole federation on this machine and compare it with the simulator
+    Demo(federation::demo::Demo),
+    /// Write a commented configuration file
+    New(new::New),
+    /// Show the effective configuration of a run, and explain its keys
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
+    /// Show which client holds which data, before a run
+    Partition(partition::Partition),
+    /// List data sets: which are here, and how to get the others; `data get` unpacks downloads
+    Data(data::Data),
+    /// List methods
+    Methods(methods::Methods),
+    /// List networks
+    Models(models::Models),
+    /// Report what this machine has: instruction set, memory, GPUs and their libraries, data sets
+    Doctor(doctor::Doctor),
+    /// Print what the program was built from, as a software bill of materials (CycloneDX)
+    Sbom,
+    /// Test a GPU: compare layers, losses, networks and methods with the CPU and with golden numbers
+    Selftest(selftest::SelfTest),
+    /// Measure the engine's speed
+    #[command(subcommand)]
+    Bench(bench::Bench),
+}
+
+/// As `println!`, but ends quietly where the reader has gone (`fedproj methods | head -1`).
+macro_rules! say {
+    ($($text:tt)*) => {
+        crate::print_line(format_args!($($text)*))
+    };
+}
+use say;
+
+fn print_line(text: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    if let Err(error) = writeln!(std::io::stdout(), "{text}") {
+        std::process::exit(i32::from(error.kind() != std::io::ErrorKind::BrokenPipe));
+    }
+}
+
+/// Runs the command; its exit code. `args` begin with the program's name. `host` are the words that start the program if it
+/// is no binary of its own, such as `python -m fedproj`.
+pub fn main(args: Vec<OsString>, host: Vec<OsString>) -> u8 {
+    let cli = match Cli::try_parse_from(&args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nothing can be done if the terminal is gone.
+            let _ = error.print();
+            return error.exit_code() as u8;
+        }
+    };
+    program::remember(args, host);
+    let result = match cli.command {
+        Command::Run(args) => args.run(),
+        Command::Reproduce(study) => study.run(),
+        Command::Compare(args) => args.run(),
+        Command::Report(args) => args.run(),
+        Command::Watch(args) => args.run(),
+        Command::Verify(args) => args.run(),
+        Command::Serve(args) => args.run(),
+        Command::Join(args) => args.run(),
+        Command::Enrol(args) => args.run(),
+        Command::Nodes(args) => args.run(),
+        Command::Audit(args) => args.run(),
+        Command::Rollback(args) => args.run(),
+        Command::Demo(args) => args.run(),
+        Command::New(args) => args.run(),
+        Command::Config(command) => command.run(),
+        Command::Partition(args) => args.run(),
+        Command::Data(args) => args.run(),
+        Command::Methods(args) => args.run(),
+        Command::Models(args) => args.run(),
+        Command::Doctor(args) => args.run(),
+        Command::Sbom => sbom::print(),
+        Command::Selftest(args) => args.run(),
+        Command::Bench(bench) => bench.run(),
+    };
+    match result {
+        Ok(()) => 0,
+        Err(error) if error.is::<fedproj_study::Stopped>() => {
+            eprintln!("{error}\nto resume: {}", interrupt::resume());
+            interrupt::EXIT_CODE
+        }
+        Err(error) => {
+            eprintln!("error: {}", message(&error));
+            exit_code(&error)
+        }
+    }
+}
+
+/// The error with its causes, each once: some of our errors name their cause themselves.
+pub fn message(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// 2 where what was asked for is wrong, 1 where the run failed.
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    let is_usage = if let Some(error) = error.downcast_ref::<fedproj_net::Error>() {
+        error.is_usage()
+    } else if let Some(error) = error.downcast_ref::<fedproj_core::Error>() {
+        error.is_usage()
+    } else if let Some(error) = error.downcast_ref::<fedproj_data::Error>() {
+        error.is_usage()
+    } else {
+        error.downcast_ref::<fedproj_nn::Error>().is_some_and(fedproj_nn::Error::is_usage)
+    };
+    if is_usage { 2 } else { 1 }
+}
