@@ -22,7 +22,7 @@ mod sweep;
 pub use arms::{ComparedGroup, compare_runs, labels};
 pub use compare::{ComparedRow, Comparison, Difference, compare, mean, standard_deviation};
 pub use drive::{Driver, Job, Stopped, Watch};
-pub use page::{ArmResult, GroupResult, ReportOptions, Written, write_report};
+pub use page::{ArmResult, GroupResult, ReportOptions, Written, accuracy_curves, write_report};
 pub use runs::{Loaded, find_runs, load};
 pub use setups::{PRESETS, SETUPS, Setup};
 pub use studies::{LEADING, PROJECTION_DROPOUT, TABLE1, TABLE2, WEIGHT_DIVERGENCE};

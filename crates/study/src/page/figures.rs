@@ -38,6 +38,11 @@ impl Figure {
         Self { on_page: Some(charts.for_page()), ..Self::new(name, charts.draw(), caption) }
     }
 
+    /// The picture of its files.
+    pub fn into_svg(self) -> String {
+        self.svg
+    }
+
     /// The figure on a page.
     pub fn block(&self) -> Block {
         let (svg, narrow) = match &self.on_page {
@@ -199,7 +204,7 @@ fn outcome(settings: &[Group], results: &[GroupResult]) -> Option<Figure> {
 }
 
 /// Accuracy over rounds, one chart per group.
-fn accuracy(settings: &[Group]) -> Figure {
+pub fn accuracy(settings: &[Group]) -> Figure {
     let quantities: Vec<Quantity> = [1].into_iter().chain(n_headline(settings)).map(accuracy_over).collect();
     let series = series(settings, &quantities);
     let mut charts = Vec::new();
@@ -348,11 +353,9 @@ fn series(settings: &[Group], quantities: &[Quantity]) -> Vec<Series> {
         }
     }
     let methods: BTreeSet<&str> = arms.iter().map(|a| a.config().method.name.as_str()).collect();
-    let has_one_each = methods.len() == arms.len();
-    let look = |(i, arm): (usize, &Arm)| {
-        let at = if has_one_each { method_look(&arm.config().method.name) } else { i };
-        Series::new(arm.name.clone(), look_at(at))
-    };
+    let own: Option<Vec<usize>> = arms.iter().map(|arm| method_look(&arm.config().method.name)).collect();
+    let own = own.filter(|_| methods.len() == arms.len());
+    let look = |(i, arm): (usize, &Arm)| Series::new(arm.name.clone(), look_at(own.as_ref().map_or(i, |own| own[i])));
     let has_value = |(_, arm): &(usize, &Arm)| quantities.iter().any(|quantity| !line(arm, quantity).is_empty());
     arms.into_iter().enumerate().filter(has_value).map(look).collect()
 }
@@ -362,11 +365,11 @@ fn look_at(index: usize) -> Look {
     SERIES[index % SERIES.len()]
 }
 
-/// The pilot's three methods first, then the others as in the catalogue.
-fn method_look(name: &str) -> usize {
+/// The pilot's three methods first, then the others as in the catalogue; none for a method from outside.
+fn method_look(name: &str) -> Option<usize> {
     const FIRST: [&str; 3] = ["fedavg", "feddf", "fedproj"];
     let others = CATALOGUE.iter().map(|(name, _)| *name).filter(|name| !FIRST.contains(name));
-    FIRST.into_iter().chain(others).position(|known| known == name).unwrap_or(0)
+    FIRST.into_iter().chain(others).position(|known| known == name)
 }
 
 /// An arm's line: mean over seeds, ± 1 standard deviation.
@@ -392,7 +395,7 @@ mod tests {
     fn every_method_has_a_look_of_its_own() {
         let mut looks: Vec<Look> = Vec::new();
         for (name, _) in CATALOGUE {
-            let look = look_at(method_look(name));
+            let look = look_at(method_look(name).unwrap());
             assert!(!looks.contains(&look), "{name}: `fedproj_report::SERIES` has too few looks");
             looks.push(look);
         }

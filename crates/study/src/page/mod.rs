@@ -18,6 +18,15 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 pub use tables::{ArmResult, GroupResult};
 
+/// The picture of stored runs' accuracies, round by round, as a report has it. Runs may be unfinished.
+///
+/// # Errors
+/// If there is no run to show, or a run cannot be read.
+pub fn accuracy_curves(runs: &[PathBuf]) -> Result<String> {
+    let (runs, mut notes) = runs::load(runs, true)?;
+    Ok(figures::accuracy(&arms::sort(runs, &mut notes)).into_svg())
+}
+
 /// What [`write_report`] wrote.
 #[derive(Debug, Serialize)]
 pub struct Written {
