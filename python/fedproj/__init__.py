@@ -1,0 +1,34 @@
+"""Federated learning that does not forget: a simulator for many clients, with methods written in Python at full speed.
+
+>>> import fedproj
+>>> small = {"federation.rounds": 2, "local.epochs": 1, "model.hidden": [8]}
+>>> done = fedproj.run(method="fedprox", settings=small, out=tmp / "fedprox", progress=False)
+>>> sorted(done.model())[:2]
+['fc1.bias', 'fc1.weight']
+"""
+
+from fedproj._data import Dataset
+from fedproj._fedproj import RunError, SettingsError, StoppedError
+from fedproj._method import Method, contrast, cross_entropy, kl, masked_squares, relaxed_contrast
+from fedproj._run import Comparison, Run, compare, load, run, sweep
+from fedproj._server import Outputs
+
+__all__ = [
+    "Comparison",
+    "Dataset",
+    "Method",
+    "Outputs",
+    "Run",
+    "RunError",
+    "SettingsError",
+    "StoppedError",
+    "compare",
+    "contrast",
+    "cross_entropy",
+    "kl",
+    "load",
+    "masked_squares",
+    "relaxed_contrast",
+    "run",
+    "sweep",
+]

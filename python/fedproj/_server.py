@@ -1,0 +1,149 @@
+"""The server's side of a round, as a method in Python sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Client", "Outputs", "Server"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """A client that took part in the round."""
+
+    client: int
+    n_samples: int
+    n_steps: int
+    loss: float
+
+
+@dataclasses.dataclass
+class Outputs:
+    """Outputs on the public set: logits (n_public, n_classes), and features or ``None``."""
+
+    logits: np.ndarray
+    features: np.ndarray | None = None
+
+
+class Server:
+    """The fusion of one round. ``weights`` and ``buffers`` are arrays; write into them what is sent next.
+
+    ``weights`` begin as what the clients received, ``buffers`` as the clients' average.
+    """
+
+    def __init__(self, questions: Any) -> None:
+        self._questions = questions
+        about, _ = self._ask("round")
+        self.round: int = about["round"]
+        self.n_rounds: int = about["n_rounds"]
+        self.n_clients: int = about["n_clients"]
+        self.n_classes: int = about["n_classes"]
+        self.n_public: int = about["n_public"]
+        self.clients: list[Client] = [Client(**client) for client in about["clients"]]
+        self._vectors: dict[str, np.ndarray] = {}
+        self._weights, self._buffers = self._ask("model")[1]
+
+    def _ask(self, ask: str, *arrays: Any, **arguments: Any) -> tuple[Any, list[np.ndarray]]:
+        given = [np.ascontiguousarray(array, dtype=np.float32).reshape(-1) for array in arrays]
+        value, answers = self._questions.ask(json.dumps({"ask": ask, **arguments}), given)
+        return json.loads(value), [np.frombuffer(answer, dtype="<f4") for answer in answers]
+
+    def _push(self) -> None:
+        self._ask("set_model", self._weights, self._buffers)
+        for name, vector in self._vectors.items():
+            self._ask("set_vector", vector, name=name)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weights that are sent next; before they are changed, what the clients received."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, values: Any) -> None:
+        self._weights[:] = values
+
+    @property
+    def buffers(self) -> np.ndarray:
+        """Their buffers, such as running means of batch-norm."""
+        return self._buffers
+
+    @buffers.setter
+    def buffers(self, values: Any) -> None:
+        self._buffers[:] = values
+
+    @property
+    def n_results(self) -> int:
+        """The number of contributions."""
+        return len(self.clients)
+
+    def sample_weights(self) -> np.ndarray:
+        """n_k / Σ n, one per client."""
+        return self._ask("client_weights")[1][0]
+
+    def uniform_weights(self) -> np.ndarray:
+        """1 / m, one per client."""
+        return self._ask("client_weights")[1][1]
+
+    def average(self, weights: Any = None, part: str = "weights") -> np.ndarray:
+        """Σ_k w_k of a part; without weights, w_k = n_k / Σ n. A part is ``"weights"``, ``"buffers"`` or an upload's name."""
+        weights = self.sample_weights() if weights is None else weights
+        return self._ask("sum", weights, part=_part(part))[1][0]
+
+    def stack(self, part: str = "weights") -> np.ndarray:
+        """A part of all clients as an array (n_results, length), for medians and other rules over columns."""
+        return self._ask("stack", part=_part(part))[1][0].reshape(-1, self.n_results).T
+
+    def vector(self, name: str, initial: float = 0.0) -> np.ndarray:
+        """A vector that the server keeps between rounds. Write into it."""
+        if name not in self._vectors:
+            self._vectors[name] = self._ask("vector", name=name, initial=float(initial))[1][0]
+        return self._vectors[name]
+
+    def send(self, name: str) -> np.ndarray:
+        """A vector that is sent to the clients, see :meth:`Step.broadcast`. Write into it."""
+        return self.vector(f"send.{name}")
+
+    def ensemble(self, weights: str = "uniform", features: bool = False) -> Outputs:
+        """The mean of the clients' outputs on the public set; ``weights`` is ``"uniform"`` or ``"samples"``."""
+        return self._outputs(*self._ask("ensemble", weights=weights, features=bool(features))[1])
+
+    def client_outputs(self, features: bool = False) -> list[Outputs]:
+        """Each client's outputs on the public set."""
+        arrays = self._ask("client_outputs", features=bool(features))[1]
+        return [self._outputs(*pair) for pair in zip(arrays[::2], arrays[1::2])]
+
+    def global_outputs(self, features: bool = False) -> Outputs:
+        """The outputs of ``weights`` on the public set."""
+        self._push()
+        return self._outputs(*self._ask("global_outputs", features=bool(features))[1])
+
+    def distill(self, teacher: Outputs, **how: Any) -> None:
+        """Trains ``weights`` towards a teacher on the public set. ``how``: the keys of ``method.fedproj.distill``."""
+        self._push()
+        self._ask("distill", *_targets(teacher), how=how)
+        self._weights, self._buffers = self._ask("model")[1]
+
+    def set_memory(self, targets: Outputs) -> None:
+        """The targets of the memory in the next round."""
+        self._ask("set_memory", *_targets(targets))
+
+    def evaluate_instead(self, weights: Any) -> None:
+        """Evaluates and publishes these weights instead of those that are sent."""
+        self._push()
+        self._ask("evaluate_instead", weights)
+
+    def _outputs(self, logits: np.ndarray, features: np.ndarray) -> Outputs:
+        shaped = features.reshape(self.n_public, -1) if features.size else None
+        return Outputs(logits.reshape(self.n_public, -1), shaped)
+
+
+def _part(part: str) -> Any:
+    return part if part in ("weights", "buffers") else {"upload": part}
+
+
+def _targets(outputs: Outputs) -> list[Any]:
+    return [outputs.logits] if outputs.features is None else [outputs.logits, outputs.features]

@@ -1,0 +1,175 @@
+//! A method written in Python, as the engine sees it.
+
+use crate::server::{self, Questions};
+use crate::trace::{Trace, node};
+use fedproj_core::methods::External;
+use fedproj_core::{Config, Error, Finish, Fusion, GlobalModel, MemoryConfig, Method, Result, Step, Targets};
+use fedproj_nn::models::Variant;
+use fedproj_nn::{Graph, NodeId};
+use pyo3::prelude::*;
+use serde::Deserialize;
+use std::sync::Arc;
+use toml::Table;
+
+/// What a class says about itself, see `Method` in Python.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct About {
+    name: String,
+    needs_public: bool,
+    needs_public_labels: bool,
+    needs_features: bool,
+    uploads: Vec<String>,
+    taps: Vec<String>,
+    memory: Option<MemoryConfig>,
+    first_memory: FirstMemory,
+    projection_head: Option<usize>,
+    /// Which of its functions are its own.
+    checks: bool,
+    finishes: bool,
+    fuses: bool,
+}
+
+/// The memory's targets in the first round.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FirstMemory {
+    None,
+    GlobalModel,
+    Labels,
+}
+
+/// An object of the class, and its recorded steps.
+struct PythonMethod {
+    object: Py<PyAny>,
+    about: About,
+    steps: Trace,
+    ends: Trace,
+}
+
+impl std::fmt::Debug for PythonMethod {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.about.fmt(f)
+    }
+}
+
+/// Makes an object's class known to the engine, with the object's settings.
+pub fn register(object: &Bound<'_, PyAny>) -> PyResult<(String, External)> {
+    let about: String = object.call_method0("_about")?.extract()?;
+    let about: About = read(&about)?;
+    let (source, settings): (String, String) = object.call_method0("_identity")?.extract()?;
+    let class = object.get_type().unbind();
+    let make = move |settings: &Table| -> Result<Box<dyn Method>> {
+        let settings = serde_json::to_string(settings).map_err(|e| Error::config(e.to_string()))?;
+        Python::attach(|py| {
+            let object = class.bind(py).call_method1("_from_settings", (settings,))?;
+            let about: String = object.call_method0("_about")?.extract()?;
+            let method = PythonMethod {
+                object: object.unbind(),
+                about: read(&about)?,
+                steps: Trace::default(),
+                ends: Trace::default(),
+            };
+            Ok(Box::new(method) as Box<dyn Method>)
+        })
+        .map_err(|error: PyErr| failed("", error))
+    };
+    Ok((about.name, External::register(&source, read(&settings)?, Arc::new(make))))
+}
+
+fn read<T: serde::de::DeserializeOwned>(json: &str) -> PyResult<T> {
+    serde_json::from_str(json).map_err(|error| crate::SettingsError::new_err(error.to_string()))
+}
+
+fn failed(name: &str, error: PyErr) -> Error {
+    Error::Method { name: name.to_owned(), source: Box::new(error) }
+}
+
+impl PythonMethod {
+    /// Calls a function of the object; its exceptions become errors.
+    fn call<T>(&self, work: impl for<'py> FnOnce(&Bound<'py, PyAny>) -> PyResult<T>) -> Result<T> {
+        Python::attach(|py| work(self.object.bind(py))).map_err(|error| failed(&self.about.name, error))
+    }
+
+    /// Asks what a step does.
+    fn ask(&self, function: &str, facts: &serde_json::Value) -> Result<crate::trace::Answer> {
+        self.call(|object| {
+            let answer: String = object.call_method1(function, (facts.to_string(),))?.extract()?;
+            read(&answer)
+        })
+    }
+}
+
+impl Method for PythonMethod {
+    fn name(&self) -> &str {
+        &self.about.name
+    }
+
+    fn check(&self, config: &Config) -> Result<()> {
+        if !self.about.checks {
+            return Ok(());
+        }
+        let config = serde_json::to_string(config).map_err(|e| Error::config(e.to_string()))?;
+        self.call(|object| object.call_method1("_check", (config,)).map(drop))
+    }
+
+    fn variant(&self, variant: Variant) -> Variant {
+        Variant { projection_head: self.about.projection_head.or(variant.projection_head), ..variant }
+    }
+
+    fn taps(&self, graph: &Graph) -> Vec<NodeId> {
+        let of = |tap: &String| match tap.as_str() {
+            "levels" => graph.levels().to_vec(),
+            name => node(graph, name).into_iter().collect(),
+        };
+        self.about.taps.iter().flat_map(of).collect()
+    }
+
+    fn needs_public(&self) -> bool {
+        self.about.needs_public || self.about.memory.is_some()
+    }
+
+    fn needs_public_labels(&self) -> bool {
+        self.about.needs_public_labels
+    }
+
+    fn needs_features(&self) -> bool {
+        self.about.needs_features
+    }
+
+    fn uploads(&self) -> Vec<&str> {
+        self.about.uploads.iter().map(String::as_str).collect()
+    }
+
+    fn memory(&self) -> Option<&MemoryConfig> {
+        self.about.memory.as_ref()
+    }
+
+    fn first_targets(&self, global: &GlobalModel<'_>) -> Result<Option<Targets>> {
+        match self.about.first_memory {
+            FirstMemory::None => Ok(None),
+            FirstMemory::GlobalModel => global.public_outputs(self.needs_features()).map(Some),
+            FirstMemory::Labels => Ok(Some(Targets::default())),
+        }
+    }
+
+    fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
+        self.steps.record(step, &self.about.taps, |facts| self.ask("_record_step", &facts))
+    }
+
+    fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
+        if !self.about.finishes {
+            return Ok(());
+        }
+        self.ends.record(client, &[], |facts| self.ask("_record_finish", &facts))
+    }
+
+    fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
+        if !self.about.fuses {
+            return round.average();
+        }
+        server::fuse(round, |questions: Questions| {
+            self.call(|object| object.call_method1("_fuse", (questions,)).map(drop))
+        })
+    }
+}

@@ -1,0 +1,223 @@
+//! The server's side of a method written in Python.
+//!
+//! `fuse` runs in a thread of its own and asks for what it needs; the engine's thread answers from the [`Fusion`], which it
+//! never gives away. When the round has ended nobody answers any more, so a server that Python kept is harmless.
+
+use fedproj_core::{Distill, DistillTargets, EnsembleWeights, Error, Fusion, Part, Result, Targets};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyList};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+
+/// Vectors that go with a question or an answer.
+type Arrays = Vec<Vec<f32>>;
+
+/// A question, and where its answer goes.
+pub struct Asked {
+    question: Question,
+    arrays: Arrays,
+    answer: Sender<Result<(Value, Arrays)>>,
+}
+
+/// What a fusion can be asked.
+#[derive(Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
+enum Question {
+    /// Numbers of the round, and its clients.
+    Round,
+    /// Weights and buffers as they are.
+    Model,
+    /// Weights and buffers from now on.
+    SetModel,
+    /// n_k / Σ n, and 1 / m.
+    ClientWeights,
+    /// Σ_k w_k of a part.
+    Sum { part: PartName },
+    /// A part of all clients, coordinate by coordinate.
+    Stack { part: PartName },
+    /// A vector of the server's own.
+    Vector { name: String, initial: f32 },
+    /// Replaces it.
+    SetVector { name: String },
+    /// The mean of the clients' outputs on the public set.
+    Ensemble { weights: EnsembleWeights, features: bool },
+    /// Each client's outputs.
+    ClientOutputs { features: bool },
+    /// The outputs of the weights as they are.
+    GlobalOutputs { features: bool },
+    /// Trains the weights towards targets.
+    Distill { how: Box<Distill> },
+    /// The targets of the next round's memory.
+    SetMemory,
+    /// Weights that are evaluated instead of those that are sent.
+    EvaluateInstead,
+}
+
+/// A vector of a contribution.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum PartName {
+    Weights,
+    Buffers,
+    Upload(String),
+}
+
+impl PartName {
+    fn part(&self) -> Part<'_> {
+        match self {
+            Self::Weights => Part::Weights,
+            Self::Buffers => Part::Buffers,
+            Self::Upload(name) => Part::Upload(name),
+        }
+    }
+}
+
+/// Python's end: takes a question in JSON and vectors, and gives both back.
+#[pyclass(frozen, module = "fedproj._fedproj")]
+pub struct Questions(Mutex<Sender<Option<Asked>>>);
+
+#[pymethods]
+impl Questions {
+    fn ask<'py>(
+        &self,
+        py: Python<'py>,
+        question: &str,
+        arrays: Vec<PyBuffer<f32>>,
+    ) -> PyResult<(String, Bound<'py, PyList>)> {
+        let question = serde_json::from_str(question).map_err(|e| crate::SettingsError::new_err(e.to_string()))?;
+        let arrays = arrays.iter().map(|array| array.to_vec(py)).collect::<PyResult<_>>()?;
+        let ended = || PyRuntimeError::new_err("this server belongs to a round that has ended");
+        let (answer, answered) = channel();
+        let sender = self.0.lock().map_err(|_| ended())?.clone();
+        let received = py.detach(move || {
+            sender.send(Some(Asked { question, arrays, answer })).ok()?;
+            drop(sender);
+            answered.recv().ok()
+        });
+        let (value, arrays) = received.ok_or_else(ended)?.map_err(|error| crate::raise(py, error.into()))?;
+        let bytes = |array: Vec<f32>| {
+            PyByteArray::new_with(py, 4 * array.len(), |out| {
+                out.chunks_exact_mut(4).zip(&array).for_each(|(out, v)| out.copy_from_slice(&v.to_le_bytes()));
+                Ok(())
+            })
+        };
+        let arrays = arrays.into_iter().map(bytes).collect::<PyResult<Vec<_>>>()?;
+        Ok((value.to_string(), PyList::new(py, arrays)?))
+    }
+}
+
+/// Lets Python fuse: `call` gets Python's end, in a thread of its own.
+pub fn fuse(round: &mut Fusion<'_>, call: impl FnOnce(Questions) -> Result<()> + Send) -> Result<()> {
+    let received = round.state.weights.clone();
+    // Every method averages the buffers; Python may replace them.
+    round.average_buffers()?;
+    let (ask, asked) = channel();
+    std::thread::scope(|scope| {
+        let fusing = scope.spawn(move || {
+            let fused = call(Questions(Mutex::new(ask.clone())));
+            // Python may keep its end, so the channel does not close by itself. Where nobody listens, nobody need be told.
+            let _ = ask.send(None);
+            fused
+        });
+        while let Ok(Some(Asked { question, arrays, answer })) = asked.recv() {
+            let _ = answer.send(answered(round, &received, question, arrays));
+        }
+        drop(asked);
+        fusing.join().unwrap_or_else(|_| Err(Error::config("internal error: the thread of `fuse` has panicked")))
+    })
+}
+
+fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays: Arrays) -> Result<(Value, Arrays)> {
+    let n = received.len();
+    let mut arrays = arrays.into_iter();
+    let mut take = |what: &str, len: usize| of_len(what, arrays.next().unwrap_or_default(), len);
+    let (n_results, n_logits) = (round.n_results(), round.n_public() * round.n_classes());
+    let nothing = || Ok((Value::Null, Vec::new()));
+    match question {
+        Question::Round => {
+            let clients = round.heads().map(|head| {
+                json!({ "client": head.client, "n_samples": head.n_samples, "n_steps": head.n_steps, "loss": head.stats.loss })
+            });
+            let clients: Vec<Value> = clients.collect();
+            let about = json!({
+                "round": round.round(),
+                "n_rounds": round.config().federation.rounds,
+                "n_clients": round.n_clients(),
+                "n_classes": round.n_classes(),
+                "n_public": round.n_public(),
+                "clients": clients,
+            });
+            Ok((about, Vec::new()))
+        }
+        Question::Model => Ok((Value::Null, vec![round.state.weights.clone(), round.state.buffers.clone()])),
+        Question::SetModel => {
+            round.state.weights = take("weights", n)?;
+            round.state.buffers = take("buffers", round.state.buffers.len())?;
+            nothing()
+        }
+        Question::ClientWeights => Ok((Value::Null, vec![round.sample_weights(), round.uniform_weights()])),
+        Question::Sum { part } => {
+            let sum = round.sum(&take("the list of clients' weights", n_results)?, part.part())?;
+            Ok((Value::Null, vec![sum]))
+        }
+        Question::Stack { part } => {
+            let values = std::cell::RefCell::new(Vec::new());
+            round.by_coordinate(part.part(), |column| {
+                values.borrow_mut().extend_from_slice(column);
+                0.0
+            })?;
+            Ok((Value::Null, vec![values.into_inner()]))
+        }
+        Question::Vector { name, initial } => Ok((Value::Null, vec![round.vector(&name, initial).clone()])),
+        Question::SetVector { name } => {
+            *round.vector(&name, 0.0) = take(&format!("vector `{name}`"), n)?;
+            nothing()
+        }
+        Question::Ensemble { weights, features } => {
+            let Targets { logits, features } = round.ensemble(weights, features)?;
+            Ok((Value::Null, vec![logits, features]))
+        }
+        Question::ClientOutputs { features } => {
+            let outputs = round.client_outputs(features)?;
+            Ok((Value::Null, outputs.into_iter().flat_map(|out| [out.logits, out.features]).collect()))
+        }
+        Question::GlobalOutputs { features } => {
+            let Targets { logits, features } = round.global_outputs(features)?;
+            Ok((Value::Null, vec![logits, features]))
+        }
+        Question::Distill { how } => {
+            let targets = targets(round, take("the teacher's logits", n_logits)?, arrays.next())?;
+            round.distill(&how, &DistillTargets::Teacher(&targets), received)?;
+            nothing()
+        }
+        Question::SetMemory => {
+            let targets = targets(round, take("the memory's logits", n_logits)?, arrays.next())?;
+            round.state.targets = Some(Arc::new(targets));
+            nothing()
+        }
+        Question::EvaluateInstead => {
+            round.evaluate_instead(take("weights", n)?);
+            nothing()
+        }
+    }
+}
+
+/// Targets for the public samples; features, if any, must be those of the network.
+fn targets(round: &Fusion<'_>, logits: Vec<f32>, features: Option<Vec<f32>>) -> Result<Targets> {
+    let features = match features.filter(|features| !features.is_empty()) {
+        Some(features) => of_len("the array of features", features, round.global_outputs(true)?.features.len())?,
+        None => Vec::new(),
+    };
+    Ok(Targets { logits, features })
+}
+
+fn of_len(what: &str, array: Vec<f32>, len: usize) -> Result<Vec<f32>> {
+    if array.len() == len {
+        return Ok(array);
+    }
+    Err(Error::config(format!("{what} has {} values, but needs {len}", array.len())))
+}

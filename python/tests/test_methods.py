@@ -1,0 +1,309 @@
+"""Methods written in Python: the built-in's bytes, no Python per step, and clear errors."""
+
+import json
+import math
+import subprocess
+import sys
+
+import fedproj
+import numpy as np
+import pytest
+
+SMALL = {
+    "federation.rounds": 4,
+    "local.epochs": 2,
+    "model.hidden": [16],
+    "data.private_samples": 300,
+    "data.partition": {"kind": "dirichlet", "beta": 0.5, "clients": 4, "min_samples": 20},
+}
+
+
+class MyProx(fedproj.Method):
+    mu: float = 0.01
+
+    def local_step(self, step):
+        g = step.gradient(step.private, fedproj.cross_entropy)
+        step.add_scaled_diff(g, self.mu, step.weights, step.start)
+        step.update(g)
+
+
+class MyProj(fedproj.Method):
+    temperature: float = 3.0
+    warmup: float = 0.1
+
+    needs_public = True
+
+    def memory(self):
+        return {"temperature": self.temperature}
+
+    def local_step(self, step):
+        g = step.gradient(step.private, fedproj.cross_entropy)
+        if step.has_memory and step.round >= math.ceil(self.warmup * step.n_rounds):
+            r = step.gradient(step.memory, fedproj.kl(self.temperature))
+            step.project(g, r)
+        step.update(g)
+
+    def fuse(self, server):
+        server.weights[:] = server.average()
+        ensemble = server.ensemble()
+        server.distill(ensemble)
+        server.set_memory(ensemble)
+
+
+class MyScaffold(fedproj.Method):
+    server_lr: float = 1.0
+
+    uploads = ("control_variate",)
+
+    def local_step(self, step):
+        g = step.gradient(step.private, fedproj.cross_entropy)
+        c, c_k = step.broadcast("control_variate"), step.state("control_variate")
+        step.add_scaled_diff(g, 1.0, c, c_k)
+        step.update(g)
+
+    def finish(self, client):
+        change = client.upload("control_variate")
+        c, c_k = client.broadcast("control_variate"), client.state("control_variate")
+        client.add_scaled(change, -1.0, c)
+        client.add_scaled_diff(change, np.float32(1.0) / np.float32(client.lr_total), client.start, client.weights)
+        client.add_scaled(c_k, 1.0, change)
+
+    def fuse(self, server):
+        mean = server.average(server.uniform_weights())
+        server.weights += np.float32(self.server_lr) * (mean - server.weights)
+        per_client = np.full(server.n_results, np.float32(1.0) / np.float32(server.n_clients))
+        server.send("control_variate")[:] += server.average(per_client, "control_variate")
+
+
+class MyMoon(fedproj.Method):
+    contrast_weight: float = 1.0
+    temperature: float = 0.5
+
+    projection_head = 256
+    taps = ("head.2",)
+
+    def local_step(self, step):
+        objective = fedproj.cross_entropy
+        previous = step.kept_model("previous")
+        if previous is not None:
+            positive, negative = step.embed(step.start, "head.2"), step.embed(previous, "head.2")
+            contrast = fedproj.contrast(positive, negative, self.temperature).at("head.2")
+            objective = objective + self.contrast_weight * contrast
+        step.update(step.gradient(step.private, objective))
+
+    def finish(self, client):
+        client.keep_model("previous")
+
+
+class MyAdam(fedproj.Method):
+    """FedAdam's server, to see that vectors are kept between rounds."""
+
+    def fuse(self, server):
+        delta = server.average() - server.weights
+        m, v = server.vector("m"), server.vector("v", initial=1e-6)
+        m[:] = np.float32(0.9) * m + np.float32(0.1) * delta
+        v[:] = np.float32(0.99) * v + np.float32(0.01) * delta * delta
+        server.weights += np.float32(0.01) * m / (np.sqrt(v) + np.float32(1e-3))
+
+
+def made(out, method, **settings):
+    return fedproj.run(method=method, settings={**SMALL, **settings}, out=out, progress=False)
+
+
+SGD = {"local.optimizer": {"kind": "sgd", "lr": 0.05}}
+
+
+@pytest.mark.parametrize(
+    ("copy", "name", "settings"),
+    [
+        (MyProx(mu=0.1), "fedprox", {"method.fedprox.proximal_weight": 0.1}),
+        (MyProj(), "fedproj", {}),
+        (MyScaffold(), "scaffold", SGD),
+        (MyMoon(), "moon", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_copy_of_a_built_in_method_gives_its_bytes(tmp_path, copy, name, settings):
+    ours = made(tmp_path / "ours", name, **settings)
+    theirs = made(tmp_path / "theirs", copy, **{k: v for k, v in settings.items() if not k.startswith("method")})
+    plain = made(tmp_path / "plain", "fedavg", **{k: v for k, v in settings.items() if not k.startswith("method")})
+    assert [r["model_hash"] for r in theirs.rounds] == [r["model_hash"] for r in ours.rounds]
+    if name != "moon":
+        assert (tmp_path / "theirs/model.safetensors").read_bytes() == (tmp_path / "ours/model.safetensors").read_bytes()
+        assert plain.summary["model_hash"] != ours.summary["model_hash"], "the method does something"
+    assert theirs.metrics["projection_rate"].tolist() == pytest.approx(ours.metrics["projection_rate"].tolist(), nan_ok=True)
+
+
+def test_python_is_asked_once_and_not_per_step(tmp_path):
+    class Counted(MyProx):
+        def local_step(self, step):
+            asked.append(1)
+            super().local_step(step)
+
+    class ByRound(MyProx):
+        def local_step(self, step):
+            asked.append(step.round)
+            super().local_step(step)
+
+    asked = []
+    made(tmp_path / "a", Counted())
+    assert len(asked) <= 2, "at most once per thread that asked at the same time"
+    asked.clear()
+    made(tmp_path / "b", ByRound())
+    assert set(asked) == {0, 1, 2, 3} and len(asked) <= 8
+
+
+def test_random_numbers_of_a_step_are_compared_and_recorded_by_the_outcome(tmp_path):
+    class Dropped(MyProx):
+        def local_step(self, step):
+            asked.append(1)
+            g = step.gradient(step.private, fedproj.cross_entropy)
+            if step.chance_of_step() >= 0.5:
+                step.add_scaled_diff(g, 1.0, step.weights, step.start)
+            step.update(g)
+
+    asked = []
+    dropped = made(tmp_path / "a", Dropped())
+    assert len(asked) <= 4, "two outcomes"
+    hashes = {made(tmp_path / m.__name__, m(mu=1.0)).summary["model_hash"] for m in [MyProx]}
+    assert dropped.summary["model_hash"] not in hashes
+
+
+def test_vectors_of_the_server_live_from_round_to_round_and_through_a_stop(tmp_path):
+    whole = made(tmp_path / "whole", MyAdam())
+    made(tmp_path / "part", MyAdam(), **{"federation.rounds": 2})
+    settings = {**SMALL, "federation.rounds": 4}
+    extended = fedproj.run(method=MyAdam(), settings=settings, out=tmp_path / "part", resume=True, progress=False)
+    assert extended.summary["model_hash"] == whole.summary["model_hash"]
+
+
+def test_a_median_over_clients(tmp_path):
+    class Median(fedproj.Method):
+        def fuse(self, server):
+            stack = server.stack()
+            seen.append((stack.shape, server.n_results, server.weights.size))
+            mean = np.average(stack.astype(np.float64), axis=0, weights=[c.n_samples for c in server.clients])
+            assert np.allclose(mean, server.average(), atol=1e-6)
+            server.weights[:] = np.median(stack, axis=0)
+
+    seen = []
+    made(tmp_path / "a", Median())
+    assert all(shape == (n, length) for shape, n, length in seen) and len(seen) == 4
+
+
+def test_the_run_records_the_class_and_needs_it_again(tmp_path):
+    run = made(tmp_path / "a", MyProx(mu=0.5))
+    assert run.manifest["method_source"].startswith("class MyProx(fedproj.Method):")
+    assert run.config["method"]["external"]["settings"] == {"mu": 0.5}
+    assert run.manifest["hashes"]["method"] == run.config["method"]["external"]["hash"]
+    assert run.verify(MyProx())["n_rounds"] == 4
+    command = [sys.executable, "-m", "fedproj", "verify", str(tmp_path / "a")]
+    elsewhere = subprocess.run(command, capture_output=True, text=True)
+    assert elsewhere.returncode == 2
+    assert "method `MyProx` is a class in Python, which is not at hand here\nhint: " in elsewhere.stderr
+
+
+def test_settings_are_keyword_arguments():
+    assert MyProx().mu == 0.01 and MyProx(mu=1.0) == MyProx(mu=1.0)
+    with pytest.raises(TypeError, match="nu"):
+        MyProx(nu=1.0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "text"),
+    [
+        ("if g: pass", TypeError, "a gradient has no value yet and Python cannot branch on it"),
+        ("if g > 0: pass", TypeError, "cannot compare it"),
+        ("g = g * 0.5", TypeError, "cannot compute with it"),
+        ("np.linalg.norm(g)", TypeError, "has no value yet"),
+        ("float(step.weights)", TypeError, "the client's weights has no value yet"),
+        ("if step.chance_of_step(): pass", TypeError, "a random number of a step"),
+        ("step.add_scaled(step.weights, 1.0, g)", TypeError, "weights move by step.update alone"),
+        ("step.add_scaled(g, 1.0, g)", TypeError, "changed and read by the same operation"),
+        ("step.add_scaled(g, float('nan'), step.start)", ValueError, "nan is no finite number"),
+        ("step.add_scaled(g, 1.0, np.zeros(3))", TypeError, "expected a vector of the step"),
+        ("step.gradient(step.memory, fedproj.cross_entropy)", ValueError, "has no memory in this round"),
+        ("step.gradient('public', fedproj.cross_entropy)", ValueError, "step.private or step.memory"),
+        ("step.gradient(step.private, 'mse')", TypeError, "an objective is a sum of losses"),
+        ("step.gradient(step.private, fedproj.cross_entropy.at('nowhere'))", fedproj.SettingsError, "does not announce"),
+        ("step.embed(step.weights)", fedproj.SettingsError, "hint: taps"),
+        ("step.project(g, step.start, scope='tensor')", ValueError, "'global' or 'layer'"),
+        ("raise KeyError('mine')", KeyError, "mine"),
+    ],
+)
+def test_a_step_that_cannot_be_recorded_is_an_error_with_its_reason(tmp_path, lines, error, text):
+    class Wrong(fedproj.Method):
+        code: str = ""
+
+        def local_step(self, step):
+            g = step.gradient(step.private, fedproj.cross_entropy)
+            exec(self.code)
+            step.update(g)
+
+    with pytest.raises(error) as raised:
+        made(tmp_path / "a", Wrong(code=lines))
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "text"),
+    [
+        ("server.weights[:] = np.zeros(3)", ValueError, "broadcast"),
+        ("server.average([1.0])", fedproj.SettingsError, "the list of clients' weights has 1 values, but needs 2"),
+        ("server.distill(fedproj.Outputs(np.zeros(3)))", fedproj.SettingsError, "the teacher's logits has 3 values"),
+        ("server.distill(server.ensemble(), epochs=-1)", fedproj.SettingsError, "invalid value"),
+        ("server.set_memory(fedproj.Outputs(np.zeros((2, 10))))", fedproj.SettingsError, "the memory's logits has 20"),
+        ("server.ensemble('median')", fedproj.SettingsError, "unknown variant `median`"),
+        ("server.average(part='nothing')[0]", IndexError, "out of bounds"),
+        ("server.weights[:] = np.nan", fedproj.RunError, "is not finite after fusion"),
+        ("raise KeyError('mine')", KeyError, "mine"),
+    ],
+)
+def test_a_fusion_that_fails_is_an_error_with_its_reason(tmp_path, lines, error, text):
+    class Wrong(fedproj.Method):
+        code: str = ""
+
+        needs_public = True
+
+        def fuse(self, server):
+            exec(self.code)
+
+    with pytest.raises(error) as raised:
+        made(tmp_path / "a", Wrong(code=lines))
+    assert text in str(raised.value)
+
+
+def test_a_server_of_an_ended_round_answers_no_more(tmp_path):
+    class Keeper(fedproj.Method):
+        def fuse(self, server):
+            kept.append(server)
+
+    kept = []
+    made(tmp_path / "a", Keeper())
+    with pytest.raises(RuntimeError, match="a round that has ended"):
+        kept[0].average()
+
+
+def test_a_class_whose_source_cannot_be_read_is_refused(tmp_path):
+    scope = {"fedproj": fedproj}
+    exec("class Hidden(fedproj.Method):\n    pass\n", scope)
+    with pytest.raises(ValueError, match="the source of `Hidden` cannot be read"):
+        made(tmp_path / "a", scope["Hidden"]())
+
+
+def test_a_method_may_refuse_a_configuration(tmp_path):
+    class OnlySgd(fedproj.Method):
+        def check(self, config):
+            if config["local"]["optimizer"]["kind"] != "sgd":
+                raise ValueError("OnlySgd needs plain SGD")
+
+    with pytest.raises(ValueError, match="OnlySgd needs plain SGD"):
+        made(tmp_path / "a", OnlySgd())
+    assert made(tmp_path / "b", OnlySgd(), **SGD).is_finished
+
+
+def test_recorded_operations_are_plain_data():
+    answer = json.loads(MyProx(mu=0.25)._record_step("{}"))
+    assert answer["facts"] == []
+    assert [call["op"] for call in answer["calls"]] == ["gradient", "add_scaled_diff", "update"]
+    assert answer["calls"][1] == {"op": "add_scaled_diff", "g": {"gradient": 0}, "a": 0.25, "x": "weights", "y": "start"}

@@ -1,0 +1,140 @@
+"""One run: its results, its directory, and what it does with wrong requests."""
+
+import json
+import subprocess
+import sys
+
+import fedproj
+import numpy as np
+import pytest
+
+SMALL = {"federation.rounds": 3, "local.epochs": 1, "model.hidden": [8]}
+
+
+def small(out, method="fedavg", **more):
+    return fedproj.run(method=method, settings=SMALL, out=out, progress=False, **more)
+
+
+def test_a_run_gives_its_metrics_as_arrays(tmp_path):
+    run = small(tmp_path / "a")
+    assert run.is_finished and run.config["federation"]["rounds"] == 3
+    metrics = run.metrics
+    assert metrics["round"].tolist() == [0, 1, 2] and metrics["accuracy"].dtype == np.float64
+    assert metrics["accuracy"][-1] == run.summary["last"]
+    assert np.isnan(metrics["distill_loss"]).all(), "FedAvg distils nothing"
+    assert {len(column) for column in metrics.values()} == {3}
+    assert (metrics["seconds_local"] > 0).all() and metrics["model_hash"][-1] == run.summary["model_hash"]
+
+
+def test_the_model_has_pytorch_names_and_shapes(tmp_path):
+    model = small(tmp_path / "a").model()
+    shapes = {name: tensor.shape for name, tensor in model.items()}
+    assert shapes["fc1.weight"] == (8, 64) and shapes["fc2.weight"] == (10, 8) and shapes["fc2.bias"] == (10,)
+    assert all(tensor.dtype == np.float32 and tensor.flags.writeable for tensor in model.values())
+
+
+def test_the_same_settings_give_the_command_lines_bytes(tmp_path):
+    run = small(tmp_path / "a", method="fedproj")
+    settings = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()]
+    command = [sys.executable, "-m", "fedproj", "run", *settings, "method.name=fedproj", "--out", str(tmp_path / "b")]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["model_hash"] == run.summary["model_hash"]
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def test_a_configuration_is_a_file_a_dictionary_or_nothing(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text("[federation]\nrounds = 1\n[local]\nepochs = 1\n[model]\nhidden = [8]\n[method]\nname = 'fedavg'\n")
+    table = {"federation": {"rounds": 1}, "local": {"epochs": 1}, "model": {"hidden": [8]}, "method": "fedavg"}
+    hashes = {
+        fedproj.run(config, out=tmp_path / str(i), progress=False).summary["model_hash"]
+        for i, config in enumerate([path, table])
+    }
+    assert len(hashes) == 1
+
+
+def test_a_finished_run_is_read_and_another_configuration_is_refused(tmp_path):
+    first = small(tmp_path / "a")
+    before = (tmp_path / "a/metrics.jsonl").stat().st_mtime_ns
+    assert small(tmp_path / "a").summary == first.summary
+    assert (tmp_path / "a/metrics.jsonl").stat().st_mtime_ns == before
+    with pytest.raises(fedproj.SettingsError, match="holds a run of another configuration"):
+        small(tmp_path / "a", method="fedprox")
+
+
+def test_a_run_verifies_and_reports_itself(tmp_path):
+    run = small(tmp_path / "a")
+    verified = run.verify()
+    assert verified["n_rounds"] == 3 and "model.safetensors" in verified["compared"]
+    assert run.report().read_text().startswith("<!DOCTYPE html>")
+    model = tmp_path / "a/model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(fedproj.RunError, match="is not what its rerun gives"):
+        run.verify()
+
+
+def test_a_notebook_shows_curves_and_a_table(tmp_path):
+    page = small(tmp_path / "a")._repr_html_()
+    assert page.startswith("<svg") and "<th>accuracy</th>" in page and "FedAvg" in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"federation.rounds": 0}, "federation.rounds = 0: must be at least 1"),
+        ({"federation.round": 1}, "did you mean `federation.rounds`?"),
+        ({"local.optimizer": {"kind": "sgdd"}}, "must be one of sgd, adam, adamw"),
+        ({"federation.rounds": "many"}, 'federation.rounds = "many": must be a whole number from 0 on'),
+        ({"seeds": [0, 1]}, "these settings ask for 2 runs; use fedproj.sweep"),
+    ],
+)
+def test_wrong_settings_are_answered_in_the_command_lines_words(tmp_path, settings, text):
+    with pytest.raises(fedproj.SettingsError) as raised:
+        fedproj.run(settings=settings, out=tmp_path, progress=False)
+    assert text in str(raised.value)
+    assert isinstance(raised.value, ValueError)
+
+
+def test_wrong_arguments_are_python_exceptions(tmp_path):
+    with pytest.raises(fedproj.SettingsError, match="unknown device `tpu`"):
+        small(tmp_path / "a", device="tpu")
+    with pytest.raises(fedproj.SettingsError, match="cannot read the configuration `nowhere.toml`"):
+        fedproj.run("nowhere.toml", out=tmp_path, progress=False)
+    with pytest.raises(TypeError, match="a method is a name or an object"):
+        fedproj.run(method=3, out=tmp_path, progress=False)
+    with pytest.raises(TypeError, match="a setting is a number"):
+        fedproj.run(settings={"seed": object()}, out=tmp_path, progress=False)
+    with pytest.raises(fedproj.RunError, match="cannot read"):
+        fedproj.load(tmp_path / "none")
+
+
+def test_a_loss_that_leaves_the_finite_numbers_is_a_run_error(tmp_path):
+    settings = {**SMALL, "local.optimizer": {"kind": "sgd", "lr": 1e30}}
+    with pytest.raises(fedproj.RunError, match="round 0, client .* the loss is"):
+        fedproj.run(method="fedavg", settings=settings, out=tmp_path / "a", progress=False)
+
+
+def test_runs_are_swept_and_compared(tmp_path):
+    runs = fedproj.sweep(methods=["fedavg", "fedprox"], seeds=2, settings=SMALL, out=tmp_path, progress=False)
+    assert [(run.summary["method"], run.summary["seed"]) for run in runs] == [
+        ("fedavg", 0),
+        ("fedavg", 1),
+        ("fedprox", 0),
+        ("fedprox", 1),
+    ]
+    assert len({run.directory for run in runs}) == 4
+    comparison = fedproj.compare(runs)
+    names = [row["name"] for row in comparison.settings[0]["rows"]]
+    assert names == ["FedAvg", "FedProx"] and "FedProx" in str(comparison)
+    assert comparison._repr_html_().startswith("<svg")
+
+
+def test_the_command_is_the_programs_own():
+    def command(*args):
+        return subprocess.run([sys.executable, "-m", "fedproj", *args], capture_output=True, text=True)
+
+    assert command("--version").stdout.startswith("fedproj ")
+    assert "fedproj" in command("methods").stdout
+    wrong = command("run", "federation.rounds=0")
+    assert wrong.returncode == 2 and wrong.stderr == "error: federation.rounds = 0: must be at least 1\n"
+    assert command("runn").returncode == 2
