@@ -274,7 +274,8 @@ impl Cohort {
                 let pixels = self.graph.nodes[input].shape.pixels() as i32;
                 let p: [&dyn Parameter; 7] =
                     [&lanes, &in_len_i, &pixels, &(c as i32), &dy, &dx.rows, &i32::from(dx.fresh)];
-                self.each("average_pool_backward", in_len, &p)
+                let (vec, suffix) = vec_of(c);
+                self.each(&format!("average_pool_backward_{suffix}"), in_len / vec, &p)
             }
             (Op::Add, Some(dx)) => self.accumulate(extent, dy, dx),
             (Op::Embedding, dx) => self.embedding_backward(i, dy, dx, grad),

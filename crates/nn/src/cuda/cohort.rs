@@ -108,7 +108,8 @@ impl Kept {
         let node = &graph.nodes[step.node];
         let is_summed = node.op == Op::BatchNorm && options.training && gpu.has_hopper();
         let positions = n * (node.shape.h + 1) * (node.shape.w + 1);
-        let sums = if is_summed { 2 * node.shape.c * positions.div_ceil(128) } else { 0 };
+        let chunks = positions.div_ceil(128).max(2 * n); // a first layer has two per image
+        let sums = if is_summed { 2 * node.shape.c * chunks } else { 0 };
         Ok(Self { floats: rows(floats)?, bytes, winners: rows(won)?, moments: rows(sums)? })
     }
 }

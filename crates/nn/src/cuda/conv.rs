@@ -94,7 +94,7 @@ const SPLIT_LEN: (usize, usize) = (256, 2560);
 pub(super) const SHARED_MAX: u32 = (4 * STAGES * 2 * DEPTH * (128 + 8)) as u32;
 
 /// Floats of memory that the parts of any pass need, of one lane among others.
-pub(super) const PARTS_LEN: usize = 72 * 128 * 128;
+pub(super) const PARTS_LEN: usize = 108 * 128 * 128;
 
 /// How much further the sum of a weights' gradient is split where one lane has the GPU to itself: 130 blocks instead of 26.
 pub(super) const ALONE: usize = 5;
@@ -109,8 +109,13 @@ pub(super) fn stem_shared(c: &Conv, pitch: usize) -> Option<u32> {
     (is_plain && pitch == 4 && c.co.is_multiple_of(64) && bytes <= STEM_SHARED_MAX).then_some(bytes)
 }
 
+/// Parts of an image that `stem` computes one after another: halves leave fewer blocks idle at the end.
+pub(super) fn stem_parts(c: &Conv) -> usize {
+    if c.h.is_multiple_of(2) { 2 } else { 1 }
+}
+
 /// Max bytes of shared memory of `stem_pool`: the images and five rows of 32 pixels.
-pub(super) const STEM_POOL_SHARED_MAX: u32 = STEM_SHARED_MAX + 5 * 32 * 72 * 4;
+pub(super) const STEM_POOL_SHARED_MAX: u32 = STEM_SHARED_MAX + 5 * 32 * 80 * 4;
 
 /// Bytes of shared memory that `stem_pool` needs. It supports pools of 3×3 and stride 2 over whole bands of 128 pixels.
 pub(super) fn stem_pool_shared(c: &Conv, pitch: usize, pool: &MaxPool) -> Option<u32> {
@@ -118,7 +123,7 @@ pub(super) fn stem_pool_shared(c: &Conv, pitch: usize, pool: &MaxPool) -> Option
     let band = 128 / c.w.max(1);
     let is_whole =
         band > 0 && band * c.w == 128 && c.w.is_multiple_of(2) && band.is_multiple_of(2) && c.h.is_multiple_of(band);
-    let bytes = stem_shared(c, pitch)? + (4 * 72 * (band + 1) * c.w) as u32;
+    let bytes = stem_shared(c, pitch)? + (4 * 80 * (band + 1) * c.w) as u32;
     (is_plain && is_whole && bytes <= STEM_POOL_SHARED_MAX).then_some(bytes)
 }
 

@@ -1,7 +1,7 @@
 //! Convolutions and linear layers of a cohort: which kernels compute which pass.
 
 use super::cohort::Cohort;
-use super::conv::{Geometry, Launch, stem_pool_shared, stem_shared, stem_weight_shared};
+use super::conv::{Geometry, Launch, stem_parts, stem_pool_shared, stem_shared, stem_weight_shared};
 use super::gather;
 use super::gpu::{Parameter, Pass, Precision, parameters};
 use super::hopper::{AT_ONCE, Dense, Strip, shared_bytes};
@@ -34,6 +34,25 @@ impl After {
         mean: Rows::NONE,
         valid: 0,
     };
+}
+
+/// A linear layer of few outputs, as in `linear.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Linear {
+    ci: i32,
+    co: i32,
+    batch: i32,
+}
+parameters!(Linear);
+
+impl Linear {
+    /// The layer, if these kernels support it.
+    fn new(c: &Conv, pitch: usize, batch: usize, aligned: bool) -> Option<Self> {
+        let is_linear = (c.h * c.w, c.kernel) == (1, 1) && pitch == c.ci;
+        let serves = is_linear && aligned && c.ci.is_multiple_of(4) && c.co <= 32;
+        serves.then_some(Self { ci: c.ci as i32, co: c.co as i32, batch: batch as i32 })
+    }
 }
 
 /// The winners of a max-pool and their gradients, as in `stem.cu`.
@@ -96,6 +115,9 @@ impl Cohort {
         if let Some(strip) = Strip::new(&c, self.batch, aligned) {
             return Some(strip.chunks());
         }
+        if stem_shared(&c, pitch).is_some() {
+            return Some(self.batch * stem_parts(&c));
+        }
         let is_whole =
             || gather::product(Pass::Forward, &c, self.batch, self.n_active(), self.gpu.processors()).splits == 1;
         let serves = gather::serves(Pass::Forward, &c, pitch, aligned) && is_whole();
@@ -112,6 +134,11 @@ impl Cohort {
         }
         let is_exact = self.gpu.precision() == Precision::Fp32;
         let (tokens, shape) = (self.tokens_of(node), self.graph.nodes[node].shape);
+        if tokens == 0
+            && let Some(linear) = Linear::new(&c, pitch, self.batch, aligned)
+        {
+            return self.linear_product(linear, &c, o);
+        }
         // Of texts each token is a row. How sums are split depends on the tokens a batch could have.
         let batch = if tokens == 0 { self.batch } else { self.batch * shape.pixels() };
         if self.gpu.has_hopper()
@@ -128,14 +155,15 @@ impl Cohort {
             && !is_exact
             && let Some(shared) = stem_shared(&c, pitch)
         {
-            // Only as many blocks as run at once; each loops over images.
+            // Only as many blocks as run at once; each loops over images. One more would begin when the others have ended.
             let strips = c.co / 64;
-            let blocks = (2 * self.gpu.processors()).div_ceil(strips * self.n_active()).min(self.batch);
             let p: [&dyn Parameter; 7] = [&geometry, &lanes, &o.x, &o.w, &o.y, &o.after, &o.flags()];
-            let (kernel, shared) = match pool.and_then(|pool| stem_pool_shared(&c, pitch, pool)) {
-                Some(shared) => ("STEM.stem_pool", shared),
-                None => ("STEM.stem", shared),
+            let (kernel, shared, parts) = match pool.and_then(|pool| stem_pool_shared(&c, pitch, pool)) {
+                Some(shared) => ("STEM.stem_pool", shared, 1),
+                None => ("STEM.stem", shared, stem_parts(&c)),
             };
+            let at_once = 2 * self.gpu.processors() / (strips * self.n_active());
+            let blocks = at_once.clamp(1, parts * self.batch);
             return self.launch(kernel, [blocks, strips], [256, 1], shared, &p);
         }
         if pool.is_some() {
@@ -197,6 +225,17 @@ impl Cohort {
         let p: [&dyn Parameter; 8] =
             [&self.lanes.at(), &o.out(), &o.after, &len_i, &columns, &parts, &flags, &self.parts.at()];
         self.each(&format!("{}.sum_splits", o.program()), len.div_ceil(4), &p)
+    }
+
+    /// By the kernels of `linear.cu`.
+    fn linear_product(&self, linear: Linear, c: &Conv, o: &Operands) -> Result<()> {
+        let grid = match o.pass {
+            Pass::Forward => [self.batch.div_ceil(8), 1],
+            Pass::Input => [(self.batch * c.ci / 4).div_ceil(256), 1],
+            Pass::Weight => [c.ci.div_ceil(128), c.co],
+        };
+        let p: [&dyn Parameter; 7] = [&linear, &self.lanes.at(), &o.x, &o.w, &o.y, &o.after, &o.flags()];
+        self.launch(&format!("linear_{}", o.program()), grid, [256, 1], 0, &p)
     }
 
     /// By the kernels of `dense.cu`.

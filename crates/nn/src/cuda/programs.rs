@@ -10,7 +10,7 @@ use super::layers::{Drop, Pool};
 use super::losses::LossArgs;
 use super::memory::{Extent, Rows};
 use super::optimizer::DeviceRule;
-use super::products::{After, Won};
+use super::products::{After, Linear, Won};
 use super::signatures::{Signature, signatures};
 use super::text::DeviceTexts;
 use super::vectors::DeviceBounds;
@@ -26,10 +26,11 @@ const STEM: &str = include_str!("kernels/stem.cu");
 const HOPPER: &str = include_str!("kernels/hopper.cu");
 const DENSE: &str = include_str!("kernels/dense.cu");
 const GATHER: &str = include_str!("kernels/gather.cu");
-const REST: [&str; 7] = [
+const REST: [&str; 8] = [
     include_str!("kernels/norm.cu"),
     include_str!("kernels/pool.cu"),
     include_str!("kernels/layers.cu"),
+    include_str!("kernels/linear.cu"),
     include_str!("kernels/loss.cu"),
     include_str!("kernels/vector.cu"),
     include_str!("kernels/text.cu"),
@@ -59,7 +60,7 @@ impl Program {
 }
 
 /// The structures that kernels take: their names there and their lengths here.
-const STRUCTURES: [(&str, usize); 15] = [
+const STRUCTURES: [(&str, usize); 16] = [
     ("After", size_of::<After>()),
     ("Bounds", size_of::<DeviceBounds>()),
     ("Conv", size_of::<Geometry>()),
@@ -67,6 +68,7 @@ const STRUCTURES: [(&str, usize); 15] = [
     ("Drop", size_of::<Drop>()),
     ("Extent", size_of::<Extent>()),
     ("Image", size_of::<Image>()),
+    ("Linear", size_of::<Linear>()),
     ("LossArgs", size_of::<LossArgs>()),
     ("Pool", size_of::<Pool>()),
     ("Rows", size_of::<Rows>()),

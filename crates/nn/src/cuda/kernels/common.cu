@@ -13,6 +13,10 @@ struct Rows {
 
 __device__ __forceinline__ float* of(const Rows& rows, int lane) { return rows.at + rows.stride * lane; }
 
+// The place of a block's lane in the list, from last to first. Kernels that read what products have just written begin with
+// what was written last: that is still in the second-level cache.
+__device__ __forceinline__ int backwards() { return gridDim.z - 1 - blockIdx.z; }
+
 // The valid part of an array: all of its floats, or `width` floats per token of a lane's batch. Nothing after the last
 // token is read.
 struct Extent {

@@ -505,8 +505,8 @@ CONV_KERNEL(4, 4, 2, 2, 8)
 // Adds the splits of a product in order, out ← (out +) Σ partial, and applies the epilogue.
 extern "C" __global__ void sum_splits(const int* lanes, Rows out_rows, After after, int len, int columns, int splits, int flags,
                                       const float* partial) {
-    const int lane = lanes[blockIdx.z];
-    const float* const p = partial + (long long)blockIdx.z * splits * len;
+    const int lane = lanes[backwards()];
+    const float* const p = partial + (long long)backwards() * splits * len;
     float* const out = of(out_rows, lane);
     auto finished = [&](int i, float v) {
         v = after(v, lane, i % columns, columns, i, flags & 2);
@@ -515,7 +515,7 @@ extern "C" __global__ void sum_splits(const int* lanes, Rows out_rows, After aft
     const int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i + 4 <= len && len % 4 == 0 && (reinterpret_cast<u64>(out) & 15) == 0) {
         Pack<4> v = {};
-#pragma unroll 4
+#pragma unroll 8
         for (int k = 0; k < splits; k++) {
             const Pack<4> part = load<4>(p + (long long)k * len + i);
 #pragma unroll

@@ -18,10 +18,26 @@ struct Image {
     int len, channels, pitch;
 
     __device__ __forceinline__ int stored() const { return len / channels * pitch; }
-    __device__ __forceinline__ float element(const float* row, int k) const {
-        if (pitch == channels) return row[k];
-        const int pixel = k / pitch, c = k - pixel * pitch;
-        return c < channels ? row[pixel * channels + c] : 0.f;
+
+    // Copies a sample by the threads of a block; null stands for zeros.
+    __device__ __forceinline__ void copy(const float* row, float* to, bool truncates) const {
+        auto element = [&](int k) {
+            const float v = row ? row[k] : 0.f;
+            return truncates ? truncf(v) : v;
+        };
+        if (pitch == channels) {
+            for (int k = threadIdx.x; k < len; k += blockDim.x) to[k] = element(k);
+            return;
+        }
+        // One pixel per thread. Its pitch is a multiple of four.
+        for (int pixel = threadIdx.x; pixel < len / channels; pixel += blockDim.x) {
+            for (int c0 = 0; c0 < pitch; c0 += 4) {
+                Pack<4> v;
+#pragma unroll
+                for (int k = 0; k < 4; k++) v.v[k] = c0 + k < channels ? element(pixel * channels + c0 + k) : 0.f;
+                store<4>(to + pixel * pitch + c0, v);
+            }
+        }
     }
 };
 
@@ -33,10 +49,7 @@ extern "C" __global__ void gather(const int* lanes, Table table, const int* curs
     const u32 index = indices[i];
     float* to = of(to_rows, lane) + (long long)i * image.stored();
     const float* row = from + (long long)index * image.len;
-    for (int k = threadIdx.x; k < image.stored(); k += blockDim.x) {
-        const float v = index == NOBODY ? 0.f : image.element(row, k);
-        to[k] = truncate ? truncf(v) : v;
-    }
+    image.copy(index == NOBODY ? nullptr : row, to, truncate);
     if (valid && i == 0) {  // padding is at the end
         int n = 0;
         for (int k = threadIdx.x; k < table.width; k += blockDim.x) n += indices[k] != NOBODY;
@@ -68,7 +81,7 @@ extern "C" __global__ void gather_range(const int* lanes, const float* from, int
     const int lane = lanes[blockIdx.z], i = blockIdx.x;
     float* to = of(to_rows, lane) + (long long)i * image.stored();
     const float* row = from + (long long)(first + i) * image.len;
-    for (int k = threadIdx.x; k < image.stored(); k += blockDim.x) to[k] = i < count ? image.element(row, k) : 0.f;
+    image.copy(i < count ? row : nullptr, to, false);
     if (i == 0 && threadIdx.x == 0) valid[lane] = count;
 }
 
@@ -89,14 +102,27 @@ extern "C" __global__ void average_pool(const int* lanes, int len, int pixels, i
     of(y_rows, lane)[i] = total / pixels;
 }
 
-extern "C" __global__ void average_pool_backward(const int* lanes, int len, int pixels, int channels, Rows dy_rows, Rows dx_rows, int fresh) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+template <int VEC>
+__device__ __forceinline__ void average_pool_backward(const int* lanes, int len, int pixels, int channels, Rows dy_rows, Rows dx_rows, int fresh) {
+    const int i = VEC * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= len) return;
     const int lane = lanes[blockIdx.z], n = i / (pixels * channels), c = i % channels;
-    const float v = of(dy_rows, lane)[n * channels + c] / pixels;
-    float& dx = of(dx_rows, lane)[i];
-    dx = fresh ? v : dx + v;
+    Pack<VEC> v = load<VEC>(of(dy_rows, lane) + n * channels + c);
+    float* const dx = of(dx_rows, lane) + i;
+    Pack<VEC> before = {};
+    if (!fresh) before = load<VEC>(dx);
+#pragma unroll
+    for (int k = 0; k < VEC; k++) v.v[k] = v.v[k] / pixels, v.v[k] = fresh ? v.v[k] : before.v[k] + v.v[k];
+    store<VEC>(dx, v);
 }
+
+#define AVERAGE_POOL_BACKWARD(vec)                                                                                    \
+    extern "C" __global__ void average_pool_backward_##vec(const int* lanes, int len, int pixels, int channels,       \
+                                                           Rows dy, Rows dx, int fresh) {                             \
+        average_pool_backward<vec>(lanes, len, pixels, channels, dy, dx, fresh);                                      \
+    }
+AVERAGE_POOL_BACKWARD(1)
+AVERAGE_POOL_BACKWARD(4)
 
 enum { RELU, GELU, TANH };
 

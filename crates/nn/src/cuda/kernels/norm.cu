@@ -39,7 +39,7 @@ template <int KIND, int VEC>
 __device__ __forceinline__ void reduce_rows(const int* lanes, const int* valid, int pixels, int channels, int chunk_rows,
                                             Rows x_rows, Rows dz_rows, Rows z_rows, Rows saved_rows, int masked, Rows partial_rows) {
     __shared__ float sums[2][256 * VEC];
-    const int lane = lanes[blockIdx.z];
+    const int lane = lanes[backwards()];
     const float* x = KIND == COLUMNS ? nullptr : of(x_rows, lane);
     const float* dz = KIND == MOMENTS ? nullptr : of(dz_rows, lane);
     const float* shift = KIND == MOMENTS ? x : KIND == GRADIENT ? of(saved_rows, lane) : nullptr;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void sum_chunks(const float* partial, int n_chunks, i
     __shared__ double parts[2][SHARES][32];
     s1 = 0, s2 = 0;
     if (c < channels) {
-#pragma unroll 4
+#pragma unroll 8
         for (int k = threadIdx.y; k < n_chunks; k += SHARES) {
             s1 += partial[(long long)k * 2 * channels + c];
             s2 += partial[(long long)k * 2 * channels + channels + c];
@@ -129,32 +129,37 @@ extern "C" __global__ void batch_norm_statistics(const int* lanes, const int* va
                                                  Rows about, Rows weight, Rows bias, Rows running_mean, Rows running_var,
                                                  Rows saved_rows, Rows partial, float eps, float momentum) {
     const int lane = lanes[blockIdx.z], c = blockIdx.x * 32 + threadIdx.x;
+    const bool is_mine = threadIdx.y == 0 && c < channels;
+    // Read before the sums, so that a thread waits for memory once.
+    float w = 0, b = 0, m = 0, v = 0, x0 = 0;
+    if (is_mine) {
+        w = of(weight, lane)[c], b = of(bias, lane)[c], m = of(running_mean, lane)[c], v = of(running_var, lane)[c];
+        if (mode != FROZEN) x0 = of(about, lane)[c];
+    }
     double s1 = 0, s2 = 0;
     if (mode != FROZEN) sum_chunks(of(partial, lane), n_chunks, channels, c, s1, s2);
-    if (threadIdx.y != 0 || c >= channels) return;
+    if (!is_mine) return;
     float* saved = of(saved_rows, lane);
     double mean, inverse;
     if (mode == FROZEN) {
-        mean = of(running_mean, lane)[c];
-        inverse = 1.0 / sqrt(double(of(running_var, lane)[c] + eps));
+        mean = m;
+        inverse = 1.0 / sqrt(double(v + eps));
     } else {
         const double n = double(valid[lane]) * pixels;
         const double var = fmax(s2 - s1 * s1 / n, 0.0) / n;
         // fmax drops NaN; a NaN in the sums must reach the result.
         const double checked = s2 == s2 ? var : s2;
-        mean = double(of(about, lane)[c]) + s1 / n;
+        mean = double(x0) + s1 / n;
         inverse = 1.0 / sqrt(checked + double(eps));
         if (mode == UPDATE) {
-            float& m = of(running_mean, lane)[c];
-            float& v = of(running_var, lane)[c];
             const double unbiased = n > 1 ? checked * n / (n - 1) : checked;
-            m = float((1.0 - double(momentum)) * m + double(momentum) * mean);
-            v = float((1.0 - double(momentum)) * v + double(momentum) * unbiased);
+            of(running_mean, lane)[c] = float((1.0 - double(momentum)) * m + double(momentum) * mean);
+            of(running_var, lane)[c] = float((1.0 - double(momentum)) * v + double(momentum) * unbiased);
         }
     }
-    const double scale = of(weight, lane)[c] * inverse;
+    const double scale = w * inverse;
     saved[c] = float(mean), saved[channels + c] = float(inverse);
-    saved[2 * channels + c] = float(scale), saved[3 * channels + c] = float(of(bias, lane)[c] - mean * scale);
+    saved[2 * channels + c] = float(scale), saved[3 * channels + c] = float(b - mean * scale);
 }
 
 // z = relu?(scale·x + shift + residual?)
@@ -163,7 +168,7 @@ __device__ __forceinline__ void normalise(const int* lanes, int len, int channel
                                           Rows z_rows, int with_relu) {
     const int i = (blockIdx.x * blockDim.x + threadIdx.x) * VEC;
     if (i >= len) return;
-    const int lane = lanes[blockIdx.z], c = i % channels;
+    const int lane = lanes[backwards()], c = i % channels;
     const float* saved = of(saved_rows, lane);
     Pack<VEC> v = load<VEC>(of(x_rows, lane) + i);
     const Pack<VEC> scale = load<VEC>(saved + 2 * channels + c), shift = load<VEC>(saved + 3 * channels + c);
@@ -192,14 +197,18 @@ extern "C" __global__ void normalise_4(const int* lanes, int len, int channels, 
 extern "C" __global__ void batch_norm_gradients(const int* lanes, const int* valid, int pixels, int channels, int n_chunks, int mode,
                                                 Rows weight, Rows saved_rows, Rows partial, Rows coefficients, Rows dweight, Rows dbias) {
     const int lane = lanes[blockIdx.z], c = blockIdx.x * 32 + threadIdx.x;
+    const bool is_mine = threadIdx.y == 0 && c < channels;
+    const float* saved = of(saved_rows, lane);
+    float w = 0;
+    double mean = 0, inverse = 0;
+    if (is_mine) w = of(weight, lane)[c], mean = saved[c], inverse = saved[channels + c];
     double s1, s2;
     sum_chunks(of(partial, lane), n_chunks, channels, c, s1, s2);
-    if (threadIdx.y != 0 || c >= channels) return;
-    const float* saved = of(saved_rows, lane);
-    const double mean = saved[c], inverse = saved[channels + c], n = double(valid[lane]) * pixels;
+    if (!is_mine) return;
+    const double n = double(valid[lane]) * pixels;
     of(dweight, lane)[c] = float(s2 * inverse);
     of(dbias, lane)[c] = float(s1);
-    const double a = of(weight, lane)[c] * inverse;
+    const double a = w * inverse;
     const double b = mode == FROZEN ? 0.0 : -a * inverse * inverse * s2 / n;
     const double constant = mode == FROZEN ? 0.0 : -a * s1 / n - b * mean;
     float* out = of(coefficients, lane);

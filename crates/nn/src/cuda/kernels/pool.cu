@@ -15,7 +15,7 @@ __device__ __forceinline__ void max_pool(const int* lanes, const Pool& p, int pa
                                          long long places_stride, Rows x_max_rows) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs) return;
-    const int lane = lanes[blockIdx.z], per_pixel = p.c / VEC;
+    const int lane = lanes[backwards()], per_pixel = p.c / VEC;
     const int pixel = i / p.by_packs, c = (i - pixel * per_pixel) * VEC;
     const int line = pixel / p.by_wo, ox = pixel - line * p.wo, n = line / p.by_ho, oy = line - n * p.ho;
     const float* x = of(x_rows, lane) + (long long)n * p.h * p.w * p.c + c;

@@ -1,6 +1,6 @@
 // The first layer: 3×3 convolutions of stride 1 on images with up to four channels, in tf32. There is little to compute
-// and much to write. So a block keeps the weights of 64 channels in registers and processes one image after another. An
-// image, with four floats per pixel and its margin, is in shared memory.
+// and much to write. So a block keeps the weights of 64 channels in registers, 32 per warp, and processes one image, or
+// half of one, after another. It is in shared memory, with four floats per pixel and its margin.
 
 constexpr int STEM_STEPS = 5;  // of eight: two taps of four channels each; the tenth tap is empty
 
@@ -8,53 +8,63 @@ struct Stem {
     const Conv& s;
     const float* x;
     float4* images;  // two, with margins
-    int width, padded, pixels;
-    u32 b[STEM_STEPS][8][2];
+    int parts, height, width, padded, pixels;  // of a part of an image
+    u32 b[STEM_STEPS][4][2];
 
-    __device__ __forceinline__ Stem(const Conv& s, const float* x, const float* w, int n0, float4* images) : s(s), x(x), images(images) {
+    // The first of a warp's 32 channels, and of its sixteen pixels among 64.
+    static __device__ __forceinline__ int channel() { return threadIdx.x / 32 % 2 * 32; }
+    static __device__ __forceinline__ int pixel() { return threadIdx.x / 64 * 16; }
+
+    __device__ __forceinline__ Stem(const Conv& s, const float* x, const float* w, int n0, float4* images, int parts)
+        : s(s), x(x), images(images), parts(parts) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        width = s.w + 2, padded = width * (s.h + 2), pixels = s.h * s.w;
+        height = s.h / parts, width = s.w + 2, padded = width * (height + 2), pixels = height * s.w;
         for (int i = threadIdx.x; i < 2 * padded; i += 256) images[i] = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int k = 0; k < 2 * STEM_STEPS; k++) {
 #pragma unroll
-            for (int ni = 0; ni < 8; ni++) {
-                const bool in = k < 9 && t < s.ci;
-                b[k / 2][ni][k % 2] = in ? to_tf32(w[((n0 + 8 * ni + g) * 9 + k) * s.ci + t]) : 0;
+            for (int ni = 0; ni < 4; ni++) {
+                // The order of channels is free: a thread's results are four neighbours.
+                const int o = n0 + channel() + ni / 2 * 16 + g / 2 * 4 + ni % 2 * 2 + g % 2;
+                b[k / 2][ni][k % 2] = k < 9 && t < s.ci ? to_tf32(w[(o * 9 + k) * s.ci + t]) : 0;
             }
         }
         __syncthreads();
     }
 
-    __device__ __forceinline__ void fetch(int n, int buffer) const {
+    // A part with the rows above and below it.
+    __device__ __forceinline__ void fetch(int part, int buffer) const {
         const u32 to = u32(__cvta_generic_to_shared(images + buffer * padded));
-        for (int i = threadIdx.x; i < pixels; i += 256) {
+        const int top = part % parts * height - 1;
+        for (int i = threadIdx.x; i < pixels + 2 * s.w; i += 256) {
             const int row = i / s.by_wo;
-            copy_async<4>(to + 16 * ((row + 1) * width + i - row * s.w + 1), x + 4ll * (n * pixels + i), true);
+            const bool in = u32(top + row) < u32(s.h);
+            copy_async<4>(to + 16 * (row * width + i - row * s.w + 1), x + 4ll * (in ? part * pixels - s.w + i : 0), in);
         }
     }
 
-    // Calls body(n, image) for the images of this block while the next image is being copied.
+    // Calls body(part, image) for the parts of images of this block while the next one is being copied.
     template <class Body>
-    __device__ __forceinline__ void for_each_image(Body body) const {
+    __device__ __forceinline__ void for_each_part(Body body) const {
         fetch(blockIdx.x, 0);
         asm volatile("cp.async.commit_group;");
         int buffer = 0;
-        for (int n = blockIdx.x; n < s.batch; n += gridDim.x, buffer ^= 1) {
-            if (n + gridDim.x < s.batch) fetch(n + gridDim.x, buffer ^ 1);
+        for (int part = blockIdx.x; part < s.batch * parts; part += gridDim.x, buffer ^= 1) {
+            if (part + gridDim.x < s.batch * parts) fetch(part + gridDim.x, buffer ^ 1);
             asm volatile("cp.async.commit_group;");
             asm volatile("cp.async.wait_group 1;" ::: "memory");
             __syncthreads();
-            body(n, reinterpret_cast<const float*>(images + buffer * padded));
+            body(part, reinterpret_cast<const float*>(images + buffer * padded));
             __syncthreads();
         }
     }
 
-    // Calls result(pixel, channel, v0, v1) for sixteen pixels from m0 and 64 channels. The warp's threads share them.
+    // Calls result(pixel, pair, four channels) for sixteen pixels from m0 and 32 channels: two times sixteen, of which a thread
+    // has four neighbours. The warp's threads share them.
     template <class Result>
     __device__ __forceinline__ void products(const float* image, int m0, Result result) const {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        float acc[8][4] = {};
+        float acc[4][4] = {};
         const float* from[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -70,43 +80,89 @@ struct Stem {
                 a[i] = to_tf32(from[i % 2][4 * (tap / 3 * width + tap % 3)]);
             }
 #pragma unroll
-            for (int ni = 0; ni < 8; ni++) mma_tf32(acc[ni], a, b[k][ni]);
+            for (int ni = 0; ni < 4; ni++) mma_tf32(acc[ni], a, b[k][ni]);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int pixel = m0 + g + 8 * half;
             if (pixel >= pixels) continue;
 #pragma unroll
-            for (int ni = 0; ni < 8; ni++) result(pixel, 8 * ni + 2 * t, acc[ni][2 * half], acc[ni][2 * half + 1]);
+            for (int pair = 0; pair < 2; pair++) {
+                const float *left = acc[2 * pair] + 2 * half, *right = acc[2 * pair + 1] + 2 * half;
+                result(pixel, pair, Pack<4>{left[0], left[1], right[0], right[1]});
+            }
         }
+    }
+};
+
+// Sums of a part's results for `batch_norm_statistics`, as in `After::sum_moments`: a thread has eight channels.
+struct StemMoments {
+    float mean[2][4], sums[2][2][4];
+
+    __device__ __forceinline__ StemMoments(const float* means, int c) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) mean[i / 4][i % 4] = means[c + i / 4 * 16 + i % 4];
+    }
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < 16; i++) sums[i / 8][i / 4 % 2][i % 4] = 0;
+    }
+
+    __device__ __forceinline__ void add(int pair, const Pack<4>& v) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float d = v.v[k] - mean[pair][k];
+            sums[0][pair][k] += d, sums[1][pair][k] += d * d;
+        }
+    }
+
+    // Writes the sums of 64 channels over all pixels of a block; zeros for padding.
+    __device__ __forceinline__ void put(float* to, int columns, int c, bool padding) {
+        __shared__ float parts[4][2][64];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float v = sums[i / 8][i / 4 % 2][i % 4];
+            for (int o = 4; o < 32; o <<= 1) v += __shfl_xor_sync(~0u, v, o);
+            if (threadIdx.x % 32 < 4) parts[threadIdx.x / 64][i / 8][c + i / 4 % 2 * 16 + i % 4] = v;
+        }
+        __syncthreads();
+        const int kind = threadIdx.x / 64, o = threadIdx.x % 64;
+        if (kind < 2) to[kind * columns + o] = padding ? 0.f : parts[0][kind][o] + parts[1][kind][o] + parts[2][kind][o] + parts[3][kind][o];
     }
 };
 
 extern "C" __global__ void __launch_bounds__(256, 2)
     stem(Conv s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows, After after, int flags) {
     extern __shared__ float4 images[];
-    const int lane = lanes[blockIdx.z], n0 = blockIdx.y * 64;
-    const Stem stem(s, of(x_rows, lane), of(w_rows, lane), n0, images);
-    float* const y = of(y_rows, lane);
-    const bool with_relu = flags & 2, plain = !after.norm.at && !after.bias.at && !after.residual.at;
-    stem.for_each_image([&](int n, const float* image) {
-        for (int m0 = threadIdx.x / 32 * 16; m0 < stem.pixels; m0 += 128) {
-            stem.products(image, m0, [&](int pixel, int o, float v0, float v1) {
-                const long long row = (long long)(n * stem.pixels + pixel) * s.co;
-                o += n0;
-                if (!plain) {
-                    v0 = after(v0, lane, o, s.co, row + o, with_relu);
-                    v1 = after(v1, lane, o + 1, s.co, row + o + 1, with_relu);
-                } else if (with_relu) {
-                    v0 = relu(v0), v1 = relu(v1);
+    const int lane = lanes[blockIdx.z], n0 = blockIdx.y * 64, c = Stem::channel() + threadIdx.x % 4 * 4;
+    const Stem stem(s, of(x_rows, lane), of(w_rows, lane), n0, images, s.h % 2 ? 1 : 2);
+    float* const y = of(y_rows, lane) + n0;
+    const bool with_relu = flags & 2, plain = !after.norm.at && !after.bias.at && !after.residual.at, sums = after.moments.at;
+    StemMoments moments(sums ? of(after.mean, lane) + n0 : of(w_rows, lane), c);
+    stem.for_each_part([&](int part, const float* image) {
+        moments.clear();
+        for (int m0 = Stem::pixel(); m0 < stem.pixels; m0 += 64) {
+            stem.products(image, m0, [&](int pixel, int pair, Pack<4> v) {
+                const long long at = (long long)(part * stem.pixels + pixel) * s.co + c + 16 * pair;
+                if (sums) moments.add(pair, v);
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    if (!plain) {
+                        v.v[k] = after(v.v[k], lane, n0 + c + 16 * pair + k, s.co, n0 + at + k, with_relu);
+                    } else if (with_relu) {
+                        v.v[k] = relu(v.v[k]);
+                    }
                 }
-                *reinterpret_cast<float2*>(y + row + o) = make_float2(v0, v1);
+                store<4>(y + at, v);
             });
         }
+        if (sums) moments.put(of(after.moments, lane) + 2ll * part * s.co + n0, s.co, c, part / stem.parts >= after.valid[lane]);
     });
 }
 
 constexpr int POOL_PITCH = 64 + 8;  // floats between the pixels of a row in shared memory: a warp's eight pixels are in different banks
+constexpr int RING_PITCH = 64 + 16;  // the same for vectors of four
 
 // The same, fused with a max-pool of 3×3 and stride 2 (`pool.cu`), for passes without a backward pass. The output of
 // the first layer is then neither written nor read. A block computes 128 pixels, an even number of rows, at a time. The
@@ -115,22 +171,24 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     stem_pool(Conv s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows, After after, int flags) {
     extern __shared__ float4 images[];
     const int tid = threadIdx.x, lane = lanes[blockIdx.z], n0 = blockIdx.y * 64;
-    const Stem stem(s, of(x_rows, lane), of(w_rows, lane), n0, images);
+    const Stem stem(s, of(x_rows, lane), of(w_rows, lane), n0, images, 1);
     float* const rows = reinterpret_cast<float*>(images + 2 * stem.padded);
     const int n_rows = 128 / s.w, ring = n_rows + 1, ho = s.h / 2, wo = s.w / 2;
     float* const y = of(y_rows, lane) + n0;
     const bool with_relu = flags & 2;
-    stem.for_each_image([&](int n, const float* image) {
+    stem.for_each_part([&](int n, const float* image) {
         int start = 0;  // the ring's slot of the row before `first`
         for (int first = 0; first < s.h; first += n_rows, start = start ? start - 1 : n_rows) {
             auto at = [&](int row, int col) {
                 const int place = start + row - first + 1;
-                return rows + ((place < ring ? place : place - ring) * s.w + col) * POOL_PITCH;
+                return rows + ((place < ring ? place : place - ring) * s.w + col) * RING_PITCH;
             };
-            stem.products(image, first * s.w + tid / 32 * 16, [&](int pixel, int o, float v0, float v1) {
-                const int row = pixel / s.by_wo;
-                *reinterpret_cast<float2*>(at(row, pixel - row * s.w) + o) = make_float2(v0, v1);
-            });
+            for (int m0 = Stem::pixel(); m0 < 128; m0 += 64) {
+                stem.products(image, first * s.w + m0, [&](int pixel, int pair, const Pack<4>& v) {
+                    const int row = pixel / s.by_wo;
+                    store<4>(at(row, pixel - row * s.w) + Stem::channel() + tid % 4 * 4 + 16 * pair, v);
+                });
+            }
             __syncthreads();
             // The epilogue runs here: a thread has four channels, and there are registers for their coefficients.
             const int c = tid % 16 * 4;
