@@ -27,14 +27,14 @@ pub(super) const AT_ONCE: usize = 2;
 /// Bytes of shared memory that a kernel needs.
 pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
     let product = |p: &Product| 128 * (2 * (p.positions + 40) + 4 * p.channels) as u32;
-    let weight = 3 * 4 * ((CHUNK as u32 + 2 * MARGIN_MAX) * 72 + CHUNK as u32 * 64);
+    let weight = 3 * (4 * 68 * (CHUNK as u32 + 2 * MARGIN_MAX) + CHUNK as u32 / 4 * FOUR_BYTES);
     let dense = |channels: usize| 4 * 128 * (Dense::TOKENS + channels) as u32;
     let found = PRODUCTS.iter().find(|p| p.kernel == kernel).map(product);
     match kernel {
         "shifted_weight" => Some(weight),
         "dense_1" => Some(dense(64)),
         "dense_2" => Some(dense(128)),
-        "dense_weight" => Some(3 * 4 * (Dense::CHUNK * (128 + 8 + 64)) as u32),
+        "dense_weight" => Some(3 * (4 * (128 + 8) * Dense::CHUNK as u32 + Dense::CHUNK as u32 / 4 * FOUR_BYTES)),
         _ => found,
     }
 }
@@ -42,9 +42,13 @@ pub(super) fn shared_bytes(kernel: &str) -> Option<u32> {
 /// Zeros on either side of a tile, and positions of a sum at a time, as in `hopper.cu`.
 const MARGIN_MAX: u32 = 18;
 const CHUNK: usize = 96;
+/// Bytes of shared memory of four positions of dY, for 64 channels.
+const FOUR_BYTES: u32 = 64 * 16 + 16;
 /// Blocks per lane that split sums aim at (ten lanes then give an H200 two per processor), and minimum chunks per part.
 const BLOCKS_WANTED: usize = 26;
-const CHUNKS_MIN: usize = 6;
+const CHUNKS_MIN: usize = 5;
+/// Minimum parts of a long sum. With fewer, the last of several waves of blocks leaves more processors idle.
+const PARTS_MIN: usize = 3;
 /// Images laid end to end, as in `hopper.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +118,7 @@ impl Strip {
         let (ci, co) = self.channels();
         let tiles = ci / 64 * (co / 64);
         let most = (self.positions().div_ceil(CHUNK) / CHUNKS_MIN).min(further * PARTS_LEN / (9 * ci * co));
-        (tiles, (further * BLOCKS_WANTED / tiles).max(2).min(most).max(1))
+        (tiles, (further * BLOCKS_WANTED / tiles).max(PARTS_MIN).min(most).max(1))
     }
 }
 
@@ -158,7 +162,7 @@ impl Dense {
         let is_wide = self.co % 128 == 0 && 2 * lanes * tiles(rows / Self::FILLED, 128) >= 3 * processors;
         let (kernel, channels, at_once, threads) =
             if is_wide { ("dense_2", 128, 1, 256) } else { ("dense_1", 64, 2, 128) };
-        (kernel, tiles(rows, channels).min((at_once * processors).div_ceil(lanes.max(1))), threads)
+        (kernel, tiles(rows, channels).min((at_once * processors / lanes.max(1)).max(1)), threads)
     }
 
     /// Tiles of the gradient of the weights and the parts of its split sum, by the shape alone; `None` if the inputs are no
@@ -229,7 +233,7 @@ mod tests {
                 let weight = Strip::new(&conv(side, channels, channels), 256, true).map(|strip| strip.weight(further));
                 weight.map_or(0, |(tiles, splits)| tiles * splits)
             };
-            assert!((24..=32).contains(&blocks(1)) && (120..=132).contains(&blocks(ALONE)), "{side} {channels}");
+            assert!((24..=48).contains(&blocks(1)) && (120..=132).contains(&blocks(ALONE)), "{side} {channels}");
         }
     }
 

@@ -88,32 +88,41 @@ extern "C" __global__ void __launch_bounds__(256, 1)
 }
 
 // dW[o, i] = Σ_q X[q, i] · dY[q, o]. Two warp groups compute 64 × 64 channels each, of different inputs. The sum runs
-// over tokens, 32 at a time, and is cut into `splits`. The tensor cores need both factors by tokens: dY is transposed
-// on its way to shared memory, X on its way to registers, as in `shifted_weight`.
+// over tokens, 32 at a time, and is cut into `splits`. The tensor cores need both factors by tokens: dY is turned on its
+// way to shared memory by every other warp (`Four`), X on its way to registers, as in `shifted_weight`.
 extern "C" __global__ void __launch_bounds__(256, 2)
     dense_weight(Dense s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows, int flags, int splits, float* partial) {
     constexpr int BK = 32, PITCH = 128 + 8;  // threads of a warp read different banks
-    constexpr int X_BYTES = 4 * BK * PITCH, PLACE_BYTES = X_BYTES + 4 * BK * 64;
+    constexpr int X_BYTES = 4 * BK * PITCH, PLACE_BYTES = X_BYTES + BK / 4 * FOUR_BYTES;
     const u32 shared = u32(__cvta_generic_to_shared(shared_memory));
     const int tid = threadIdx.x, warp = tid / 32, thread = tid % 32, lane = lanes[blockIdx.z];
     const int n_tiles_i = s.ci / 128, i0 = blockIdx.x % n_tiles_i * 128, o0 = blockIdx.x / n_tiles_i * 64;
     const int n_rows = min(s.rows, s.tokens[lane]), all = (n_rows + BK - 1) / BK;
     const int begin = all * blockIdx.y / splits, end = all * (blockIdx.y + 1) / splits;
     const float* const x = of(x_rows, lane) + i0 + 4 * thread;
-    const float* const y = of(y_rows, lane) + o0 + thread % 8;
 
-    auto fetch = [&](int chunk, u32 place) {
+    auto fetch_tokens = [&](int chunk, u32 place) {
         const u32 x_to = shared + place * PLACE_BYTES + 4 * (warp * PITCH + 4 * thread);
 #pragma unroll
         for (int i = 0; i < BK / 8; i++) {
             const int q = chunk * BK + warp + 8 * i;
             copy_once(x_to + 4 * 8 * i * PITCH, x + (q < n_rows ? q * s.ci : 0), q < n_rows);
         }
-        // Eight channels × four tokens of a warp are 128 bytes in shared memory.
-        const int q = chunk * BK + 4 * warp + thread / 8;
-        const u32 y_to = shared + place * PLACE_BYTES + X_BYTES + 16 * (64 * warp + thread % 8) + 4 * (thread / 8);
+    };
+    Four four;
+    const int o_of = warp / 2 * 16 + Four::channels();
+    const float* const y = of(y_rows, lane) + o0 + o_of;
+    const u32 y_to = shared + X_BYTES + Four::positions() * FOUR_BYTES + 16 * o_of;
+    auto load_gradient = [&](int chunk) {
+        if (warp % 2 != 0) return;
 #pragma unroll
-        for (int o = 0; o < 64; o += 8) copy_async<1>(y_to + 16 * o, y + (q < n_rows ? q * s.co + o : 0), q < n_rows);
+        for (int i = 0; i < 4; i++) {
+            const int q = chunk * BK + 4 * Four::positions() + i;
+            four.load(i, q < n_rows ? y + q * s.co : nullptr);
+        }
+    };
+    auto store_gradient = [&](u32 place) {
+        if (warp % 2 == 0) four.store(y_to + place * PLACE_BYTES);
     };
 
     float acc[32] = {};
@@ -128,22 +137,24 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         }
     };
 
-    if (begin < end) fetch(begin, 0);
+    if (begin < end) load_gradient(begin), fetch_tokens(begin, 0), store_gradient(0);
     copies_commit();
-    if (begin + 1 < end) fetch(begin + 1, 1);
+    if (begin + 1 < end) load_gradient(begin + 1), fetch_tokens(begin + 1, 1);
     copies_commit();
     u32 place = 0;
     for (int chunk = begin; chunk < end; chunk++) {
         copies_pending<1>();
-        if (chunk + 2 < end) fetch(chunk + 2, place == 0 ? 2 : place - 1);
-        copies_commit();
         const u32 b = shared + place * PLACE_BYTES + X_BYTES;
         load(factors[0], place, 0);
 #pragma unroll
         for (int k = 0; k < BK / 8; k++) {
             products_begin();
-            multiply(acc, factors[k % 2], matrix_of_columns(b + 2 * k * 1024));
+            multiply(acc, factors[k % 2], matrix_of_columns(b + 2 * k * FOUR_BYTES, FOUR_BYTES));
             products_commit();
+            // Copies begin behind the first products, which run meanwhile.
+            if (k == 0 && chunk + 1 < end) store_gradient(place == 2 ? 0 : place + 1);
+            if (k == 1 && chunk + 2 < end) fetch_tokens(chunk + 2, place == 0 ? 2 : place - 1), load_gradient(chunk + 2);
+            if (k == 1) copies_commit();
             if (k + 1 < BK / 8) {
                 products_pending<1>();
                 load(factors[(k + 1) % 2], place, k + 1);

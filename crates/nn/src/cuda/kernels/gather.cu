@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         for (int k = 0; k < BK / 8; k++) {
             products_begin();
 #pragma unroll
-            for (int right = 0; right < 3; right++) multiply(acc[right], factors[k % 2][right], matrix_of_columns(b + 2 * k * 1024));
+            for (int right = 0; right < 3; right++) multiply(acc[right], factors[k % 2][right], matrix_of_columns(b + 2 * k * 1024, 1024));
             products_commit();
             if (k + 1 < BK / 8) {
                 products_pending<1>();

@@ -16,10 +16,14 @@ struct Strip {
     __device__ int positions() const { return batch * (h + 1) * (w + 1); }
 
     // The pixel at a position, or -1 for a zero.
-    __device__ int pixel(int q) const {
-        if (q < 0 || q >= positions()) return -1;
+    __device__ int pixel(int q) const { return q < 0 || q >= positions() ? -1 : pixel_without_branch(q); }
+
+    // The same, for copies between products. (Measured: a branch there costs a twentieth of `shifted_weight`. Ten in a row,
+    // as for the tiles of a product, need registers instead.)
+    __device__ __forceinline__ int pixel_without_branch(int q) const {
         const int n = q / by_image, r = q - n * ((h + 1) * (w + 1)), row = r / by_pitch, col = r - row * (w + 1);
-        return row < h && col < w ? (n * h + row) * w + col : -1;
+        const bool in = (u32(q) < u32(positions())) & (row < h) & (col < w);
+        return in ? (n * h + row) * w + col : -1;
     }
 };
 
@@ -38,8 +42,8 @@ __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_g
 // (`swapped_to`), so that eight rows, from any row, are read at once.
 __device__ __forceinline__ u64 matrix_of_rows(u32 at) { return u64(at >> 4) | u64(1) << 16 | u64(64) << 32 | u64(1) << 62; }
 __device__ __forceinline__ u32 swapped_to(int row, int part) { return 128 * row + 16 * (part ^ row & 7); }
-// Another layout: blocks of 8 columns × 16 bytes, neighbours 128 bytes apart along the columns, 1024 along the sum.
-__device__ __forceinline__ u64 matrix_of_columns(u32 at) { return u64(at >> 4) | u64(64) << 16 | u64(8) << 32; }
+// Another layout: blocks of 8 columns × 16 bytes, neighbours 128 bytes apart along the columns, `step` along the sum.
+__device__ __forceinline__ u64 matrix_of_columns(u32 at, u32 step) { return u64(at >> 4) | u64(step / 16) << 16 | u64(8) << 32; }
 
 #define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SIXTEEN(d, i) FOUR(d, i), FOUR(d, i + 4), FOUR(d, i + 8), FOUR(d, i + 12)
@@ -235,13 +239,40 @@ __device__ __forceinline__ void load_two(u32& a, u32& b, u32 at) {
     asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(at));
 }
 
+// Four positions × four channels of dY, which a thread turns on their way to shared memory: it reads them by positions,
+// 16 bytes each, and stores them by channels. They stay in registers while a chunk is multiplied. Threads of a warp have
+// eight fours of positions, for the banks, and 16 channels, for whole sectors.
+constexpr u32 FOUR_BYTES = 64 * 16 + 16;  // of 64 channels, and a little more: eight neighbours are in different banks
+
+struct Four {
+    float v[4][4];
+
+    static __device__ __forceinline__ int positions() { return threadIdx.x % 8; }
+    static __device__ __forceinline__ int channels() { return threadIdx.x / 8 % 4 * 4; }
+
+    // The channels at position i; null stands for zeros.
+    __device__ __forceinline__ void load(int i, const float* from) {
+        const float4 q = from ? __ldg(reinterpret_cast<const float4*>(from)) : make_float4(0, 0, 0, 0);
+        v[i][0] = q.x, v[i][1] = q.y, v[i][2] = q.z, v[i][3] = q.w;
+    }
+
+    __device__ __forceinline__ void store(u32 at) const {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at + 16 * c), "f"(v[0][c]), "f"(v[1][c]), "f"(v[2][c]), "f"(v[3][c]));
+        }
+    }
+};
+
 // Three warp groups compute 64 × 64 channels each, for the three taps of a kernel row. The sum runs over positions, 96
-// at a time. The tensor cores need both factors by positions: dY is transposed on its way to shared memory, X on its
-// way to registers.
+// at a time. The tensor cores need both factors by positions: dY is turned on its way to shared memory (`Four`), X on its
+// way to registers. The order of positions within a product is free: a thread's two are neighbours, 2t and 2t + 1, so
+// that the three taps need four of them, not six. Shared memory is the bottleneck: with its copies and reads it is as
+// long busy as the tensor cores.
 extern "C" __global__ void __launch_bounds__(384, 1)
     shifted_weight(Strip s, const int* lanes, Rows x_rows, Rows w_rows, Rows y_rows, int flags, int splits, float* partial) {
-    constexpr int BK = 96, X_ROWS = BK + 2 * MARGIN_MAX, X_PITCH = 72;
-    constexpr int X_BYTES = 4 * X_ROWS * X_PITCH, Y_BYTES = 4 * BK * 64, PLACE_BYTES = X_BYTES + Y_BYTES;
+    constexpr int BK = 96, X_ROWS = BK + 2 * MARGIN_MAX, X_PITCH = 68;  // pitch: threads of a warp read different banks
+    constexpr int X_BYTES = 4 * X_ROWS * X_PITCH, PLACE_BYTES = X_BYTES + BK / 4 * FOUR_BYTES;
     constexpr int X_PASSES = (X_ROWS + 23) / 24;
     const u32 shared = u32(__cvta_generic_to_shared(shared_memory));
     const int tid = threadIdx.x, warp = tid / 32, thread = tid % 32;
@@ -251,65 +282,66 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     const int all = (s.positions() + BK - 1) / BK;
     const int begin = all * blockIdx.y / splits, end = all * (blockIdx.y + 1) / splits;
     const float* x = of(x_rows, lane) + i0 + tid % 16 * 4;
-    const float* y = of(y_rows, lane) + o0 + thread % 8;
 
-    auto fetch = [&](int chunk, u32 place) {
-        const u32 x_to = shared + place * PLACE_BYTES + 4 * (tid / 16 * X_PITCH + tid % 16 * 4);
-        for (int i = 0; i < X_PASSES; i++) {
-            const int row = tid / 16 + 24 * i;
-            if (row >= BK + 2 * margin) break;
-            const int pixel = s.pixel(chunk * BK - margin + row);
-            copy_once(x_to + 4 * 24 * i * X_PITCH, x + (pixel < 0 ? 0 : pixel * s.ci), pixel >= 0);
-        }
-        // Eight channels × four positions of a warp are 128 bytes in shared memory.
-        const u32 y_to = shared + place * PLACE_BYTES + X_BYTES + 16 * (thread % 8) + 4 * (thread / 8);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int four = warp + 12 * i;
-            const int pixel = s.pixel(chunk * BK + 4 * four + thread / 8);
-#pragma unroll
-            for (int o = 0; o < 64; o += 8) {
-                copy_async<1>(y_to + 16 * (64 * four + o), y + (pixel < 0 ? 0 : pixel * s.co + o), pixel >= 0);
-            }
-        }
+    auto fetch_image = [&](int chunk, u32 place, int i) {
+        const int row = tid / 16 + 24 * i;
+        if (row >= BK + 2 * margin) return;
+        const int pixel = s.pixel_without_branch(chunk * BK - margin + row);
+        copy_once(shared + place * PLACE_BYTES + 4 * (row * X_PITCH + tid % 16 * 4), x + (pixel < 0 ? 0 : pixel * s.ci), pixel >= 0);
+    };
+    // Of eight positions, the first four that a product takes are the even ones.
+    Four four;
+    const int number = warp % 3 * 8 + Four::positions(), o_of = warp / 3 * 16 + Four::channels();
+    const float* const y = of(y_rows, lane) + o0 + o_of;
+    const u32 y_to = shared + X_BYTES + number * FOUR_BYTES + 16 * o_of;
+    auto load_gradient = [&](int chunk, int i) {
+        const int pixel = s.pixel_without_branch(chunk * BK + number / 2 * 8 + 2 * i + number % 2);
+        four.load(i, pixel < 0 ? nullptr : y + pixel * s.co);
     };
 
     float acc[3][32] = {};
-    u32 factors[3][3][4];  // read two products ahead: they wait neither for shared memory nor for registers
+    u32 factors[3][4][2];  // read two products ahead: they wait neither for shared memory nor for registers
     const int down = warp / 4, g = thread / 4, t = thread % 4;
-    const u32 x_from = shared + 4 * ((margin + (down - 1) * pitch - 1 + t) * X_PITCH + warp % 4 * 16 + 2 * g);
-    auto load = [&](u32 (&a)[3][4], u32 place, int k) {
+    const u32 x_from = shared + 4 * ((margin + (down - 1) * pitch - 1 + 2 * t) * X_PITCH + warp % 4 * 16 + 2 * g);
+    auto load = [&](u32 (&a)[4][2], u32 place, int k) {
 #pragma unroll
-        for (int right = 0; right < 3; right++) {
-#pragma unroll
-            for (int i = 0; i < 4; i += 2) {  // both rows at t, then at t + 4
-                load_two(a[right][i], a[right][i + 1], x_from + place * PLACE_BYTES + 4 * (8 * k + right + 2 * i) * X_PITCH);
-            }
-        }
+        for (int i = 0; i < 4; i++) load_two(a[i][0], a[i][1], x_from + place * PLACE_BYTES + 4 * (8 * k + i) * X_PITCH);
     };
 
-    if (begin < end) fetch(begin, 0);
-    copies_commit();
-    if (begin + 1 < end) fetch(begin + 1, 1);
-    copies_commit();
+    for (int chunk = begin; chunk < min(begin + 2, end); chunk++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) load_gradient(chunk, i);
+        for (int i = 0; i < X_PASSES; i++) fetch_image(chunk, chunk - begin, i);
+        copies_commit();
+        if (chunk == begin) four.store(y_to);
+    }
+    if (begin + 1 >= end) copies_commit();
     u32 place = 0;
     for (int chunk = begin; chunk < end; chunk++) {
         copies_pending<1>();
-        if (chunk + 2 < end) fetch(chunk + 2, place == 0 ? 2 : place - 1);
-        copies_commit();
         const u32 b = shared + place * PLACE_BYTES + X_BYTES;
         load(factors[0], place, 0), load(factors[1], place, 1);
 #pragma unroll
         for (int k = 0; k < BK / 8; k++) {
             products_begin();
 #pragma unroll
-            for (int right = 0; right < 3; right++) multiply(acc[right], factors[k % 3][right], matrix_of_columns(b + 2 * k * 1024));
+            for (int right = 0; right < 3; right++) {
+                const u32(&a)[4][2] = factors[k % 3];
+                const u32 two[4] = {a[right][0], a[right][1], a[right + 1][0], a[right + 1][1]};
+                multiply(acc[right], two, matrix_of_columns(b + 2 * k * FOUR_BYTES, FOUR_BYTES));
+            }
             products_commit();
+            // The copies are spread over the products, which run meanwhile. (Measured: between them they took longer.)
+            const u32 next = place == 2 ? 0 : place + 1, next_but_one = place == 0 ? 2 : place - 1;
+            if (k == 0 && chunk + 1 < end) four.store(y_to + next * PLACE_BYTES);
+            if (k >= 1 && k <= 4 && chunk + 2 < end) load_gradient(chunk + 2, k - 1);
+            if (k >= 5 && k < 5 + X_PASSES && chunk + 2 < end) fetch_image(chunk + 2, next_but_one, k - 5);
             if (k + 2 < BK / 8) {
                 products_pending<1>();
                 load(factors[(k + 2) % 3], place, k + 2);
             }
         }
+        copies_commit();
         products_pending<0>();
         place = place == 2 ? 0 : place + 1;
     }
