@@ -237,6 +237,37 @@ fn lines_and_files_cannot_be_dropped_added_or_exchanged() {
 }
 
 #[test]
+fn forged_rounds_are_blamed_and_the_files_that_follow_from_the_true_ones_are_not() {
+    let scene = Scene::new("fedavg");
+    let truth = Run::finished(&scene.copy(), &scene.config).unwrap().unwrap().last;
+    let dir = scene.unsealed();
+    edit(&dir, "metrics.jsonl", |lines| lines[2]["accuracy"] = 0.99.into());
+    let message = verified(&dir).unwrap_err();
+    assert!(message.contains(&format!("metrics.jsonl, round 2: accuracy is 0.99, the rerun gives {truth}")), "{message}");
+    assert!(!message.contains("summary.json") && !message.contains("metrics.csv"), "{message}");
+    edit(&dir, "summary.json", |summary| summary["last"] = 0.99.into());
+    let message = verified(&dir).unwrap_err();
+    assert!(message.contains(&format!("summary.json: last is 0.99, the rerun gives {truth}")), "{message}");
+}
+
+#[test]
+fn a_number_that_earlier_versions_did_not_record_is_missing_in_all_rounds_or_in_none() {
+    let scene = Scene::new("fedavg");
+    let without = |rounds: std::ops::Range<usize>| {
+        let dir = scene.unsealed();
+        edit(&dir, "metrics.jsonl", |lines| {
+            for line in &mut lines.as_array_mut().unwrap()[rounds] {
+                drop(line.as_object_mut().unwrap().remove("forgetting_by_client").unwrap());
+            }
+        });
+        verified(&dir)
+    };
+    assert!(without(1..2).unwrap_err().contains("metrics.jsonl, round 1: forgetting_by_client"));
+    let notes = without(0..3).unwrap().notes;
+    assert!(notes.iter().any(|note| note.contains("not compared: forgetting_by_client")), "{notes:?}");
+}
+
+#[test]
 fn a_part_is_compared_with_the_lines_that_it_repeats() {
     let scene = Scene::new("fedavg");
     let dir = scene.copy();
