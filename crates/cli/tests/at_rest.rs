@@ -54,3 +54,33 @@ fn an_encrypted_federation_gives_the_simulators_bytes_and_leaves_nothing_readabl
     let (code, error) = failure(federation.serve_command_with(&["server.key_file=other.key"]));
     assert!(code == 2 && (error.contains("chmod 600") || federation.server_log().contains("chmod 600")), "{error}");
 }
+
+#[test]
+fn a_server_with_another_key_continues_and_a_node_with_another_key_ends() {
+    let partition = "data.partition={kind='iid', clients=2}";
+    let mut federation =
+        Federation::new(&["method.name=fedavg", "federation.rounds=6", "server.quorum=1.0", partition]);
+    for name in ["first.key", "other.key"] {
+        fedproj_core::write_private(&federation.path().join(name), name.repeat(4).as_bytes()).unwrap();
+    }
+    let first = federation.serve_command_with(&["server.key_file=first.key"]);
+    federation.start_server_with(first);
+    let line = "exec \"$@\" --key-file first.key";
+    for client in 0..2 {
+        federation.enrol(client);
+        federation.start_node_under(client, line);
+    }
+    federation.wait_for_log("round done");
+    federation.kill_node(1);
+    federation.kill_server();
+    let other = federation.serve_command_with(&["server.key_file=other.key"]);
+    federation.start_server_with(other);
+    let server = format!("https://{}", federation.address("listen"));
+    let join = ["join", &server, "--data", "run", "--node", "node-1", "--key-file", "other.key"];
+    let (code, error) = failure(command::fedproj(federation.path(), &join));
+    assert!(code == 2 && error.contains("hint: --key-file names the key"), "{error}");
+    // It needs everything from the server, which has it under its first key.
+    std::fs::remove_dir_all(federation.path().join("node-1/cache")).unwrap();
+    federation.start_node_under(1, line);
+    assert_eq!(federation.outcome()["model_hash"], federation.simulated_hash());
+}

@@ -5,8 +5,9 @@
 
 mod scene;
 
-use fedproj_core::{Config, Experiment, VerifyPart};
+use fedproj_core::{ClientState, Config, Experiment, VerifyPart};
 use fedproj_net::Link;
+use fedproj_net::node::Home;
 use fedproj_net::server::journal::{Event, Journal};
 use fedproj_net::server::{Ensemble, Registry};
 use fedproj_net::wire::{Contribution, Decline, Heartbeat, Store, Task, VerdictKind, decode_f32};
@@ -297,5 +298,29 @@ async fn a_node_asked_again_sends_the_same_and_its_state_moves_once() {
         node.await.unwrap().unwrap();
     }
     assert_eq!(events(&scene, |e| matches!(e, Event::Damaged { .. })).len(), 1);
+    repeats(&scene);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_disk_damages_its_task_and_its_contribution_fetches_and_trains_again() {
+    let mut scene = Scene::new(2, &["federation.rounds=1"], |server| server.quorum = 1.0).await;
+    let link = scene.attacker(0);
+    let (task, home) = (task_of(&link).await, Home::new(&scene.home(0)));
+    let weights = vec![0.01; (task.weights.len / 4) as usize];
+    let (pending, _) = scene.contribution("out", &task, &weights);
+    named(&home.outbox().unwrap(), "weights", &weights);
+    home.set_pending(&task, &pending, &ClientState::new()).unwrap();
+    link.fetch(&task.config, &home.cache().unwrap()).await.unwrap();
+    for path in [format!("outbox/{}", pending.parts[0].blob.hex()), format!("cache/{}", task.config.hex())] {
+        let path = scene.home(0).join(path);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[10] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let honest: Vec<_> = (0..2).map(|client| scene.honest(client)).collect();
+    ends_well(&mut scene).await;
+    for node in honest {
+        node.await.unwrap().unwrap();
+    }
     repeats(&scene);
 }

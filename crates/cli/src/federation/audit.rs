@@ -45,6 +45,9 @@ impl Audit {
             }
             Ok(())
         };
+        if !self.dir.is_dir() {
+            return Err(self.no_journal().into());
+        }
         let tail = Journal::read(&self.dir, print)?.ok_or_else(|| self.no_journal())?;
         if self.json {
             say!("{}", serde_json::json!({ "entries": tail.n_entries, "hash": tail.hash }));
@@ -55,7 +58,10 @@ impl Audit {
     }
 
     fn no_journal(&self) -> Error {
-        Error::Config(format!("`{}` has no journal", self.dir.display()))
+        Error::Config(format!(
+            "`{}` has no journal\nhint: name the federation's folder: fedproj audit DIR",
+            self.dir.display()
+        ))
     }
 
     fn export(&self, file: &Path) -> Result<()> {

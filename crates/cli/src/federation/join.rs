@@ -103,7 +103,7 @@ impl Join {
                 std::process::exit(1);
             });
         }
-        let node = Node::open(&self.node, &self.server, setup)?.sealed(Vault::open(self.key_file.as_deref())?);
+        let node = Node::open(&self.node, &self.server, setup)?.sealed(Vault::open(self.key_file.as_deref())?)?;
         let hash = block_on(async { Ok(node.run(self.until_done).await?) })?;
         say!("the run is over; model {hash}");
         Ok(())

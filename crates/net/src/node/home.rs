@@ -14,6 +14,7 @@ use crate::wire::{Contribution, EnrolReply, Store, Task, decode, decode_f32, enc
 use fedproj_core::ClientState;
 use prost::Message;
 use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 const HASH_BYTES: usize = 32;
@@ -84,6 +85,26 @@ impl Home {
             Some(sealed) => self.vault.unseal(SEALED, sealed.to_vec()).map(Some).map_err(Error::io("read", path)),
             None => Ok(Some(stored)),
         }
+    }
+
+    /// Checks that the client's state and a contribution on its way can be decrypted.
+    ///
+    /// # Errors
+    /// Names the file that cannot be.
+    pub fn check_key(&self) -> Result<()> {
+        let entries = std::fs::read_dir(&self.dir).map_err(Error::io("list", &self.dir))?;
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        let is_kept = |path: &PathBuf| path.extension().is_some_and(|e| e == "state" || e == "contribution");
+        for path in paths.filter(is_kept) {
+            self.unseal(&path).map_err(|error| match error {
+                Error::Core(fedproj_core::Error::Io { source, .. }) if source.kind() == ErrorKind::InvalidData => {
+                    let hint = "--key-file names the key; if it is lost, remove the file: the client starts over";
+                    Error::config(format!("`{}`: {source}\nhint: {hint}", path.display()))
+                }
+                other => other,
+            })?;
+        }
+        Ok(())
     }
 
     fn seal(&self, path: &Path, content: &[u8]) -> Result<()> {
@@ -245,17 +266,21 @@ impl Home {
     pub fn set_pending(&self, task: &Task, contribution: &Contribution, kept: &ClientState) -> Result<()> {
         write_synced(&self.dir.join("task"), &hash_of(task))?;
         self.seal(&self.dir.join("pending.state"), &encode_kept(kept))?;
-        self.seal(&self.dir.join("pending.contribution"), &contribution.encode_to_vec())
+        self.seal(&self.dir.join("pending.contribution"), &checked(&contribution.encode_to_vec()))
     }
 
-    /// The contribution on its way, if there is one.
+    /// The contribution on its way, if there is one. A damaged one is dropped: the client trains again.
     ///
     /// # Errors
     /// If it cannot be read.
     pub fn pending(&self) -> Result<Option<Contribution>> {
         let path = self.dir.join("pending.contribution");
         let Some(bytes) = self.unseal(&path)? else { return Ok(None) };
-        decode(&bytes).map(Some).map_err(Error::corrupt(&path))
+        if let Some(contribution) = content(&bytes).and_then(|body| decode(body).ok()) {
+            return Ok(Some(contribution));
+        }
+        tracing::warn!(path = %path.display(), "damaged: the contribution is dropped, and the client trains again");
+        self.discard().map(|()| None)
     }
 
     /// Whether the last contribution was to this very task and is still here. If so, it is on its way again. Training again
@@ -267,7 +292,8 @@ impl Home {
         let sent = self.dir.join("sent.contribution");
         let is_same = read_if_exists(&self.dir.join("task"))?.is_some_and(|hash| hash == hash_of(task));
         let Some(bytes) = self.unseal(&sent)?.filter(|_| is_same) else { return Ok(false) };
-        let (contribution, outbox): (Contribution, Store) = (decode(&bytes)?, self.outbox()?);
+        let Some(body) = content(&bytes) else { return Ok(false) };
+        let (contribution, outbox): (Contribution, Store) = (decode(body)?, self.outbox()?);
         if !contribution.parts.iter().all(|part| outbox.has(&part.blob)) {
             return Ok(false);
         }
@@ -312,8 +338,18 @@ fn hash_of(task: &Task) -> Vec<u8> {
 
 fn encode_kept(state: &ClientState) -> Vec<u8> {
     let vector = |(name, values): (&String, &Vec<f32>)| KeptVector { name: name.clone(), values: encode_f32(values) };
-    let body = Kept { vectors: state.iter().map(vector).collect() }.encode_to_vec();
-    [blake3::hash(&body).as_bytes(), &body[..]].concat()
+    checked(&Kept { vectors: state.iter().map(vector).collect() }.encode_to_vec())
+}
+
+/// Bytes with their hash before them.
+fn checked(body: &[u8]) -> Vec<u8> {
+    [blake3::hash(body).as_bytes(), body].concat()
+}
+
+/// The bytes of [`checked`], unless they are damaged.
+fn content(bytes: &[u8]) -> Option<&[u8]> {
+    let (hash, body) = bytes.split_at_checked(HASH_BYTES)?;
+    (blake3::hash(body).as_bytes() == hash).then_some(body)
 }
 
 /// Reads a client's state from disk.
@@ -322,10 +358,7 @@ fn encode_kept(state: &ClientState) -> Vec<u8> {
 /// If it is damaged.
 pub fn decode_kept(bytes: &[u8]) -> Result<ClientState> {
     let damaged = || Error::protocol("the client's state is damaged; remove the file to start over");
-    let (hash, body) = bytes.split_at_checked(HASH_BYTES).ok_or_else(damaged)?;
-    if blake3::hash(body).as_bytes() != hash {
-        return Err(damaged());
-    }
+    let body = content(bytes).ok_or_else(damaged)?;
     let kept = Kept::decode(body).map_err(|_| damaged())?;
     let vector = |v: KeptVector| Ok((v.name.clone(), decode_f32(&v.values, v.values.len() / 4, &v.name)?));
     kept.vectors.into_iter().map(vector).collect()
@@ -382,6 +415,10 @@ mod tests {
         assert!(!stored.windows(7).any(|w| w == b"control"));
         let other = Home::new(dir.path()).sealed(Vault::of(&[8; 32]));
         assert!(other.kept("r").unwrap_err().to_string().contains("decrypted"));
+        let told = other.check_key().unwrap_err();
+        assert!(told.is_usage() && told.to_string().contains("hint: --key-file names the key"), "{told}");
+        sealed.check_key().unwrap();
+        assert!(plain.check_key().unwrap_err().to_string().contains("--key-file"));
         assert!(plain.kept("r").unwrap_err().to_string().contains("--key-file"));
     }
 
@@ -410,6 +447,25 @@ mod tests {
         home.renewed(&EnrolReply { certificate, ..other }).unwrap();
         assert!(!home.is_expired());
         home.tls().unwrap();
+    }
+
+    #[test]
+    fn a_contribution_that_was_damaged_is_dropped_with_its_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let (home, path) = (Home::new(dir.path()), dir.path().join("pending.contribution"));
+        let state = ClientState::from([("h".to_owned(), vec![1.0])]);
+        let contribution = Contribution { run: "r".into(), n_samples: 10, ..Contribution::default() };
+        home.set_pending(&Task::default(), &contribution, &state).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            home.set_pending(&Task::default(), &contribution, &state).unwrap();
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            std::fs::write(&path, damaged).unwrap();
+            assert_eq!(home.pending().unwrap(), None, "byte {at}");
+            assert!(!dir.path().join("pending.state").exists());
+        }
+        assert_eq!(home.kept("r").unwrap(), ClientState::new());
     }
 
     #[test]

@@ -67,9 +67,13 @@ impl Node {
     }
 
     /// The same, with what it stores encrypted at rest.
-    #[must_use]
-    pub fn sealed(self, vault: Vault) -> Self {
-        Self { home: self.home.sealed(vault), ..self }
+    ///
+    /// # Errors
+    /// If what it has stored before cannot be decrypted.
+    pub fn sealed(self, vault: Vault) -> Result<Self> {
+        let home = self.home.sealed(vault);
+        home.check_key()?;
+        Ok(Self { home, ..self })
     }
 
     /// Sends heartbeats until it is aborted.
@@ -223,7 +227,12 @@ impl Node {
                     for part in &contribution.parts {
                         let lacks = |b: &&Blob| b.hash == part.blob.hash && b.len < part.blob.len;
                         if let Some(have) = missing.have.iter().find(lacks) {
-                            self.link.upload(&part.blob, have.len, &outbox).await?;
+                            let sent = self.link.upload(&part.blob, have.len, &outbox).await;
+                            if sent.is_err() && outbox.check(&part.blob).is_err() {
+                                tracing::warn!(round = contribution.round, "the contribution was damaged on this disk");
+                                return self.home.discard();
+                            }
+                            sent?;
                             has_sent = true;
                         }
                     }

@@ -172,6 +172,7 @@ pub enum Event {
 
 /// A line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "an entry of a journal")]
 pub struct Entry {
     /// Counted from 0.
     pub seq: u64,
@@ -368,7 +369,9 @@ impl Tail {
         let entry: Entry = serde_json::from_slice(line).map_err(|e| broken(e.to_string()))?;
         let is_whole = check_of(line).unwrap_or(!self.is_checked) && has_its_id(&entry, line);
         if entry.seq != self.n_entries || entry.previous != self.hash || !is_whole {
-            return Err(broken("does not follow from the previous entry: the journal has been changed".into()));
+            let problem = "does not follow from the previous entry: the journal has been changed\n\
+                           hint: restore it from a copy; `fedproj audit` shows the entries before";
+            return Err(broken(problem.into()));
         }
         Ok(entry)
     }

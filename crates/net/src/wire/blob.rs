@@ -93,19 +93,20 @@ impl Store {
         blob.len == 0 || self.content_len(&self.path(blob)) == Some(blob.len)
     }
 
-    /// Stores bytes.
+    /// Stores bytes. A file of that name that was damaged, or encrypted with another key, is replaced.
     ///
     /// # Errors
     /// If they cannot be written.
     pub fn put(&self, bytes: &[u8]) -> Result<Blob> {
         let blob = Blob::of(bytes);
-        if !self.has(&blob) {
+        if self.check(&blob).is_err() {
             write_synced(&self.path(&blob), &self.vault.seal(&blob.hash, bytes)?)?;
         }
         Ok(blob)
     }
 
-    /// The bytes of a blob.
+    /// The bytes of a blob. If they are damaged, or encrypted with another key, the file goes, so that the blob can be sent
+    /// again.
     ///
     /// # Errors
     /// If it is missing, or its content does not match its hash.
@@ -115,11 +116,14 @@ impl Store {
         }
         let path = self.path(blob);
         let stored = std::fs::read(&path).map_err(Error::io("read", &path))?;
-        let bytes = self.vault.unseal(&blob.hash, stored).map_err(Error::io("read", &path))?;
-        if Blob::of(&bytes) != *blob {
-            return Err(Error::corrupt(&path)("its content does not match its hash"));
+        let bytes = self.vault.unseal(&blob.hash, stored).map_err(Error::io("read", &path));
+        match bytes.map(|bytes| (Blob::of(&bytes), bytes)) {
+            Ok((found, bytes)) if found == *blob => Ok(bytes),
+            other => {
+                std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+                Err(other.err().unwrap_or_else(|| Error::corrupt(&path)("its content does not match its hash")))
+            }
         }
-        Ok(bytes)
     }
 
     /// Checks that a blob is there and matches its hash.
@@ -297,8 +301,24 @@ mod tests {
         assert!(!stored.windows(16).any(|w| w == b"patient's gradie"));
         // With another key, or changed, it cannot be read.
         let other = Store::sealed(dir.path(), &Vault::of(&[8; 32])).unwrap();
-        assert!(other.get(&blob).unwrap_err().to_string().contains("decrypted"));
         assert!(other.read_values(&blob, 0, &mut [0.0; 4]).is_err());
+        assert!(other.get(&blob).unwrap_err().to_string().contains("decrypted"));
+    }
+
+    #[test]
+    fn what_is_damaged_or_has_another_key_is_stored_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |key: u8| Store::sealed(dir.path(), &Vault::of(&[key; 32])).unwrap();
+        let blob = open(7).put(b"hello").unwrap();
+        assert_eq!(open(8).put(b"hello").unwrap(), blob);
+        assert_eq!(open(8).get(&blob).unwrap(), b"hello");
+        // Whoever cannot read it drops it, and fetches it again.
+        assert!(open(7).get(&blob).unwrap_err().to_string().contains("decrypted"));
+        assert!(!open(7).has(&blob));
+        let plain = Store::open(dir.path()).unwrap();
+        plain.put(b"hello").unwrap();
+        std::fs::write(plain.path(&blob), b"hellx").unwrap();
+        assert!(plain.get(&blob).unwrap_err().to_string().contains("match its hash") && !plain.has(&blob));
     }
 
     #[test]

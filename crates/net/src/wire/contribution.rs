@@ -120,7 +120,7 @@ pub fn part_name(part: Part<'_>) -> String {
 mod tests {
     use super::*;
 
-    /// The formats of version 0.1.0: old journals and pending contributions stay readable, and old nodes stay compatible.
+    /// The formats of version 0.1.0: old journals stay readable, and old nodes stay compatible.
     #[test]
     fn bytes_of_earlier_versions_are_read_and_written_again() {
         let blob = Blob { hash: vec![0xab; 32], len: 8 };
