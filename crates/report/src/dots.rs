@@ -2,14 +2,13 @@
 
 use crate::axis::{axis, ticks};
 use crate::palette::{Look, Mark};
-use crate::svg::{Anchor, Style, Svg, Tag, number, shortened};
+use crate::svg::{Anchor, Room, Style, Svg, Tag, number, shortened, wrap};
 
 /// Pixels.
-const LEFT: f64 = 190.0;
+const DESK: Room = Room { left: 190.0, width: 620.0, n_chars: 25 };
 /// Where rows begin below title and subtitle.
 const TOP: f64 = 62.0;
 const ROW: f64 = 32.0;
-const WIDTH: f64 = 620.0;
 /// How far a row's values and its reference lie from its middle, so that neither hides the other.
 const LEVELS: (f64, f64) = (-5.0, 8.0);
 const GREY: &str = "#777777";
@@ -47,6 +46,15 @@ pub struct DotRow {
 impl Dots {
     /// The picture.
     pub fn draw(&self) -> String {
+        self.draw_in(DESK)
+    }
+
+    /// The picture for a phone.
+    pub fn draw_narrow(&self) -> String {
+        self.draw_in(Room::PHONE)
+    }
+
+    fn draw_in(&self, room: Room) -> String {
         let rows = || self.groups.iter().flat_map(|(_, rows)| rows);
         let ends = |row: &DotRow| {
             let reference = row.reference.map(|(mean, deviation)| [mean - deviation, mean + deviation]);
@@ -56,19 +64,30 @@ impl Dots {
         let (least, most) = all.iter().fold((f64::MAX, f64::MIN), |(a, b), v| (a.min(*v), b.max(*v)));
         let axis = axis(least, most);
         let (from, to, _) = axis;
-        let place = |value: f64| LEFT + WIDTH * (value - from) / (to - from);
+        let place = |value: f64| room.left + room.width * (value - from) / (to - from);
         let n_titles = self.groups.iter().filter(|(title, _)| !title.is_empty()).count();
-        let top = if self.subtitle.is_empty() { TOP - 20.0 } else { TOP };
+        let margin = if room.is_phone() { 16.0 } else { 30.0 };
+        let width = room.left + room.width + margin;
+        let headings = room.headings(&self.title, &self.subtitle, width);
+        let top = headings.extra() + if self.subtitle.is_empty() { TOP - 20.0 } else { TOP };
         let bottom = top + ROW * (rows().count() + n_titles) as f64;
 
-        let mut svg = Svg::new(LEFT + WIDTH + 30.0, bottom + 84.0, &self.title);
-        svg.headings(&self.title, &self.subtitle);
+        let x_label = wrap(&self.x_label, if room.is_phone() { 50 } else { usize::MAX });
+        let below = 15.0 * (x_label.len() - 1) as f64;
+        let mut svg = Svg::new(width, bottom + below + if room.is_phone() { 104.0 } else { 84.0 }, &self.title);
+        svg.heading_lines(&headings);
         let ticks = ticks(axis);
-        for &value in &ticks {
+        // Labels need some room.
+        let every = (34.0 * ticks.len() as f64 / room.width).ceil() as usize;
+        for &value in ticks.iter().step_by(every) {
             let text = number(value).replace('-', "−");
             svg.text(place(value), bottom + 18.0, &text, Style::new(11.0).soft().anchor(Anchor::Middle));
         }
-        svg.text(LEFT + WIDTH / 2.0, bottom + 36.0, &self.x_label, Style::new(11.0).soft().anchor(Anchor::Middle));
+        let middle = if room.is_phone() { width / 2.0 } else { room.left + room.width / 2.0 };
+        for (i, line) in x_label.iter().enumerate() {
+            let y = bottom + 36.0 + 15.0 * i as f64;
+            svg.text(middle, y, line, Style::new(11.0).soft().anchor(Anchor::Middle));
+        }
         let mut y = top + ROW / 2.0;
         for (title, rows) in &self.groups {
             if !title.is_empty() {
@@ -79,30 +98,31 @@ impl Dots {
                 svg.rule((x, y - ROW / 2.0), (x, y + ROW * (rows.len() as f64 - 0.5)));
             }
             for row in rows {
-                row.draw(&mut svg, y, place);
+                row.draw(&mut svg, y, room, place);
                 y += ROW;
             }
         }
-        self.legend(&mut svg, bottom + 64.0, rows().any(|row| row.reference.is_some()));
+        self.legend(&mut svg, room, bottom + below + 64.0, rows().any(|row| row.reference.is_some()));
         svg.finish()
     }
 
-    fn legend(&self, svg: &mut Svg, y: f64, has_reference: bool) {
-        let style = Style::new(12.0).soft();
-        dot(svg, LEFT, y - 4.0, Mark::Circle, GREY).end();
-        svg.text(LEFT + 12.0, y, &self.dot_label, style);
-        bar(svg, LEFT + 130.0, y - 4.0, GREY);
-        svg.text(LEFT + 140.0, y, "mean", style);
+    fn legend(&self, svg: &mut Svg, room: Room, y: f64, has_reference: bool) {
+        let (style, left) = (Style::new(12.0).soft(), if room.is_phone() { 20.0 } else { room.left });
+        dot(svg, left, y - 4.0, Mark::Circle, GREY).end();
+        svg.text(left + 12.0, y, &self.dot_label, style);
+        bar(svg, left + 130.0, y - 4.0, GREY);
+        svg.text(left + 140.0, y, "mean", style);
         if has_reference {
-            reference(svg, y - 4.0, (LEFT + 226.0, LEFT + 210.0, LEFT + 242.0));
-            svg.text(LEFT + 252.0, y, &self.reference_label, style);
+            let (x, y) = if room.is_phone() { (left, y + 22.0) } else { (left + 210.0, y) };
+            reference(svg, y - 4.0, (x + 16.0, x, x + 32.0));
+            svg.text(x + 42.0, y, &self.reference_label, style);
         }
     }
 }
 
 impl DotRow {
-    fn draw(&self, svg: &mut Svg, y: f64, place: impl Fn(f64) -> f64) {
-        svg.text(LEFT - 12.0, y + 4.0, &shortened(&self.name, 25), Style::new(12.0).anchor(Anchor::End));
+    fn draw(&self, svg: &mut Svg, y: f64, room: Room, place: impl Fn(f64) -> f64) {
+        svg.text(room.left - 12.0, y + 4.0, &shortened(&self.name, room.n_chars), Style::new(12.0).anchor(Anchor::End));
         if let Some((mean, deviation)) = self.reference {
             reference(svg, y + LEVELS.1, (place(mean), place(mean - deviation), place(mean + deviation)));
         }
@@ -164,9 +184,12 @@ mod tests {
         assert_eq!(coloured.len(), 3);
         assert!(text.contains("<title>a: 61</title>"), "shown below the pointer");
         let left = |d: &str| d[1..].split(' ').next().unwrap().parse::<f64>().unwrap() + 4.6;
-        assert!((left(&coloured[0]) - LEFT).abs() < 0.01 && (left(&coloured[1]) - LEFT - WIDTH).abs() < 0.01);
+        assert!(
+            (left(&coloured[0]) - DESK.left).abs() < 0.01 && (left(&coloured[1]) - DESK.left - DESK.width).abs() < 0.01
+        );
         let bars: Vec<&str> = with("stroke-width", "3").filter_map(|n| n.attribute("x1")).collect();
-        assert_eq!(bars[0], number(LEFT + WIDTH / 2.0));
+        assert_eq!(bars[0], number(DESK.left + DESK.width / 2.0));
+        crate::svg::tests::check_fits_a_phone(&dots.draw_narrow());
         // The reference and its entry in the legend.
         assert_eq!(with("class", "paper").filter(|n| n.has_tag_name("path")).count(), 2);
     }

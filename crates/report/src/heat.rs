@@ -1,13 +1,12 @@
 //! A table of values as colours: rows with names, columns with numbers.
 
 use crate::shades::{Shades, column_labels, frame};
-use crate::svg::{Anchor, Style, Svg, number, shortened};
+use crate::svg::{Anchor, Room, Style, Svg, number, shortened};
 
 /// Pixels.
-const LEFT: f64 = 190.0;
 const TOP: f64 = 66.0;
 const ROW: f64 = 22.0;
-const WIDTH: f64 = 780.0;
+const DESK: Room = Room { left: 190.0, width: 780.0, n_chars: 25 };
 
 /// A heat map of values from 0 up; what is not known stays blank.
 #[derive(Clone, Debug)]
@@ -27,26 +26,40 @@ pub struct Heat {
 impl Heat {
     /// The picture.
     pub fn draw(&self) -> String {
+        self.draw_in(DESK)
+    }
+
+    /// The picture for a phone.
+    pub fn draw_narrow(&self) -> String {
+        self.draw_in(Room::PHONE)
+    }
+
+    fn draw_in(&self, room: Room) -> String {
+        let left = room.left;
         let n_columns = self.rows.iter().map(|(_, values)| values.len()).max().unwrap_or(0).max(1);
-        let cell = (WIDTH / n_columns as f64).min(36.0);
-        let bottom = TOP + ROW * self.rows.len() as f64;
+        let cell = (room.width / n_columns as f64).min(36.0);
         let most = self.rows.iter().flat_map(|(_, values)| values.iter().flatten()).copied().fold(0.0, f64::max);
         let shades = Shades::new("#D55E00", most, 1.0);
-        let mut svg = Svg::new(LEFT + (cell * n_columns as f64).max(460.0) + 24.0, bottom + 92.0, &self.title);
-        svg.headings(&self.title, &self.subtitle);
+        let beside = (cell * n_columns as f64).max(room.width.min(460.0));
+        let width = left + beside + 24.0;
+        let headings = room.headings(&self.title, &self.subtitle, width);
+        let top = TOP + headings.extra();
+        let bottom = top + ROW * self.rows.len() as f64;
+        let mut svg = Svg::new(width, bottom + if room.is_phone() { 110.0 } else { 92.0 }, &self.title);
+        svg.heading_lines(&headings);
         for (r, (name, values)) in self.rows.iter().enumerate() {
-            let y = TOP + ROW * r as f64;
-            svg.text(LEFT - 8.0, y + 15.0, &shortened(name, 25), Style::new(12.0).anchor(Anchor::End));
-            frame(&mut svg, (LEFT, y), (cell * n_columns as f64, ROW - 2.0));
+            let y = top + ROW * r as f64;
+            svg.text(left - 8.0, y + 15.0, &shortened(name, room.n_chars), Style::new(12.0).anchor(Anchor::End));
+            frame(&mut svg, (left, y), (cell * n_columns as f64, ROW - 2.0));
             for (c, value) in values.iter().enumerate() {
                 let Some(value) = value else { continue };
                 let title = format!("{name}, {} {c}: {} {}", self.column_label, self.value_label, number(*value));
-                shades.cell(&mut svg, (LEFT + cell * c as f64, y), (cell - 0.6, ROW - 2.0), *value, &title);
+                shades.cell(&mut svg, (left + cell * c as f64, y), (cell - 0.6, ROW - 2.0), *value, &title);
             }
         }
-        column_labels(&mut svg, (LEFT, bottom + 14.0), cell, n_columns, &self.column_label);
+        column_labels(&mut svg, (left, bottom + 14.0), cell, n_columns, &self.column_label);
         let has_blanks = self.rows.iter().any(|(_, values)| values.len() < n_columns || values.contains(&None));
-        shades.legend(&mut svg, (LEFT, bottom + 54.0), &self.value_label, has_blanks.then_some("not known"));
+        shades.legend(&mut svg, room, bottom + 54.0, &self.value_label, has_blanks.then_some("not known"));
         svg.finish()
     }
 }
@@ -73,6 +86,7 @@ mod tests {
         assert_eq!(opacities, ["0.08", "0.98", "0.31"]);
         let labels: Vec<_> = read.descendants().filter(|n| n.has_tag_name("text")).filter_map(|n| n.text()).collect();
         assert!(labels.ends_with(&["0", "1", "2", "3", "4", "blank: not known"]), "{labels:?}");
+        crate::svg::tests::check_fits_a_phone(&heat.draw_narrow());
         assert!(text.contains("<title>x, client 2: % 3.9</title>"), "shown below the pointer");
     }
 }

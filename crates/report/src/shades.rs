@@ -2,7 +2,7 @@
 //! colour-blind eyes.
 
 use crate::axis::{axis, ticks};
-use crate::svg::{Anchor, Style, Svg, number};
+use crate::svg::{Anchor, Room, Style, Svg, number};
 
 /// Width of a swatch of the legend, in pixels.
 const SWATCH: f64 = 46.0;
@@ -30,18 +30,21 @@ impl Shades {
         svg.close();
     }
 
-    /// One swatch per tick from (x, y) on, what the values are at the left, and what bare paper means at the right.
-    pub(crate) fn legend(&self, svg: &mut Svg, (x, y): (f64, f64), label: &str, blank: Option<&str>) {
-        svg.text(x - 8.0, y + 11.0, label, Style::new(11.0).soft().anchor(Anchor::End));
+    /// One swatch per tick from `y` on, what the values are at the left, and what bare paper means at the right, on a phone
+    /// below.
+    pub(crate) fn legend(&self, svg: &mut Svg, room: Room, y: f64, label: &str, blank: Option<&str>) {
+        svg.text(room.left - 8.0, y + 11.0, label, Style::new(11.0).soft().anchor(Anchor::End));
         let ticks = ticks(self.axis);
+        let swatch = SWATCH.min(room.width / ticks.len() as f64);
         for (i, &value) in ticks.iter().enumerate() {
-            let (x, text) = (x + SWATCH * i as f64, number(value));
-            self.cell(svg, (x, y), (SWATCH, 14.0), value, &text);
-            svg.text(x + SWATCH / 2.0, y + 28.0, &text, Style::new(11.0).soft().anchor(Anchor::Middle));
+            let (x, text) = (room.left + swatch * i as f64, number(value));
+            self.cell(svg, (x, y), (swatch, 14.0), value, &text);
+            svg.text(x + swatch / 2.0, y + 28.0, &text, Style::new(11.0).soft().anchor(Anchor::Middle));
         }
         if let Some(blank) = blank {
-            let x = x + SWATCH * ticks.len() as f64 + 12.0;
-            svg.text(x, y + 11.0, &format!("blank: {blank}"), Style::new(11.0).soft());
+            let right = (room.left + swatch * ticks.len() as f64 + 12.0, y + 11.0);
+            let (x, y) = if room.is_phone() { (room.left, y + 46.0) } else { right };
+            svg.text(x, y, &format!("blank: {blank}"), Style::new(11.0).soft());
         }
     }
 }

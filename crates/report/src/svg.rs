@@ -254,9 +254,33 @@ pub(crate) fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
     d
 }
 
-/// A name in so many characters.
-pub(crate) fn shortened(name: &str, n_max: usize) -> String {
-    if name.chars().count() <= n_max { name.into() } else { name.chars().take(n_max - 1).chain(['…']).collect() }
+/// A name that fits beside its row of a picture.
+pub(crate) fn shortened(name: &str, n_chars: usize) -> String {
+    if name.chars().count() <= n_chars { name.into() } else { name.chars().take(n_chars - 1).chain(['…']).collect() }
+}
+
+/// Where a picture with names of rows at its left has room, in pixels: the right end of the names, the width of what stands
+/// beside them, and characters of a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub left: f64,
+    pub width: f64,
+    pub n_chars: usize,
+}
+
+impl Room {
+    /// As wide as a phone.
+    pub(crate) const PHONE: Self = Self { left: 112.0, width: 232.0, n_chars: 15 };
+
+    /// The headings of a picture of this width. On a phone they wrap; elsewhere they stand in one line.
+    pub(crate) fn headings(&self, title: &str, subtitle: &str, width: f64) -> Headings {
+        let width = if self.is_phone() { width } else { f64::MAX };
+        Headings::wrapped(title, subtitle, width)
+    }
+
+    pub(crate) fn is_phone(&self) -> bool {
+        self.left <= Self::PHONE.left
+    }
 }
 
 /// Words in lines of at most so many characters, unless one word is longer.
@@ -282,8 +306,26 @@ pub(crate) fn escape(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A picture is as wide as a phone, and all its texts are within it.
+    pub(crate) fn check_fits_a_phone(svg: &str) {
+        let read = roxmltree::Document::parse(svg).unwrap();
+        let number = |n: &roxmltree::Node<'_, '_>, name| n.attribute(name).unwrap().parse::<f64>().unwrap();
+        let whole = number(&read.root_element(), "width");
+        assert!(whole < 380.0, "{whole}");
+        for text in read.descendants().filter(|n| n.has_tag_name("text") && n.attribute("transform").is_none()) {
+            let n_chars = text.text().unwrap_or("").chars().count() as f64;
+            let (x, width) = (number(&text, "x"), 0.55 * number(&text, "font-size") * n_chars);
+            let left = match text.attribute("text-anchor") {
+                None => x,
+                Some("middle") => x - width / 2.0,
+                Some(_) => x - width,
+            };
+            assert!(left > -2.0 && left + width < whole + 2.0, "{:?} from {left} to {}", text.text(), left + width);
+        }
+    }
 
     #[test]
     fn foreign_text_stays_text() {

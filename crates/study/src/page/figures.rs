@@ -43,6 +43,12 @@ impl Figure {
         self.svg
     }
 
+    /// The same with another picture for a phone.
+    #[must_use]
+    pub fn narrow(self, svg: String) -> Self {
+        Self { on_page: Some((self.svg.clone(), svg)), ..self }
+    }
+
     /// The figure on a page.
     pub fn block(&self) -> Block {
         let (svg, narrow) = match &self.on_page {
@@ -200,7 +206,7 @@ fn outcome(settings: &[Group], results: &[GroupResult]) -> Option<Figure> {
     };
     let caption = "The table's accuracies, seed by seed. All methods of a seed depend on the same data and client samples, so \
                    methods whose dots overlap may still differ in each seed.";
-    Some(Figure::new("outcome", dots.draw(), caption))
+    Some(Figure::new("outcome", dots.draw(), caption).narrow(dots.draw_narrow()))
 }
 
 /// Accuracy over rounds, one chart per group.
@@ -293,7 +299,8 @@ fn forgetting(settings: &[Group]) -> Vec<Figure> {
         };
         let caption = "The largest per-class accuracy drop during local training, mean over the rounds in which the \
                        client took part.";
-        figures.push(Figure::new(format!("forgetting{}", numbered(i, settings.len())), heat.draw(), caption));
+        let name = format!("forgetting{}", numbered(i, settings.len()));
+        figures.push(Figure::new(name, heat.draw(), caption).narrow(heat.draw_narrow()));
     }
     figures
 }

@@ -24,7 +24,8 @@ pub fn pictures(settings: &[Group], data_dir: Option<&Path>) -> (Vec<Figure>, Ve
                 let map = ClassMap { title, subtitle, counts, sizes, classes: manifest.classes };
                 let caption =
                     format!("{}, seed {seed}: the samples of each class that each client holds.", setting.title);
-                figures.push(Figure::new(format!("partition{}", numbered(i, settings.len())), map.draw(), caption));
+                let name = format!("partition{}", numbered(i, settings.len()));
+                figures.push(Figure::new(name, map.draw(), caption).narrow(map.draw_narrow()));
             }
             Err(error) => without.push(format!("{}: no picture of the partition. {error:#}.", setting.title)),
         }
