@@ -1,6 +1,7 @@
 //! Published files of data sets: which there are, where to download them, and how they become files of the data directory.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -118,6 +119,34 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new(""));
     fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
     write_atomically(path, bytes).map_err(Error::io("write", path))
+}
+
+/// Largest member of an archive that is read into memory.
+const MEMBER_BYTES_MAX: u64 = 1 << 31;
+
+/// The members of a `.tar.gz`, in the order of their names here. Names in the archive are compared and never used as paths.
+pub(crate) fn tar_members(archive: &Path, names: &[&str]) -> Result<Vec<Vec<u8>>> {
+    let failed = || Error::io("unpack", archive);
+    let file = std::io::BufReader::new(fs::File::open(archive).map_err(failed())?);
+    let mut tar = tar::Archive::new(flate2::bufread::GzDecoder::new(file));
+    let mut found = vec![None; names.len()];
+    for entry in tar.entries().map_err(failed())? {
+        let entry = entry.map_err(failed())?;
+        let at = names.iter().position(|name| *entry.path_bytes() == *name.as_bytes());
+        if let Some(at) = at.filter(|_| entry.header().entry_type().is_file()) {
+            let mut bytes = Vec::new();
+            entry.take(MEMBER_BYTES_MAX).read_to_end(&mut bytes).map_err(failed())?;
+            found[at] = Some(bytes);
+        }
+    }
+    let missing = |name: &str| Error::Malformed {
+        file: archive.display().to_string(),
+        place: "list of members".into(),
+        expected: format!("`{name}`"),
+        found: "no such file".into(),
+        hint: "the download is damaged or another file; fetch it again",
+    };
+    found.into_iter().zip(names).map(|(bytes, name)| bytes.ok_or_else(|| missing(name))).collect()
 }
 
 /// The members of a zip file, in the order of their names here. Names in the archive are compared and never used as paths.

@@ -154,6 +154,7 @@ fn request<'a>(config: &'a SourceConfig, data_dir: Option<&'a Path>) -> Result<(
     let reader = find(&config.name)?;
     if let Some(key) = config.options_given().iter().find(|key| !reader.options.contains(&key.as_str())) {
         let hint = match reader.options {
+            _ if key == "path" => format!("{} is no format; write {{ name = \"csv\", path = … }}", reader.name),
             [] => "it takes no options".to_owned(),
             options => format!("its options are {}", options.join(", ")),
         };
@@ -189,12 +190,22 @@ pub fn check(config: &SourceConfig, data_dir: Option<&Path>) -> Result<()> {
 pub fn find(name: &str) -> Result<&'static Reader> {
     READERS.iter().find(|r| r.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
         let known = || READERS.iter().map(|r| r.name);
-        let hint = match near(name, known()).as_slice() {
-            [] => format!("known are {}", known().collect::<Vec<_>>().join(", ")),
-            near => format!("did you mean {}?", near.join(" or ")),
+        let hint = match (near(name, known()).as_slice(), format_of(name)) {
+            ([], Some(format)) => format!("data of your own: write {{ name = \"{format}\", path = \"{name}\" }}"),
+            ([], None) => format!("known are {}", known().collect::<Vec<_>>().join(", ")),
+            (near, _) => format!("did you mean {}?", near.join(" or ")),
         };
         Error::UnknownDataset { name: name.to_owned(), hint }
     })
+}
+
+/// The format of a file or folder that was given in the place of a name.
+fn format_of(path: &str) -> Option<&'static str> {
+    match Path::new(path).extension().and_then(|ending| ending.to_str()) {
+        Some("csv" | "tsv") => Some("csv"),
+        Some("npz") => Some("numpy"),
+        _ => path.contains(['/', '\\']).then_some("folder"),
+    }
 }
 
 impl Reader {
@@ -283,6 +294,17 @@ mod tests {
         let config = SourceConfig { labels: Some(crate::LabelSet::Coarse), ..SourceConfig::named("iris") };
         let message = load(&config, None).unwrap_err().to_string();
         assert!(message.contains("takes no option `labels`"), "{message}");
+        let config = SourceConfig { path: Some("mine.csv".into()), ..SourceConfig::named("digits") };
+        let message = load(&config, None).unwrap_err().to_string();
+        assert!(message.ends_with("hint: digits is no format; write { name = \"csv\", path = … }"), "{message}");
+    }
+
+    #[test]
+    fn a_path_in_the_place_of_a_name_is_answered_with_its_format() {
+        for (name, format) in [("./mine.csv", "csv"), ("a.tsv", "csv"), ("a.npz", "numpy"), ("my/images", "folder")] {
+            let message = load(&SourceConfig::named(name), None).unwrap_err().to_string();
+            assert!(message.contains(&format!("{{ name = \"{format}\", path = \"{name}\" }}")), "{message}");
+        }
     }
 
     #[test]

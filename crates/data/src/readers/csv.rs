@@ -124,7 +124,7 @@ impl Format<'_> {
                     }
                 }
             }
-            if let Some(label) = label_at.map(|at| fields[at]).filter(|label| is_fraction(label)) {
+            if let Some(label) = label_at.map(|at| fields[at]).filter(|l| l.is_empty() || is_fraction(l)) {
                 let expected = "a class as label, a whole number or a text";
                 return Err(self.malformed(number, expected, format!("`{label}`"), LABEL_HINT));
             }
@@ -133,6 +133,9 @@ impl Format<'_> {
                     list.push(fields[at]);
                 }
             }
+        }
+        if table.values.is_empty() {
+            return Err(self.malformed(1, "lines with numbers", "a header alone", "write one sample per line"));
         }
         Ok(table)
     }
@@ -261,6 +264,6 @@ mod tests {
         assert!(message("x,y\n1,a\n", Some(name("z"))).contains("hint: columns have the names of the first line"));
         assert!(message("", None).contains("an empty file"));
         assert!(message("a\nb\n", None).contains("at least one feature"));
-        assert!(message("x,y\n", None).contains("0 values"));
+        assert!(message("x,y\n", None).contains("a header alone"));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use super::quoted;
 use crate::dataset::Shape;
 use crate::error::{Error, Result};
 use crate::packages::{Package, Publication, write_file, zip_members};
@@ -49,7 +50,8 @@ pub(crate) const MARC: Reader = row(
     &["marc.tsv"],
     (210_000, 0, STARS.len()),
     None,
-    "put `marc.tsv`, columns label (0 to 4 for 1 to 5 stars) and text, into the folder `text` of the data directory",
+    "its publisher has withdrawn it; put a copy as `marc.tsv`, columns label (0 to 4 for 1 to 5 stars) and text, into the \
+     folder `text` of the data directory",
 );
 
 /// Go et al., "Twitter Sentiment Classification using Distant Supervision", 2009.
@@ -58,7 +60,10 @@ pub(crate) const SENT140: Reader = row(
     "Sentiment140: tweets; the public set beside SST-2",
     &["sent140.tsv"],
     (1_600_000, 0, SENTIMENT.len()),
-    None,
+    Some(Publication {
+        site: "http://help.sentiment140.com/for-students",
+        forms: &[&[Package { file: "trainingandtestdata.zip", md5: None, install: quoted::install_sent140 }]],
+    }),
     "put `sent140.tsv`, columns label (0 negative, 1 positive) and text, into the folder `text` of the data directory",
 );
 
@@ -82,7 +87,13 @@ pub(crate) const YELP: Reader = row(
     "Yelp reviews; the public set beside MARC",
     &["yelp.tsv"],
     (700_000, 0, STARS.len()),
-    None,
+    Some(Publication {
+        site: "https://course.fast.ai/datasets",
+        forms: &[
+            &[Package { file: "yelp_review_full_csv.tgz", md5: None, install: quoted::install_yelp }],
+            &[Package { file: "yelp_review_full_csv.tar.gz", md5: None, install: quoted::install_yelp }],
+        ],
+    }),
     "put `yelp.tsv`, columns label (0 to 4 for 1 to 5 stars) and text, into the folder `text` of the data directory",
 );
 

@@ -17,7 +17,7 @@ const FILES: Files = Files {
     archive: None,
     publication: None,
     how_to_get: "make `tinyimagenet32/train50.bin` and `tinyimagenet32/val.bin`, 10 000 records each in CIFAR-10's \
-                 binary layout, from Tiny-ImageNet-200",
+                 binary layout, from Tiny-ImageNet-200; its archive holds 64×64 JPEGs and does not say which 50 per class",
     known: (10_000, 10_000, 200, SHAPE),
 };
 
