@@ -1,12 +1,33 @@
-//! How much memory this machine has, and whether a network fits into it.
+//! How much memory this machine, or the container on it, has, and whether a network fits into it.
 
 use crate::config::{Config, OptimizerKind};
 use crate::error::{Error, Result};
 use fedproj_nn::Graph;
+use std::path::Path;
 
-/// Total and free memory in bytes; unknown where the system does not report them.
+/// Total and free memory in bytes, within the limit of a container; unknown where the system does not report them.
 pub fn memory() -> [Option<u64>; 2] {
-    read(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
+    let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let limit = container_limit(&text("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"));
+    read(&text("/proc/meminfo")).map(|bytes| bytes.map(|bytes| limit.map_or(bytes, |limit| bytes.min(limit))))
+}
+
+/// The smallest memory limit of this process's control groups, of version 1 or 2. `groups` is `/proc/self/cgroup`; a
+/// container may see its own group as the root.
+fn container_limit(groups: &str, root: &Path) -> Option<u64> {
+    let limits = groups.lines().flat_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+        let (folder, file) = match controllers {
+            "" => (root.to_owned(), "memory.max"),
+            _ if controllers.split(',').any(|name| name == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
+            _ => return Vec::new(),
+        };
+        let inner = folder.join(path.trim_start_matches('/'));
+        let above = inner.ancestors().take_while(|above| above.starts_with(&folder));
+        above.map(|above| above.join(file)).collect::<Vec<_>>()
+    });
+    limits.filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok()).min()
 }
 
 fn read(meminfo: &str) -> [Option<u64>; 2] {
@@ -59,6 +80,28 @@ mod tests {
         let table = "MemTotal:       2048 kB\nMemFree:         100 kB\nMemAvailable:   1024 kB\n";
         assert_eq!(read(table), [Some(2 << 20), Some(1 << 20)]);
         assert_eq!(read(""), [None, None]);
+    }
+
+    #[test]
+    fn a_container_may_have_less_than_the_machine() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let limit = |groups: &str| container_limit(groups, root.path());
+        write("memory.max", "max\n");
+        write("a/memory.max", "5000\n");
+        write("a/b/memory.max", "max\n");
+        assert_eq!((limit("0::/"), limit("0::/a/b\n"), limit("")), (None, Some(5000), None));
+        // The path of the host, seen from within the container.
+        assert_eq!(limit("0::/kubepods/pod1\n"), None);
+        write("memory/memory.limit_in_bytes", "9223372036854771712\n");
+        write("memory/c/memory.limit_in_bytes", "7000\n");
+        assert_eq!(limit("3:cpu,cpuacct:/c\n2:memory:/c\n"), Some(7000));
+        write("memory.max", "6000\n");
+        assert_eq!((limit("0::/kubepods/pod1\n"), limit("0::/a")), (Some(6000), Some(5000)));
     }
 
     #[test]
