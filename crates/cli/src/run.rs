@@ -5,9 +5,9 @@ use crate::interrupt::{self, command_line_with};
 use crate::progress::Progress;
 use crate::say;
 use crate::settings::Settings;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
-use fedproj_core::{Config, Summary};
+use fedproj_core::{Config, Error, RunDir, Summary};
 use fedproj_study::{Driver, Job, PlannedRun};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -89,6 +89,7 @@ impl RunArgs {
         Ok(match &self.out {
             Some(out) if in_plan => out.join(&planned.id),
             Some(out) => out.clone(),
+            None if self.resume && !in_plan => dir_to_resume(config)?,
             None => default_dir(config)?,
         })
     }
@@ -102,4 +103,25 @@ pub fn default_dir(config: &Config) -> Result<PathBuf> {
     let hash = blake3::hash(config.identity()?.as_bytes()).to_hex();
     let (method, data, seed) = (&config.method.name, &config.data.private.name, config.seed);
     Ok(Path::new("runs").join(format!("{method}-{data}-seed{seed}-{}", &hash.as_str()[..8])))
+}
+
+/// The directory of the run that a configuration resumes. It is named after its settings, of which the number of rounds is
+/// one: a run that is extended has another name.
+fn dir_to_resume(config: &Config) -> Result<PathBuf> {
+    let named = default_dir(config)?;
+    let folders = std::fs::read_dir("runs").into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut found: Vec<PathBuf> = folders.filter(|dir| RunDir::holds(dir, config)).collect();
+    found.sort();
+    if found.contains(&named) {
+        return Ok(named);
+    }
+    let hint = match &found[..] {
+        [only] => return Ok(only.clone()),
+        [] => "leave out --resume to begin it, or name the run's directory with --out".to_owned(),
+        all => {
+            let all: Vec<String> = all.iter().map(|dir| format!("--out {}", dir.display())).collect();
+            format!("name one of the shorter runs: {}", all.join(", "))
+        }
+    };
+    bail!(Error::config(format!("--resume: `runs` holds no run of these settings\nhint: {hint}")))
 }

@@ -6,7 +6,11 @@ use fedproj_core::{Config, Error, RobustConfig, methods};
 use fedproj_data::registry;
 use fedproj_net::ServerConfig;
 use fedproj_study::{PlannedRun, expand};
+use std::io::Read;
 use std::path::PathBuf;
+
+/// Longest configuration file.
+const BYTES_MAX: u64 = 1 << 22;
 
 /// The arguments by which runs are configured.
 #[derive(Args)]
@@ -51,7 +55,7 @@ impl Settings {
         let table = match files[..] {
             [] => toml::Table::new(),
             [file] => {
-                let text = std::fs::read_to_string(file).map_err(|e| {
+                let text = read(file).map_err(|e| {
                     Error::config(format!("cannot read the configuration `{file}`: {e}{}", hint(file, e.kind())))
                 })?;
                 let parsed = toml::from_str(&text);
@@ -68,10 +72,23 @@ impl Settings {
     }
 }
 
+/// A configuration file, which may be a pipe, but not an endless one.
+fn read(file: &str) -> std::io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(file)?.take(BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > BYTES_MAX {
+        return Err(std::io::Error::other(format!("it has more than {BYTES_MAX} bytes, as no configuration has")));
+    }
+    Ok(text)
+}
+
 /// What was probably meant by a configuration file that cannot be read.
 fn hint(file: &str, problem: std::io::ErrorKind) -> String {
     let is_word = |name: &str| name.eq_ignore_ascii_case(file);
-    let hint = if problem != std::io::ErrorKind::NotFound {
+    let run = std::path::Path::new(file).join("config.toml");
+    let hint = if run.exists() {
+        format!("`{}` is the configuration of the run there", run.display())
+    } else if problem != std::io::ErrorKind::NotFound {
         return String::new();
     } else if methods::CATALOGUE.iter().any(|(name, _)| is_word(name)) {
         format!("did you mean method={file}?")

@@ -2,9 +2,9 @@
 
 use crate::device::DeviceArgs;
 use crate::say;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
-use fedproj_core::VerifyPart;
+use fedproj_core::{Error, VerifyPart};
 use std::path::PathBuf;
 
 /// Arguments of `verify`.
@@ -33,9 +33,18 @@ impl VerifyArgs {
     /// Verifies and prints.
     pub fn run(self) -> Result<()> {
         let data_dir = crate::data::data_dir(self.data_dir)?;
+        let runs = fedproj_study::find_runs(std::slice::from_ref(&self.run))?;
+        let [run] = &runs[..] else {
+            bail!(Error::config(format!(
+                "`{}` holds {} runs\nhint: verify one at a time, such as `{}`",
+                self.run.display(),
+                runs.len(),
+                runs[0].display()
+            )));
+        };
         let bar = indicatif::ProgressBar::new_spinner();
         let verified = fedproj_core::verify(
-            &self.run,
+            run,
             data_dir.as_deref(),
             self.device.open()?,
             VerifyPart { from_checkpoint: self.from_checkpoint, rounds: self.rounds },

@@ -52,6 +52,11 @@ fn values_that_cannot_be_are_named_with_their_key() {
     check("data.private_samples=100000", &["data.private_samples = 100000", "digits"]);
     check("data.public=none", &["fedproj", "needs a public set", "data.public"]);
     check("seeds=[]", &["seeds"]);
+    check("local.optimizer.momentum=2", &["local.optimizer.momentum = 2", "`adam` has no momentum", "hint"]);
+    check("local.optimizer={kind='sgd', beta1=0.5}", &["local.optimizer.beta1 = 0.5", "`sgd` has no beta1"]);
+    check("data.partition=file", &["data.partition: `path` is missing", "hint: write data.partition={kind = \"file\""]);
+    check("data.private=./mine.csv", &["unknown data set", "write { name = \"csv\", path = \"./mine.csv\" }"]);
+    check("server.listen=here", &["server.listen = \"here\": must be an address with a port"]);
 }
 
 #[test]
@@ -69,6 +74,53 @@ fn a_word_that_is_no_file_is_answered_with_the_setting_that_it_may_mean() {
     // A directory is there, so none of these was meant.
     let (_, message) = failure(fedproj(folder.path(), &["run", "."]));
     assert!(!message.contains("hint"), "{message}");
+    run(folder.path(), "a", &["method=fedavg"]);
+    let (code, message) = failure(fedproj(folder.path(), &["run", "a"]));
+    assert!(code == 2 && message.contains("`a/config.toml` is the configuration of the run there"), "{message}");
+    let (code, message) = failure(fedproj(folder.path(), &["run", "/dev/zero"]));
+    assert!(code == 2 && message.contains("more than 4194304 bytes"), "{message}");
+}
+
+#[test]
+fn what_is_no_run_cannot_be_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    let verify = |run: &str| failure(fedproj(folder.path(), &["verify", run]));
+    for (run, told) in [("nosuch", "`nosuch` is no directory"), (".", "`.` holds no run")] {
+        let (code, message) = verify(run);
+        assert!(code == 2 && message.contains(told), "{message}");
+    }
+    run(folder.path(), "all/a", &["method=fedavg"]);
+    run(folder.path(), "all/b", &["method=fedavg"]);
+    let (code, message) = verify("all");
+    assert!(code == 2 && message.contains("`all` holds 2 runs") && message.contains("such as `all/a`"), "{message}");
+}
+
+#[test]
+fn a_run_that_is_not_there_is_not_resumed() {
+    let folder = tempfile::tempdir().unwrap();
+    let resume = |settings: &[&str]| {
+        let command = [&["run", "--resume", "--json", "method=fedavg"], SMALL, settings].concat();
+        command::output(fedproj(folder.path(), &command))
+    };
+    let told = |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let nothing = resume(&[]);
+    assert_eq!(nothing.status.code(), Some(2));
+    assert!(told(&nothing).contains("hint: leave out --resume to begin it"), "{}", told(&nothing));
+    assert!(!folder.path().join("runs").exists());
+    // A run without --out is found again by its settings, and so is one of fewer rounds.
+    let begun = command::json(folder.path(), &[&["run", "method=fedavg"], SMALL].concat());
+    let extended = resume(&["federation.rounds=5"]);
+    assert!(extended.status.success(), "{}", told(&extended));
+    let extended: serde_json::Value = serde_json::from_slice(&extended.stdout).unwrap();
+    assert_eq!(extended["run"], begun["run"]);
+    assert_eq!(rounds(&folder.path().join(begun["run"].as_str().unwrap())).len(), 5);
+    run(folder.path(), "runs/b", &["method=fedavg", "federation.rounds=4"]);
+    let either = resume(&["federation.rounds=6"]);
+    assert!(
+        either.status.code() == Some(2) && told(&either).contains("name one of the shorter runs"),
+        "{}",
+        told(&either)
+    );
 }
 
 #[test]
@@ -146,9 +198,16 @@ fn data_that_do_not_fit_are_refused() {
     check(folder.path(), &[clients], 2, &["dirichlet partition is impossible", "1000 clients", "15000"]);
     check(folder.path(), &["data.public=iris"], 2, &["public set `iris`", "shape 4", "8×8×1"]);
     check(folder.path(), &["data.private=cifar10"], 1, &["cifar10", "data_batch_1.bin", "hint"]);
-    std::fs::write(folder.path().join("table.csv"), "a,b,label\n1.0,2.0,x\n1.0,two,y\n").unwrap();
     let csv = "data.private={name='csv', path='table.csv'}";
-    check(folder.path(), &[csv], 1, &["table.csv", "line 3", "two"]);
+    for (text, code, words) in [
+        ("a,b,label\n1.0,2.0,x\n1.0,two,y\n", 1, &["table.csv", "line 3", "two"][..]),
+        ("a,b,label\n", 1, &["table.csv", "found a header alone"]),
+        ("a,b,label\n1.0,2.0,x\n1.0,2.0,\n", 1, &["line 3: expected a class as label", "found ``"]),
+        (&"1.0,2.0,x\n".repeat(40), 2, &["has one class, `x`", "hint", "data.private.label"]),
+    ] {
+        std::fs::write(folder.path().join("table.csv"), text).unwrap();
+        check(folder.path(), &[csv], code, words);
+    }
 }
 
 /// A CIFAR-10 directory of black aeroplanes; sparse files, so it costs no disk.

@@ -38,7 +38,7 @@ pub use authors::Authors;
 pub use averages::Averages;
 pub use config::{
     Config, DataConfig, Draw, FederationConfig, Key, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
-    ScheduleConfig, WHOLE_TABLES, parse_value,
+    ScheduleConfig, WHOLE_TABLES, parse_value, read_value,
 };
 pub use contributions::{Contributions, Head, Part};
 pub use coordinator::{Coordinator, Opening, model_hash};

@@ -56,6 +56,13 @@ pub(crate) fn load(
         }
         (private, test)
     };
+    if let [only] = private.class_names() {
+        return Err(Error::config(format!(
+            "data set `{}` has one class, `{only}`: there is nothing to tell apart\n\
+             hint: its labels should be the classes (data.private.label names the column of a table)",
+            private.name()
+        )));
+    }
     let public = match data.public.name.as_str() {
         "none" => None,
         "split" => {

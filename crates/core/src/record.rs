@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// One line of `metrics.jsonl`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[serde(expecting = "an object with the numbers of a round")]
 pub struct RoundRecord {
     /// Round, counted from 0.
     pub round: u32,
@@ -53,6 +54,7 @@ pub struct RoundRecord {
 /// Seconds of the phases of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[serde(expecting = "an object with the seconds of a round")]
 pub struct Seconds {
     /// Local training of all clients.
     pub local: f64,
@@ -109,6 +111,7 @@ impl RoundRecord {
 /// The result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[serde(expecting = "an object with the results of a run")]
 pub struct Summary {
     /// The method.
     pub method: String,

@@ -243,7 +243,10 @@ fn forged_rounds_are_blamed_and_the_files_that_follow_from_the_true_ones_are_not
     let dir = scene.unsealed();
     edit(&dir, "metrics.jsonl", |lines| lines[2]["accuracy"] = 0.99.into());
     let message = verified(&dir).unwrap_err();
-    assert!(message.contains(&format!("metrics.jsonl, round 2: accuracy is 0.99, the rerun gives {truth}")), "{message}");
+    assert!(
+        message.contains(&format!("metrics.jsonl, round 2: accuracy is 0.99, the rerun gives {truth}")),
+        "{message}"
+    );
     assert!(!message.contains("summary.json") && !message.contains("metrics.csv"), "{message}");
     edit(&dir, "summary.json", |summary| summary["last"] = 0.99.into());
     let message = verified(&dir).unwrap_err();

@@ -134,32 +134,49 @@ fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
-/// Reads a value at `path` of the configuration. An error names the key and what it takes, in a user's words, not in those
-/// of Rust's types.
-pub(super) fn read<T: serde::de::DeserializeOwned>(value: &Value, path: &str) -> Result<T> {
+/// Reads a value at `path`, where `keys` are known. An error names the key and what it takes, in a user's words, not in
+/// those of Rust's types.
+///
+/// # Errors
+/// If a key is unknown or missing, or its value is of another type.
+pub fn read_value<T: serde::de::DeserializeOwned>(value: &Value, path: &str, keys: &[Key]) -> Result<T> {
     value.clone().try_into().map_err(|error: toml::de::Error| {
         let text = error.to_string();
         let (problem, inside) = text.trim_end().rsplit_once("\nin `").unwrap_or((text.trim_end(), ""));
         let inside = inside.trim_end_matches('`');
         let found = inside.split('.').filter(|key| !key.is_empty()).try_fold(value, |at, key| at.get(key));
-        wrong_value(if path.is_empty() { inside } else { path }, problem, found)
+        let path = [path, inside].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
+        Error::config(wrong_value(&path, problem, found, keys))
     })
 }
 
-fn wrong_value(path: &str, problem: &str, found: Option<&Value>) -> Error {
-    let find = |path: &str| known_keys().iter().find(|key| key.path == path);
-    let Some(mut key) = find(path) else { return Error::config(format!("{path}: {problem}")) };
+/// What is wrong at `path`, where `found` stands.
+fn wrong_value(path: &str, problem: &str, found: Option<&Value>, keys: &[Key]) -> String {
+    let find = |path: &str| keys.iter().find(|key| key.path == path);
+    let word = |start: &str| problem.strip_prefix(start)?.split('`').next();
+    if let Some(name) = word("missing field `") {
+        let kind = found.and_then(|table| table.get("kind")).map(|kind| format!("kind = {kind}, ")).unwrap_or_default();
+        return format!("{path}: `{name}` is missing\nhint: write {path}={{{kind}{name} = …}}");
+    }
+    if let Some(name) = word("unknown field `") {
+        let known: Vec<&str> = problem.split('`').skip(3).step_by(2).collect();
+        let hint = did_you_mean(name, known.iter().copied());
+        return format!("unknown key `{name}` in [{path}]; known keys: {}{hint}", known.join(", "));
+    }
+    let Some(mut key) = find(path) else { return format!("{path}: {problem}") };
     let mut found = found;
-    // The word that decides what a table holds is wrong.
     if let (true, Some(kind)) = (problem.starts_with("unknown variant"), find(&format!("{path}.kind"))) {
+        // The word that decides what a table holds is wrong.
         (key, found) = (kind, found.and_then(|table| table.get("kind")));
+    } else if let Some((name, value)) = found.and_then(Value::as_table).and_then(|table| wrong_in(table, problem)) {
+        (key, found) = (find(&format!("{path}.{name}")).unwrap_or(key), Some(value));
     } else if !["unknown variant", "invalid"].iter().any(|start| problem.starts_with(start)) {
-        return Error::config(format!("{path}: {problem}"));
+        return format!("{path}: {problem}");
     }
     let names = || key.values.iter().map(|(value, _)| value.trim_matches('"'));
     let expected = if key.is_table {
         let prefix = format!("{path}.");
-        let inside = known_keys().iter().map(|key| key.path.as_str()).find(|key| key.starts_with(&prefix));
+        let inside = keys.iter().map(|key| key.path.as_str()).find(|key| key.starts_with(&prefix));
         format!("a table with keys such as `{}`", inside.unwrap_or(path))
     } else if names().next().is_some() {
         format!("one of {}", names().collect::<Vec<_>>().join(", "))
@@ -168,7 +185,16 @@ fn wrong_value(path: &str, problem: &str, found: Option<&Value>) -> Error {
     };
     let hint = found.and_then(Value::as_str).map(|word| did_you_mean(word, names())).unwrap_or_default();
     let found = found.map(ToString::to_string).unwrap_or_default();
-    Error::config(format!("{} = {found}: must be {expected}{hint}", key.path))
+    format!("{} = {found}: must be {expected}{hint}", key.path)
+}
+
+/// The value that a problem quotes. Where a table's kind decides its keys, the problem does not name the key.
+fn wrong_in<'a>(table: &'a toml::Table, problem: &str) -> Option<(&'a String, &'a Value)> {
+    table.iter().find(|(_, value)| match value {
+        Value::String(text) => problem.contains(&format!("string {text:?}")),
+        Value::Table(_) | Value::Array(_) => false,
+        value => problem.contains(&format!("`{value}`")),
+    })
 }
 
 #[cfg(test)]
@@ -245,7 +271,18 @@ mod tests {
                 "local.optimizer=sgdd",
                 "local.optimizer.kind = \"sgdd\": must be one of sgd, adam, adamw\nhint: did you mean `sgd`?",
             ),
-            ("data.partition=labels", "data.partition: missing field `labels_per_client`"),
+            (
+                "data.partition=labels",
+                "data.partition: `labels_per_client` is missing\n\
+                 hint: write data.partition={kind = \"labels\", labels_per_client = …}",
+            ),
+            ("data.partition.beta=abc", "data.partition.beta = \"abc\": must be a number"),
+            ("data.partition.clients=-3", "data.partition.clients = -3: must be a whole number from 0 on"),
+            (
+                "data.private={name='csv', paht='x'}",
+                "unknown key `paht` in [data.private]; known keys: name, path, test, text, labels, label, group, \
+                 layout, resize, standardise\nhint: did you mean `path`?",
+            ),
         ] {
             assert_eq!(config(&[pair]).unwrap_err().to_string(), expected, "{pair}");
         }

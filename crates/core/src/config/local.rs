@@ -32,7 +32,7 @@ impl Default for LocalConfig {
     }
 }
 
-/// An optimiser. Keys that its kind does not know are ignored.
+/// An optimiser. Keys that its kind does not know keep their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
@@ -94,7 +94,33 @@ impl OptimizerConfig {
     /// # Errors
     /// Names the constant that is not.
     pub fn check(&self, key: &str) -> Result<()> {
-        self.rule().check().map_err(|e| Error::config(format!("{key}: {e}")))
+        self.rule().check().map_err(|e| Error::config(format!("{key}: {e}")))?;
+        let usual = Self::default();
+        let pair = |name, value: &dyn ToString, usual: &dyn ToString| (name, value.to_string(), usual.to_string());
+        let (kind, unknown) = match self.kind {
+            OptimizerKind::Sgd => (
+                "sgd",
+                vec![
+                    pair("beta1", &self.beta1, &usual.beta1),
+                    pair("beta2", &self.beta2, &usual.beta2),
+                    pair("eps", &self.eps, &usual.eps),
+                ],
+            ),
+            OptimizerKind::Adam | OptimizerKind::AdamW => (
+                "adam",
+                vec![
+                    pair("momentum", &self.momentum, &usual.momentum),
+                    pair("nesterov", &self.nesterov, &usual.nesterov),
+                ],
+            ),
+        };
+        match unknown.into_iter().find(|(_, value, usual)| value != usual) {
+            Some((name, value, _)) => Err(Error::config(format!(
+                "{key}.{name} = {value}: has no effect, since `{kind}` has no {name}\n\
+                 hint: leave it out, or choose another {key}.kind"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// The engine's rule.

@@ -12,7 +12,7 @@ mod legacy;
 mod local;
 mod reference;
 
-pub use layers::{WHOLE_TABLES, parse_value};
+pub use layers::{WHOLE_TABLES, parse_value, read_value};
 pub(crate) use layers::{merge, table_of};
 pub use local::{LocalConfig, OptimizerConfig, OptimizerKind, ScheduleConfig};
 pub use reference::Key;
@@ -23,7 +23,8 @@ use crate::presets::{self, Preset};
 use crate::robust::RobustConfig;
 use fedproj_data::{PartitionConfig, SourceConfig, TextConfig};
 use fedproj_nn::{Init, models};
-use layers::{check_keys, read, read_words, set_path};
+use layers::{check_keys, read_words, set_path};
+use reference::known_keys;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
@@ -237,13 +238,13 @@ impl Config {
         }
         check_keys(&given, &defaults, "")?;
         let preset = match given.get("preset") {
-            Some(value) => read(value, "preset")?,
+            Some(value) => read_value(value, "preset", known_keys())?,
             None => Preset::Clean,
         };
         let mut merged = defaults;
         merge(&mut merged, &presets::table(preset, &given)?);
         merge(&mut merged, &given);
-        let config: Self = read(&Value::Table(merged), "")?;
+        let config: Self = read_value(&Value::Table(merged), "", known_keys())?;
         config.check()?;
         Ok(config)
     }

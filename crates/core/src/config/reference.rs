@@ -99,6 +99,7 @@ impl Key {
         match self.kind.as_str() {
             "true or false" => self.kind.clone(),
             "whole number" => "a whole number from 0 on".into(),
+            "address:port" => "an address with a port, such as \"127.0.0.1:7443\"".into(),
             kind => format!("a {kind}"),
         }
     }

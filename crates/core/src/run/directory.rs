@@ -46,6 +46,11 @@ impl RunDir {
         read_summary(dir).map(Some)
     }
 
+    /// Whether the directory holds a run that this configuration resumes or extends.
+    pub fn holds(dir: &Path, config: &Config) -> bool {
+        dir.join("config.toml").exists() && config_for(dir, config).is_ok()
+    }
+
     /// Makes a directory for a run with this manifest. If it holds an unfinished run, or one of fewer rounds, and `resume`
     /// is set, opens that run with the state of its newest checkpoint that is whole.
     ///

@@ -13,6 +13,7 @@ use std::path::Path;
 
 /// What a run was made of, and on which machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "an object with the facts of a run")]
 pub struct Manifest {
     /// Version of this software.
     pub version: String,

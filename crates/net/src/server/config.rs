@@ -102,15 +102,17 @@ impl ServerConfig {
         let mut table = match file.remove("server") {
             None => toml::Table::new(),
             Some(toml::Value::Table(table)) => table,
-            Some(_) => return Err(Error::config("server: expected a table")),
+            Some(other) => {
+                return Err(Error::config(format!(
+                    "server = {other}: must be a table with keys such as `server.listen`"
+                )));
+            }
         };
         for pair in overrides.extract_if(.., |pair| pair.starts_with("server.")) {
             let (key, text) = pair["server.".len()..].split_once('=').unwrap_or_default();
             table.insert(key.trim().into(), fedproj_core::parse_value(text));
         }
-        let config: Self = toml::Value::Table(table)
-            .try_into()
-            .map_err(|e: toml::de::Error| Error::config(format!("[server]: {}", e.to_string().trim_end())))?;
+        let config: Self = fedproj_core::read_value(&toml::Value::Table(table), "server", &Self::keys()?)?;
         config.check()?;
         Ok(config)
     }
@@ -179,10 +181,16 @@ mod tests {
 
     #[test]
     fn bad_values_are_named() {
-        for (text, name) in [("quorum = 0.0", "quorum"), ("deadline_s = -1.0", "deadline_s"), ("quorun = 1", "quorun")]
-        {
+        for (text, told) in [
+            ("quorum = 0.0", "server.quorum = 0: must be above 0 and at most 1"),
+            ("deadline_s = -1.0", "server.deadline_s = -1"),
+            ("quorun = 1", "did you mean `quorum`?"),
+            ("listen = 7443", "server.listen = 7443: must be an address with a port, such as \"127.0.0.1:7443\""),
+            ("listen = 'here'", "server.listen = \"here\": must be an address with a port"),
+            ("quorum = 'half'", "server.quorum = \"half\": must be a number"),
+        ] {
             let error = take(&format!("[server]\n{text}")).unwrap_err().to_string();
-            assert!(error.contains(name), "{error}");
+            assert!(error.contains(told), "{error}");
         }
     }
 }
