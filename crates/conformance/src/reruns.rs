@@ -11,6 +11,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("fedproj", &["method.fedproj.projection.warmup=1"]),
     ("fedproj", &["model.name=resnet8-thin", "data.private_samples=100"]),
     ("fedproj", &["method.fedproj.projection.dropout=0.5", "method.fedproj.projection.dropout_unit=step"]),
+    ("fedproj", &["model.name=cnn", "data.augment=true"]),
     ("moon", &[]),
     ("scaffold", &[]),
 ];

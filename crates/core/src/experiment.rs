@@ -105,6 +105,14 @@ impl Experiment {
         if private.labels().is_none() || test.labels().is_none() {
             return Err(Error::config(format!("the private set `{}` has no labels", private.name())));
         }
+        if config.data.augment && !matches!(private.shape(), fedproj_data::Shape::Image { .. }) {
+            let kind =
+                if matches!(private.shape(), fedproj_data::Shape::Tokens { .. }) { "texts" } else { "rows of a table" };
+            return Err(Error::config(format!(
+                "data.augment = true moves and mirrors images, but the samples of `{}` are {kind}\nhint: data.augment=false",
+                private.name()
+            )));
+        }
         let public = if method.needs_public() { public } else { None };
         if let Some(public) = &public {
             if public.shape() != private.shape() {

@@ -3,6 +3,7 @@
 //! Start with [`Method`], then [`methods::FedProj`]. [`Simulation`] is the round loop, [`Run`] a run directory. Methods
 //! know nothing of sockets, files or clocks, so a simulator and a server run the same code.
 
+mod augment;
 mod authors;
 mod averages;
 mod checkpoint;

@@ -58,6 +58,9 @@ fn server_and_clients_apart_are_the_simulator() {
         let settings = [&name, &preset, sgd, "method.fedproj.projection.warmup=0"];
         assert_eq!(federate(&settings, |_| ()).1, simulate(&settings), "{method} {preset}");
     }
+    let augmented = ["method.name=fedavg", "data.augment=true"];
+    assert_eq!(federate(&augmented, |_| ()).1, simulate(&augmented));
+    assert_ne!(simulate(&augmented), simulate(&augmented[..1]), "images are moved");
 }
 
 #[test]

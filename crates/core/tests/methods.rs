@@ -284,7 +284,8 @@ fn batch_norm_settings_are_live_on_a_network_with_batch_norm() {
 fn settings_of_local_training_are_live_for_every_method() {
     for (method, _) in CATALOGUE {
         let base = settings_of(method);
-        for setting in ["local.epochs=1", "local.batch=8", "local.clip=0.1", "local.schedule.every=0.0"] {
+        let local = ["local.epochs=1", "local.batch=8", "local.clip=0.1", "local.schedule.every=0.0"];
+        for setting in local.into_iter().chain(["data.augment=true"]) {
             let moved = distance(method, base, setting);
             assert!(moved > 1e-5, "{method}: {setting} changes the final weights by {moved:e} of the movement only");
         }

@@ -67,10 +67,16 @@ fn timeless(record: RoundRecord) -> RoundRecord {
     RoundRecord { seconds: Seconds::default(), ..record }
 }
 
+/// Every method, and FedProj with all that the server can keep between rounds and with images that are moved.
+fn everything() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    let methods = CATALOGUE.iter().map(|(name, _)| (*name, settings_of(name)));
+    methods.chain([("fedproj", &["preset=leading", "federation.average_evaluated=0.5", "data.augment=true"][..])])
+}
+
 #[test]
 fn threads_change_no_number_of_any_method() {
-    for (name, _) in CATALOGUE {
-        let settings = [settings_of(name), &["federation.evaluate_clients=true"]].concat();
+    for (name, own) in everything() {
+        let settings = [own, &["federation.evaluate_clients=true"]].concat();
         let run = |n_threads| -> Vec<RoundRecord> {
             run_all(&mut simulation(config(name, &settings), n_threads)).into_iter().map(timeless).collect()
         };
@@ -93,8 +99,8 @@ fn threads_change_no_byte_of_a_network_with_batch_norm() {
 #[test]
 fn a_run_resumed_after_any_round_gives_the_same_records_for_every_method() {
     const N_ROUNDS: usize = 4;
-    for (name, _) in CATALOGUE {
-        let settings = [settings_of(name), &["federation.rounds=4", "federation.evaluate_clients=true"]].concat();
+    for (name, own) in everything() {
+        let settings = [own, &["federation.rounds=4", "federation.evaluate_clients=true"]].concat();
         let config = config(name, &settings);
         let folder = tempfile::tempdir().unwrap();
         // Stops after each of `stops` rounds as a killed process would: without a word.

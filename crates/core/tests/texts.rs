@@ -56,6 +56,8 @@ fn load(dir: &Path, settings: &[&str]) -> Result<Experiment, String> {
 #[test]
 fn texts_are_read_cut_counted_and_drawn() {
     let dir = folder();
+    let problem = load(dir.path(), &["data.augment=true"]).unwrap_err();
+    assert!(problem.contains("moves and mirrors images, but the samples of `text` are texts"), "{problem}");
     let all = load(dir.path(), &[]).unwrap();
     assert_eq!((all.private.n_samples(), all.test.n_samples()), (48, 12));
     let notes = all.notes();

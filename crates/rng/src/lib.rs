@@ -44,6 +44,8 @@ pub enum Purpose {
     Synthetic = 11,
     /// Samples a virtual client draws for itself; ids: client.
     VirtualClient = 12,
+    /// Crops and flips of a client's images; ids: round, client, step.
+    Augment = 13,
 }
 
 /// A sequence of random numbers fixed by (seed, purpose, ids).

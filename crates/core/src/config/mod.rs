@@ -89,6 +89,9 @@ pub struct DataConfig {
     pub public_draw: Draw,
     /// How texts become tokens.
     pub text: TextConfig,
+    /// Move and mirror images at random in clients' training batches: by up to an eighth of each side (4 of 32 pixels), with
+    /// zeros, after normalisation, in the margin. Every method's; the public set and the test set stay as they are.
+    pub augment: bool,
     /// Cast pixels to bytes once more after normalisation, which destroys them. Compatibility with the published code only.
     pub byte_cast: bool,
     /// How private samples are partitioned among clients.
@@ -107,6 +110,7 @@ impl Default for DataConfig {
             public_samples: 0,
             public_draw: Draw::Uniform,
             text: TextConfig::default(),
+            augment: false,
             byte_cast: false,
             partition: PartitionConfig::Dirichlet { beta: 0.3, clients: 10, min_samples: 15 },
         }

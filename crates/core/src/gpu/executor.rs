@@ -105,21 +105,24 @@ impl Executor {
 
     /// The samples, rates and keys of each step. A short batch is padded to the width of the table.
     pub fn set_tables(&mut self, plans: &[LocalPlan], batch: usize) -> Result<()> {
-        let padded = |plan: &LocalPlan, of: &dyn Fn(u32) -> u32| {
+        let padded = |plan: &LocalPlan, of: &dyn Fn(usize) -> u32| {
             let mut table = Vec::with_capacity(plan.steps.len() * batch);
             for step in &plan.steps {
-                table.extend(plan.order[step.batch.clone()].iter().map(|&p| of(p)));
+                table.extend(step.batch.clone().map(of));
                 table.resize(table.len().next_multiple_of(batch), NOBODY);
             }
             table
         };
         let all = |of: &dyn Fn(&LocalPlan) -> Vec<u32>| plans.iter().map(of).collect::<Vec<_>>();
-        let samples = all(&|plan| padded(plan, &|p| plan.samples[p as usize]));
+        let samples = all(&|plan| padded(plan, &|at| plan.samples[plan.order[at] as usize]));
         let factors = all(&|plan| plan.steps.iter().map(|step| step.lr_factor.to_bits()).collect());
         self.cohort.set_table(Batches::Samples, &samples, batch)?;
         self.cohort.set_table(Batches::LrFactors, &factors, 1)?;
         if plans.iter().any(|plan| !plan.embeddings.is_empty()) {
-            self.cohort.set_table(Batches::Positions, &all(&|plan| padded(plan, &|p| p)), batch)?;
+            self.cohort.set_table(Batches::Positions, &all(&|plan| padded(plan, &|at| plan.order[at])), batch)?;
+        }
+        if self.feeds.own.moves {
+            self.cohort.set_table(Batches::Moves, &all(&|plan| padded(plan, &|at| plan.moves[at])), batch)?;
         }
         if self.feeds.own.mode.dropout == Dropout::OfStep {
             let words = |key: u64| [key as u32, (key >> 32) as u32];

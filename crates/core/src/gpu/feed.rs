@@ -13,6 +13,8 @@ pub(super) struct Feed {
     pub mode: Mode,
     /// Whether inputs and target logits are cut to whole numbers.
     pub truncates: bool,
+    /// Whether images are moved, as the table of moves says.
+    pub moves: bool,
     /// Tables over all samples.
     pub targets: Vec<(Target, Data)>,
 }
@@ -37,7 +39,11 @@ impl Feed {
     /// Gathers the batch of a table's current entry (`offset` entries on), and its targets.
     pub fn gather(&self, on: &OnGpu, cohort: &mut Cohort, table: Batches, offset: usize) -> Result<()> {
         let Some(data) = on.data(self.data) else { return Ok(()) };
-        cohort.gather(data, table, offset, self.truncates)?;
+        if self.moves {
+            cohort.gather_moved(data)?;
+        } else {
+            cohort.gather(data, table, offset, self.truncates)?;
+        }
         for (target, data) in &self.targets {
             let truncates = self.truncates && *target == Target::Logits;
             cohort.gather_target(data, table, offset, *target, truncates)?;

@@ -27,7 +27,7 @@ impl GpuStudent {
         let (batch, taps) = (how.batch.min(n_public), how.taps(graph));
         let TargetTables { logits, features, labels, marks } = task.targets.tables();
         let mode = Mode { norm: how.bn.mode(), dropout: Dropout::Off };
-        let mut own = Feed { data: Which::Public, mode, truncates: false, targets: Vec::new() };
+        let mut own = Feed { data: Which::Public, mode, truncates: false, moves: false, targets: Vec::new() };
         own.set_rows(on, Target::Logits, logits)?;
         own.set_rows(on, Target::Features, if taps.is_empty() { &[] } else { features })?;
         let marks: Vec<u32> = marks.iter().map(|&marked| u32::from(marked)).collect();

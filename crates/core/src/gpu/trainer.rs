@@ -3,6 +3,7 @@
 use super::OnGpu;
 use super::executor::{Executor, Feeds};
 use super::feed::Feed;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::evaluate::Which;
 use crate::memory::MemoryConfig;
@@ -41,7 +42,7 @@ impl GpuTrainer {
         let (rule, clip) = (config.local.optimizer.rule(), config.local.clip);
         let executor = loop {
             let cohort = Cohort::new(&on.gpu, graph, lanes, &options).map_err(Error::from);
-            match cohort.and_then(|cohort| Executor::new(on, cohort, rule, clip, feeds(method))) {
+            match cohort.and_then(|cohort| Executor::new(on, cohort, rule, clip, feeds(method, config))) {
                 Err(error) if error.is_gpu_memory() && lanes > 1 => lanes /= 2,
                 made => break made?,
             }
@@ -283,17 +284,19 @@ impl GpuTrainer {
 }
 
 /// A client's own samples, and the memory where its method has one.
-fn feeds(method: &dyn Method) -> Feeds {
-    let feed =
-        |data, norm, dropout, truncates| Feed { data, mode: Mode { norm, dropout }, truncates, targets: Vec::new() };
+fn feeds(method: &dyn Method, config: &Config) -> Feeds {
+    let feed = |data, norm, dropout| {
+        let mode = Mode { norm, dropout };
+        Feed { data, mode, truncates: false, moves: false, targets: Vec::new() }
+    };
     let truncates = method.truncates_memory();
-    let memory = |config: &MemoryConfig| feed(Which::Public, config.bn, Dropout::Off, truncates);
+    let memory = |config: &MemoryConfig| Feed { truncates, ..feed(Which::Public, config.bn, Dropout::Off) };
     let objective = |config: &MemoryConfig| {
         let (terms, n) = config.loss();
         terms[..n].to_vec()
     };
     Feeds {
-        own: feed(Which::Private, NormMode::Update, Dropout::OfStep, false),
+        own: Feed { moves: config.data.augment, ..feed(Which::Private, NormMode::Update, Dropout::OfStep) },
         memory: method.memory().map(memory),
         memory_objective: method.memory().map_or_else(Vec::new, objective),
     }

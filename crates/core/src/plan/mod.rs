@@ -10,6 +10,7 @@ mod record;
 pub(crate) use program::{Names, Op, Program, VectorId};
 pub(crate) use record::Recorder;
 
+use crate::augment;
 use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::memory::{Cursor, MemoryConfig};
@@ -29,6 +30,8 @@ pub(crate) struct LocalPlan {
     pub steps: Vec<LocalStep>,
     /// Places among `samples` that the steps take, one step after another.
     pub order: Vec<u32>,
+    /// How the image at each place of `order` is moved, see [`augment`]; empty if none is.
+    pub moves: Vec<u32>,
     /// Public samples of the memory batches, one batch after another.
     pub memory: Vec<u32>,
     /// Samples in a memory batch.
@@ -132,6 +135,10 @@ impl Planner {
                 let dropout_key = Stream::new(place.seed, Purpose::Dropout, ids).next_u64();
                 let first = plan.order.len();
                 plan.order.extend_from_slice(chunk);
+                if config.data.augment {
+                    let mut stream = Stream::new(place.seed, Purpose::Augment, ids);
+                    plan.moves.extend(chunk.iter().map(|_| augment::draw(&mut stream, experiment.private.shape())));
+                }
                 plan.steps.push(LocalStep { program, epoch, lr_factor, dropout_key, batch: first..plan.order.len() });
                 place.step += 1;
             }

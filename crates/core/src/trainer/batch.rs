@@ -1,5 +1,6 @@
 //! Batches with their targets, and the terms of an objective on them.
 
+use crate::augment;
 use crate::error::Result;
 use crate::memory::TargetTables;
 use crate::step::Term;
@@ -23,6 +24,8 @@ pub(crate) struct Feed<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
     pub x: Vec<f32>,
+    /// The image that is moved.
+    image: Vec<f32>,
     indices: Vec<u32>,
     labels: Vec<u32>,
     logits: Vec<f32>,
@@ -35,13 +38,16 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Gathers samples and their targets.
-    pub fn gather(&mut self, feed: &Feed<'_>, samples: impl Iterator<Item = u32>) {
+    /// Gathers samples and their targets. `moves`: how each image is moved; empty if none is.
+    pub fn gather(&mut self, feed: &Feed<'_>, samples: impl Iterator<Item = u32>, moves: &[u32]) {
         let (n, targets) = (feed.data.n_samples(), &feed.targets);
         self.indices.clear();
         self.indices.extend(samples);
         self.x.resize(self.indices.len() * feed.data.sample_len(), 0.0);
         feed.data.gather(&self.indices, &mut self.x);
+        for (image, drawn) in self.x.chunks_exact_mut(feed.data.sample_len()).zip(moves) {
+            augment::apply(image, feed.data.shape(), *drawn, &mut self.image);
+        }
         self.labels.clear();
         if let Some(labels) = targets.labels.or(feed.data.labels()) {
             self.labels.extend(self.indices.iter().map(|&i| labels[i as usize]));

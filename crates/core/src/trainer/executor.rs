@@ -161,11 +161,12 @@ impl Executor {
             let first = self.n_memory * plan.memory_batch;
             self.n_memory += 1;
             let samples = plan.memory[first..first + plan.memory_batch].iter().copied();
-            return self.pass(feed, samples, at, Mode { norm: feed.norm, dropout: Dropout::Off });
+            return self.pass(feed, samples, &[], at, Mode { norm: feed.norm, dropout: Dropout::Off });
         }
         let samples = plan.order[step.batch.clone()].iter().map(|&p| plan.samples[p as usize]);
         let dropout = if feeds.own.drops { Dropout::Key(step.dropout_key) } else { Dropout::Off };
-        self.pass(&feeds.own, samples, at, Mode { norm: feeds.own.norm, dropout })
+        let moves = plan.moves.get(step.batch.clone()).unwrap_or(&[]);
+        self.pass(&feeds.own, samples, moves, at, Mode { norm: feeds.own.norm, dropout })
     }
 
     /// Gathers samples and runs the network on them, at θ or at the perturbed weights.
@@ -173,10 +174,11 @@ impl Executor {
         &mut self,
         feed: &Feed<'_>,
         samples: impl Iterator<Item = u32>,
+        moves: &[u32],
         at: VectorId,
         mode: Mode,
     ) -> Result<()> {
-        self.gathered.gather(feed, samples);
+        self.gathered.gather(feed, samples, moves);
         let Vectors { theta, perturbed, buffers, .. } = &mut self.vectors;
         let (params, mode) = match at {
             VectorId::Perturbed => (perturbed, mode.without_averaging()),
@@ -268,7 +270,7 @@ impl Executor {
     /// Memory loss of θ on the plan's first memory batch.
     pub fn first_memory_loss(&mut self, plan: &LocalPlan, feeds: &Feeds<'_>) -> Result<f64> {
         let Some(feed) = &feeds.memory else { return Ok(0.0) };
-        self.gathered.gather(feed, plan.memory[..plan.memory_batch].iter().copied());
+        self.gathered.gather(feed, plan.memory[..plan.memory_batch].iter().copied(), &[]);
         self.memory_loss(VectorId::Weights, feeds)
     }
 

@@ -53,7 +53,7 @@ impl Student for CpuStudent<'_> {
     fn recalibrate(&mut self, plan: &LocalPlan) -> Result<()> {
         let mode = Mode { norm: NormMode::Update, dropout: Dropout::Off };
         let mut batches = plan.steps.iter().map(|step| plan.samples[step.batch.clone()].iter().copied());
-        batches.try_for_each(|samples| self.executor.pass(&self.feeds.own, samples, VectorId::Weights, mode))
+        batches.try_for_each(|samples| self.executor.pass(&self.feeds.own, samples, &[], VectorId::Weights, mode))
     }
 
     fn model(&self) -> Result<(Vec<f32>, Vec<f32>)> {

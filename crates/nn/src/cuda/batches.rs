@@ -15,6 +15,8 @@ pub enum Batches {
     Positions,
     /// Samples of the batches that are replayed beside them.
     Replay,
+    /// How the image of each sample is moved, see `gather_moved`.
+    Moves,
     /// Factors of the learning rate, as bits.
     LrFactors,
     /// Keys of dropout, two words each.
@@ -124,6 +126,24 @@ impl Cohort {
         self.gather_numbers(data, which, offset, self.labels.at())?;
         self.batch = batch;
         self.find_tokens()
+    }
+
+    /// As [`Cohort::gather`] for the current entry of [`Batches::Samples`], with images moved as [`Batches::Moves`] says.
+    ///
+    /// # Errors
+    /// As [`Cohort::gather`].
+    pub fn gather_moved(&mut self, data: &Data) -> Result<()> {
+        let (table, moves, cursor) =
+            (self.table(Batches::Samples)?, self.table(Batches::Moves)?, self.cursor(Batches::Samples));
+        let batch = table.width as usize;
+        let (image, to) = self.input(data, batch)?;
+        let width = self.graph.shape(self.graph.input()).w as i32;
+        let (lanes, from, valid) = (self.lanes.at(), data.samples.at(), self.valid.at());
+        let p: [&dyn Parameter; 9] = [&lanes, &table, &moves, &cursor, &from, &image, &width, &to, &valid];
+        self.launch("gather_moved", [batch, 1], [256, 1], 0, &p)?;
+        self.gather_numbers(data, Batches::Samples, 0, self.labels.at())?;
+        self.batch = batch;
+        Ok(())
     }
 
     /// Gathers rows of `data` as an image that has room at `to`. Counts the samples at `valid`, if it is an address.

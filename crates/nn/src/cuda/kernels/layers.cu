@@ -41,6 +41,14 @@ struct Image {
     }
 };
 
+// Counts the valid samples of a batch. Padding is at the end.
+__device__ __forceinline__ void count_valid(const u32* indices, int width, int* valid) {
+    int n = 0;
+    for (int k = threadIdx.x; k < width; k += blockDim.x) n += indices[k] != NOBODY;
+    n = int(block_sum(double(n)));
+    if (threadIdx.x == 0) *valid = n;
+}
+
 // to[i] = from[table[i]] for the samples of the lane's current batch. Also counts its valid samples.
 extern "C" __global__ void gather(const int* lanes, Table table, const int* cursor, int offset, const float* from, Image image, Rows to_rows,
                                   int* valid, int truncate) {
@@ -50,12 +58,26 @@ extern "C" __global__ void gather(const int* lanes, Table table, const int* curs
     float* to = of(to_rows, lane) + (long long)i * image.stored();
     const float* row = from + (long long)index * image.len;
     image.copy(index == NOBODY ? nullptr : row, to, truncate);
-    if (valid && i == 0) {  // padding is at the end
-        int n = 0;
-        for (int k = threadIdx.x; k < table.width; k += blockDim.x) n += indices[k] != NOBODY;
-        n = int(block_sum(double(n)));
-        if (threadIdx.x == 0) valid[lane] = n;
+    if (valid && i == 0) count_valid(indices, table.width, valid + lane);
+}
+
+// As `gather`, with images that are `width` pixels wide and moved. An entry of `moves` holds, from its lowest byte on, rows
+// down + 128, columns right + 128, and whether the image is mirrored. Outside the image there are zeros.
+extern "C" __global__ void gather_moved(const int* lanes, Table table, Table moves, const int* cursor, const float* from, Image image, int width,
+                                        Rows to_rows, int* valid) {
+    const int lane = lanes[blockIdx.z], i = blockIdx.x;
+    const u32* indices = entry(table, cursor, 0, lane);
+    const u32 index = indices[i], move = entry(moves, cursor, 0, lane)[i];
+    const int down = int(move & 255) - 128, right = int(move >> 8 & 255) - 128, height = image.len / image.channels / width;
+    float* to = of(to_rows, lane) + (long long)i * image.stored();
+    const float* row = from + (long long)index * image.len;
+    for (int k = threadIdx.x; k < image.stored(); k += blockDim.x) {
+        const int pixel = k / image.pitch, c = k - pixel * image.pitch, y = pixel / width, x = pixel - y * width;
+        const int from_y = y + down, from_x = (move >> 16 ? width - 1 - x : x) + right;
+        const bool in = index != NOBODY && c < image.channels && u32(from_y) < u32(height) && u32(from_x) < u32(width);
+        to[k] = in ? row[(from_y * width + from_x) * image.channels + c] : 0.f;
     }
+    if (i == 0) count_valid(indices, table.width, valid + lane);
 }
 
 // As `gather`, from rows of each lane's own.
