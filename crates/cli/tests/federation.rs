@@ -25,7 +25,7 @@ fn demo_ends_with_the_simulators_model() {
     for settings in [
         &["method.name=scaffold", "local.optimizer={kind='sgd', lr=0.05}"][..],
         &["method.name=moon", "method.moon.head=16"],
-        &["server.ensemble=clients", "method.fedproj.memory.feature_weight=0.5", "model.name=cnn"],
+        &["server.ensemble=clients", "method.fedproj.memory.feature_weight=0.5", "model.name=cnn", "data.augment=true"],
     ] {
         let told = json(
             folder.path(),
@@ -65,12 +65,14 @@ fn demo_keeps_its_page_until_somebody_looks_at_it() {
 
 #[test]
 fn killed_servers_and_nodes_lose_nothing_and_count_nothing_twice() {
-    let n_kills: u64 = std::env::var("FEDPROJ_KILLS").map_or(12, |n| n.parse().unwrap());
+    let n_kills: u64 = std::env::var("FEDPROJ_KILLS").map_or(20, |n| n.parse().unwrap());
     // Twice as many rounds as kills, so that there is always something to kill.
     let rounds = format!("federation.rounds={}", 2 * n_kills);
-    // FedDyn keeps state on its nodes: it must match the model.
-    let partition = "data.partition={kind='iid', clients=3}";
-    let mut federation = Federation::new(&[&rounds, "method.name=feddyn", "local.epochs=2", partition]);
+    // It keeps state wherever there can be any, and all must match the model: each node's h_k; on the server their mean, the
+    // averaged teacher, the memory, and an averaged model to evaluate.
+    let leading = ["preset=leading", "method.fedproj.averages.teacher=0.7", "method.fedproj.projection.warmup=0"];
+    let others = ["federation.average_evaluated=0.5", "local.epochs=2", "data.partition={kind='iid', clients=3}"];
+    let mut federation = Federation::new(&[&[&rounds[..]], &leading[..], &others].concat());
     federation.start_server();
     federation.enrol_and_start(0..3);
     let mut chance = Chance(0x5eed);
