@@ -57,6 +57,22 @@ fn values_that_cannot_be_are_named_with_their_key() {
     check("data.partition=file", &["data.partition: `path` is missing", "hint: write data.partition={kind = \"file\""]);
     check("data.private=./mine.csv", &["unknown data set", "write { name = \"csv\", path = \"./mine.csv\" }"]);
     check("server.listen=here", &["server.listen = \"here\": must be an address with a port"]);
+    check("method.fedproj.averages.teacher=1.0", &["averages.teacher = 1: must be in [0, 1)", "0.9 reaches back"]);
+    check("method.fedproj.averages.memory=-0.1", &["averages.memory = -0.1: must be in [0, 1)"]);
+    check("federation.average_evaluated=1.0", &["federation.average_evaluated = 1: must be in [0, 1)"]);
+}
+
+#[test]
+fn settings_that_do_not_go_together_are_answered_with_what_would_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let once = "data.partition={kind='virtual', clients=50, samples=5}";
+    let words = ["method.fedproj.correction.alpha = 0.01", "clients that come once", "hint: preset=leading-stateless"];
+    check(folder.path(), &["preset=leading", once], 2, &words);
+    assert!(!folder.path().join("a").exists(), "nothing was begun");
+    let words = ["data.augment = true", "the samples of `iris` are rows of a table", "hint: data.augment=false"];
+    let three = "data.partition={kind='iid', clients=3}";
+    check(folder.path(), &["data.private=iris", three, "data.augment=true"], 2, &words);
+    run(folder.path(), "stateless", &["preset=leading-stateless", once]);
 }
 
 #[test]

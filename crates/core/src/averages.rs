@@ -23,7 +23,7 @@ impl Averages {
     /// Whether all settings are in their ranges; `key` is their table in the configuration.
     pub(crate) fn check(&self, key: &str) -> Result<()> {
         for (name, rate) in [("teacher", self.teacher), ("memory", self.memory)] {
-            Error::require((0.0..1.0).contains(&rate), &format!("{key}.{name}"), rate, "in [0, 1)")?;
+            check_rate(&format!("{key}.{name}"), rate)?;
         }
         Ok(())
     }
@@ -46,6 +46,12 @@ impl Averages {
         let none = Targets::default();
         average(self.memory, round.round(), round.state.targets.as_deref().unwrap_or(&none), ensemble)
     }
+}
+
+/// Whether the rate of an average is in its range.
+pub(crate) fn check_rate(key: &str, rate: f64) -> Result<()> {
+    let expected = "in [0, 1); 0 is no average, 0.9 reaches back about ten rounds";
+    Error::require((0.0..1.0).contains(&rate), key, rate, expected)
 }
 
 fn average(rate: f64, round: u32, before: &Targets, now: &Targets) -> Targets {

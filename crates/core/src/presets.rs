@@ -18,16 +18,16 @@ pub enum Preset {
     Clean,
     /// Clean, with a correction of local steps, and a teacher averaged over rounds at ρ = 1 − fraction.
     Leading,
+    /// Leading without the correction, so that clients keep nothing between rounds.
+    LeadingStateless,
 }
 
 /// What a preset changes. Some values depend on what was `given`: α on β and the data set.
 pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
     let text = match preset {
         Preset::Clean => String::new(),
-        Preset::Leading => format!(
-            "[method.fedproj]\ncorrection = {{ alpha = 0.01 }}\naverages = {{ teacher = {:?} }}\n",
-            teacher_rate(given)
-        ),
+        Preset::Leading => format!("{}correction = {{ alpha = 0.01 }}\n", averaged(given)),
+        Preset::LeadingStateless => averaged(given),
         Preset::Paper => {
             format!("[method.fedproj]\nprojection = {{ warmup = 1 }}\ndistill = {{ alpha = {} }}\n", paper_alpha(given))
         }
@@ -71,10 +71,11 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
     toml::from_str(&text).map_err(Error::internal("reading a preset"))
 }
 
-/// The rate of an average over rounds that reaches back until about every client has spoken once.
-fn teacher_rate(given: &Table) -> f64 {
+/// A teacher averaged over rounds, which reaches back until about every client has spoken once.
+fn averaged(given: &Table) -> String {
     let given = given.get("federation").and_then(|f| number(f.get("fraction")?));
-    (1.0 - given.unwrap_or_else(|| FederationConfig::default().fraction)).clamp(0.0, 0.99)
+    let rate = (1.0 - given.unwrap_or_else(|| FederationConfig::default().fraction)).clamp(0.0, 0.99);
+    format!("[method.fedproj]\naverages = {{ teacher = {rate:?} }}\n")
 }
 
 /// Whether a run is on texts, judged by the data set's name.

