@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub enum Precision {
     /// As exact as single precision: each product is three of tf32.
     Fp32,
-    /// Factors rounded to 10 bits, sums in single precision.
+    /// Factors rounded to 10 bits, sums in single precision. (Linear layers of few outputs stay single.)
     #[default]
     Tf32,
     /// Factors rounded to 7 bits (of a first layer of few channels to 10), sums in single precision.
