@@ -9,6 +9,7 @@ use crate::machine;
 use crate::method::Method;
 use fedproj_data::spelling::did_you_mean;
 use fedproj_data::{Dataset, Partition};
+use fedproj_nn::models::Layer;
 use fedproj_nn::{Graph, models};
 use fedproj_rng::{Purpose, Stream};
 use std::path::Path;
@@ -174,9 +175,10 @@ impl Experiment {
         let (variant, classes) = (method.variant(config.model.variant()), private.n_classes());
         let bert = loading::checkpoint(config, data_dir)?;
         let entry = models::CATALOGUE.iter().find(|entry| entry.name == config.model.name);
-        let reads_text = bert.is_some() || entry.is_some_and(|entry| entry.reads_text);
+        let layers = &config.model.layers;
+        let reads_text = bert.is_some() || entry.is_some_and(|entry| entry.reads_text) || Layer::read_text(layers);
         let is_text = matches!(private.shape(), fedproj_data::Shape::Tokens { .. });
-        if is_text != reads_text && (entry.is_some() || bert.is_some()) {
+        if is_text != reads_text && (entry.is_some() || bert.is_some() || !layers.is_empty()) {
             return Err(Error::config(format!(
                 "model `{}` is for {}, but the samples of `{}` are {}\nhint: texts need model.name = \"bert\" with a \
                  model.checkpoint, or an encoder of `fedproj models`",
@@ -189,6 +191,9 @@ impl Experiment {
         Ok(match (bert, config.model.name.as_str()) {
             (Some(bert), _) => models::bert(&bert, shape.len(), classes, variant)?,
             (None, "mlp") => models::mlp(shape, &config.model.hidden, classes, variant)?,
+            // What the configuration says is wrong, not the network.
+            (None, "layers") => models::layers(layers, shape, classes, variant)
+                .map_err(|error| Error::config(format!("model.layers: {error}")))?,
             (None, name) => models::build(name, shape, classes, variant).map_err(|error| match error {
                 fedproj_nn::Error::UnknownModel { .. } => {
                     let hint = did_you_mean(name, models::CATALOGUE.iter().map(|entry| entry.name));

@@ -1,10 +1,12 @@
-//! Ready-made networks. Text encoders are in [`bert()`].
+//! Ready-made networks, and networks that a configuration describes ([`layers()`]). Text encoders are in [`bert()`].
 //!
 //! Parameters have PyTorch's names, so weights can be exchanged both ways.
 
 mod bert;
+mod layers;
 
 pub use bert::{BertConfig, Pooling, bert};
+pub use layers::{Layer, LayerOp, check_layers, layers};
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Shape, Window};

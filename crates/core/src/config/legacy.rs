@@ -13,6 +13,7 @@ const MOVED: &[(&str, &str)] = &[
 /// Keys that earlier versions do not know, and the value that says what they did.
 const ADDED: &[(&str, Value)] = &[
     ("data.augment", Value::Boolean(false)),
+    ("model.layers", Value::Array(Vec::new())),
     ("federation.average_evaluated", Value::Float(0.0)),
     ("federation.robust.clip_ratio", Value::Float(0.0)),
     ("federation.robust.claim_ratio", Value::Float(0.0)),

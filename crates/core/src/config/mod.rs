@@ -23,6 +23,7 @@ use crate::methods::{External, MethodConfig};
 use crate::presets::{self, Preset};
 use crate::robust::RobustConfig;
 use fedproj_data::{PartitionConfig, SourceConfig, TextConfig};
+use fedproj_nn::models::Layer;
 use fedproj_nn::{Init, models};
 use layers::{check_keys, read_words, set_path};
 use reference::known_keys;
@@ -132,7 +133,7 @@ pub enum Draw {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Name of a network (`fedproj models` lists them), or `"bert"` for the network of `checkpoint`.
+    /// Name of a network (`fedproj models` lists them), `"bert"` for the network of `checkpoint`, or `"layers"`.
     pub name: String,
     /// Folder of a BERT model (`config.json`, `vocab.txt`, `model.safetensors`), relative to the data directory. Empty: none.
     pub checkpoint: String,
@@ -140,6 +141,8 @@ pub struct ModelConfig {
     pub pretrained: bool,
     /// Widths of the hidden layers of `mlp`. Other networks ignore it.
     pub hidden: Vec<usize>,
+    /// Layers of the network where `name` is `"layers"`: one table per layer, with `op` and the keys of that layer.
+    pub layers: Vec<Layer>,
     /// Groups of group-norm. 0: batch-norm.
     pub group_norm: usize,
     /// How initial weights are drawn. The published code uses `authors`.
@@ -155,6 +158,7 @@ impl Default for ModelConfig {
             checkpoint: String::new(),
             pretrained: true,
             hidden: vec![100, 100],
+            layers: Vec::new(),
             group_norm: 0,
             init: Init::Torch,
             weights: String::new(),
@@ -351,6 +355,10 @@ impl Config {
         let (bert, checkpoint) = (self.model.name == "bert", &self.model.checkpoint);
         let needed = "the folder of a BERT model where model.name is \"bert\", and only there";
         Error::require(bert != checkpoint.is_empty(), "model.checkpoint", format!("\"{checkpoint}\""), needed)?;
+        let is_listed = self.model.name == "layers";
+        let needed = "a list of layers where model.name is \"layers\", and only there";
+        let n_layers = format!("[{} tables]", self.model.layers.len());
+        Error::require(is_listed != self.model.layers.is_empty(), "model.layers", n_layers, needed)?;
         l.optimizer.check("local.optimizer")?;
         self.method.build()?.check(self)
     }

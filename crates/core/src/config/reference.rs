@@ -115,7 +115,7 @@ pub(super) fn known_keys() -> &'static [Key] {
 pub(super) fn known_names(path: &str) -> Box<dyn Iterator<Item = &'static str>> {
     match path {
         "method.name" => Box::new(methods::CATALOGUE.iter().map(|(name, _)| *name)),
-        "model.name" => Box::new(models::CATALOGUE.iter().map(|entry| entry.name).chain(["bert"])),
+        "model.name" => Box::new(models::CATALOGUE.iter().map(|entry| entry.name).chain(["bert", "layers"])),
         "data.private.name" | "data.public.name" => {
             Box::new(registry::READERS.iter().map(|reader| reader.name).chain(["split", "none"]))
         }
@@ -214,6 +214,7 @@ fn described(kind: &str) -> &str {
         "SocketAddr" => "address:port",
         "Vec<usize>" => "list of whole numbers",
         "Vec<String>" => "list of texts",
+        "Vec<Layer>" => "list of tables",
         "[usize; 2]" => "list of two whole numbers",
         "" => "one of the values below",
         _ => "text",
