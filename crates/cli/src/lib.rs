@@ -8,6 +8,7 @@ mod config;
 mod data;
 mod device;
 mod doctor;
+mod export;
 mod federation;
 mod interrupt;
 mod methods;
@@ -52,6 +53,9 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Write a report of finished runs: tables, curves, partition, costs, differences from the paper
     Report(report::ReportArgs),
+    /// Write stored runs in the formats of other programs
+    #[command(subcommand)]
+    Export(export::Export),
     /// Follow a run in a browser while it is made
     Watch(watch::WatchArgs),
     /// Repeat a stored run and compare it bit for bit
@@ -126,6 +130,7 @@ pub fn main(args: Vec<OsString>, host: Vec<OsString>) -> u8 {
         Command::Reproduce(study) => study.run(),
         Command::Compare(args) => args.run(),
         Command::Report(args) => args.run(),
+        Command::Export(format) => format.run(),
         Command::Watch(args) => args.run(),
         Command::Verify(args) => args.run(),
         Command::Serve(args) => args.run(),

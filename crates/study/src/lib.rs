@@ -18,6 +18,7 @@ mod setups;
 mod studies;
 mod study;
 mod sweep;
+mod tensorboard;
 
 pub use arms::{ComparedGroup, compare_runs, labels};
 pub use compare::{ComparedRow, Comparison, Difference, compare, mean, standard_deviation};
@@ -28,3 +29,4 @@ pub use setups::{PRESETS, SETUPS, Setup};
 pub use studies::{LEADING, PROJECTION_DROPOUT, TABLE1, TABLE2, WEIGHT_DIVERGENCE};
 pub use study::{BetaTable, Prepared, Study, StudyOptions, StudyResult, Variant};
 pub use sweep::{PlannedRun, expand};
+pub use tensorboard::export_tensorboard;
