@@ -9,13 +9,15 @@
 
 from fedproj._data import Dataset
 from fedproj._fedproj import RunError, SettingsError, StoppedError
-from fedproj._method import Method, contrast, cross_entropy, kl, masked_squares, relaxed_contrast
+from fedproj._graph import Graph, from_torch
+from fedproj._method import Method, contrast, cross_entropy, kl, masked_squares, not_true_kl, relaxed_contrast
 from fedproj._run import Comparison, Run, compare, load, run, sweep
 from fedproj._server import Outputs
 
 __all__ = [
     "Comparison",
     "Dataset",
+    "Graph",
     "Method",
     "Outputs",
     "Run",
@@ -25,9 +27,11 @@ __all__ = [
     "compare",
     "contrast",
     "cross_entropy",
+    "from_torch",
     "kl",
     "load",
     "masked_squares",
+    "not_true_kl",
     "relaxed_contrast",
     "run",
     "sweep",

@@ -7,9 +7,11 @@ the round.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
+import linecache
 import textwrap
 from typing import Any, ClassVar, Iterable, Sequence
 
@@ -22,6 +24,7 @@ __all__ = [
     "cross_entropy",
     "kl",
     "masked_squares",
+    "not_true_kl",
     "relaxed_contrast",
 ]
 
@@ -164,6 +167,11 @@ def contrast(positive: Embedding, negative: Embedding, temperature: float) -> Ob
     return _loss("contrast", **places, temperature=float(temperature))
 
 
+def not_true_kl(teacher: Embedding, temperature: float) -> Objective:
+    """FedNTD's divergence over all classes but the label's; the teacher is ``step.embed(step.start, "output")``."""
+    return _loss("not_true_kl", teacher=teacher._index, temperature=float(temperature))
+
+
 def relaxed_contrast(temperature: float, threshold: float, contrast_weight: float, penalty_weight: float) -> Objective:
     """FedRCL's relaxed contrastive loss."""
     return _loss(
@@ -279,13 +287,20 @@ class Step(_Recording):
 
     def gradient(self, batch: str, objective: Objective) -> Vector:
         """The gradient of an objective on ``step.private`` or ``step.memory``."""
+        return self._gradient("gradient", batch, objective)
+
+    def gradient_uphill(self, g: Vector, radius: float, batch: str, objective: Objective) -> Vector:
+        """The gradient uphill of the weights, at w + radius·g/‖g‖, as sharpness-aware methods take it."""
+        return self._gradient("gradient_uphill", batch, objective, g=self._source(g), radius=self._number(radius))
+
+    def _gradient(self, op: str, batch: str, objective: Objective, **more: Any) -> Vector:
         if batch not in ("private", "memory"):
             raise ValueError(f"a gradient is taken on step.private or step.memory, not on {batch!r}")
         if not isinstance(objective, Objective):
             raise TypeError(f"an objective is a sum of losses such as fedproj.cross_entropy, not {objective!r}")
         if batch == "memory" and not self.has_memory:
             raise ValueError("this client has no memory in this round; look at step.has_memory first")
-        self._call("gradient", batch=batch, terms=objective._terms)
+        self._call(op, batch=batch, terms=objective._terms, **more)
         self._n_gradients += 1
         return Vector({"gradient": self._n_gradients - 1}, "a gradient", writable=True)
 
@@ -296,7 +311,7 @@ class Step(_Recording):
             return None
         return Vector({"kept": str(name)}, f"the kept model `{name}`", writable=False)
 
-    def embed(self, weights: Vector, node: str = "features") -> Embedding:
+    def embed(self, weights: Vector, node: str = "output") -> Embedding:
         """Values of a node for the private batch under ``step.start`` or a kept model, in evaluation mode."""
         self._call("embed", weights=self._source(weights), at=str(node))
         self._n_embeddings += 1
@@ -358,6 +373,24 @@ class Finish(_Recording):
     def keep_model(self, name: str) -> None:
         """Keeps the weights and their buffers for later rounds, see :meth:`Step.kept_model`."""
         self._call("keep_model", name=str(name))
+
+
+def _source(cls: type) -> str:
+    """The source of a class in a file, or in a notebook, whose classes Python itself does not find before version 3.13."""
+    try:
+        return textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):
+        pass
+    for function in vars(cls).values():
+        code = getattr(function, "__code__", None)
+        text = "".join(linecache.getlines(code.co_filename)) if code else ""
+        for node in ast.walk(ast.parse(text)):
+            is_it = isinstance(node, ast.ClassDef) and node.name == cls.__name__
+            if is_it and node.lineno <= code.co_firstlineno <= node.end_lineno:
+                return textwrap.dedent(ast.get_source_segment(text, node, padded=True))
+    raise ValueError(
+        f"the source of `{cls.__name__}` cannot be read, but a run records it; define the class in a file or in a notebook"
+    )
 
 
 class Method:
@@ -442,13 +475,7 @@ class Method:
     def _identity(self) -> tuple[str, str]:
         """The source of the class and of its bases, and the settings."""
         classes = [base for base in type(self).__mro__ if issubclass(base, Method) and base is not Method]
-        try:
-            sources = [textwrap.dedent(inspect.getsource(base)) for base in reversed(classes)]
-        except (OSError, TypeError) as error:
-            raise ValueError(
-                f"the source of `{type(self).__name__}` cannot be read, but a run records it; define the class in a file "
-                "or in a notebook"
-            ) from error
+        sources = [_source(base) for base in reversed(classes)]
         try:
             return "\n".join(sources), json.dumps(self._settings(), allow_nan=False)
         except (TypeError, ValueError) as error:

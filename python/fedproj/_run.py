@@ -12,6 +12,7 @@ import numpy as np
 
 from fedproj import _fedproj
 from fedproj._data import Dataset
+from fedproj._graph import Graph
 from fedproj._method import Method
 from fedproj._progress import progress as _progress
 
@@ -25,7 +26,7 @@ def run(
     config: PathLike | Settings | None = None,
     *,
     data: str | Dataset | None = None,
-    model: str | None = None,
+    model: str | Graph | None = None,
     method: str | Method | None = None,
     settings: Settings | None = None,
     out: PathLike | None = None,
@@ -49,7 +50,7 @@ def run(
     array([0, 1])
     """
     folder = Path(out).parent if out is not None else Path("runs")
-    planned = _plan(config, _saved(data, folder), model, [method], settings)
+    planned = _plan(config, _saved(data, model, folder), [method], settings)
     if len(planned) != 1:
         raise _fedproj.SettingsError(f"these settings ask for {len(planned)} runs; use fedproj.sweep")
     directory = Path(out) if out is not None else planned[0].directory()
@@ -61,7 +62,7 @@ def sweep(
     config: PathLike | Settings | None = None,
     *,
     data: str | Dataset | None = None,
-    model: str | None = None,
+    model: str | Graph | None = None,
     methods: Sequence[str | Method] = (),
     seeds: int | Sequence[int] | None = None,
     settings: Settings | None = None,
@@ -80,7 +81,7 @@ def sweep(
     given = dict(settings or {})
     if seeds is not None:
         given["seeds"] = seeds
-    planned = _plan(config, _saved(data, Path(out)), model, list(methods) or [None], given)
+    planned = _plan(config, _saved(data, model, Path(out)), list(methods) or [None], given)
     runs = [(run, Path(out) / run.directory().name) for run in planned]
     return _make(runs, _options(data_dir, device, precision, threads, jobs, True), progress)
 
@@ -208,15 +209,14 @@ def read_safetensors(path: PathLike) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _plan(config: Any, data: Settings, model: Any, methods: Sequence[Any], settings: Settings | None) -> list[Any]:
+def _plan(config: Any, saved: Settings, methods: Sequence[Any], settings: Settings | None) -> list[Any]:
     """The runs that the arguments ask for."""
     given: list[str] = []
     if isinstance(config, Mapping):
         given += _pairs(_flat(config))
     elif config is not None:
         given.append(os.fspath(config))
-    given += _pairs(data)
-    given += _pairs({} if model is None else {"model.name": model})
+    given += _pairs(saved)
     given += _pairs(settings or {})
     planned = []
     for method in methods:
@@ -230,13 +230,22 @@ def _plan(config: Any, data: Settings, model: Any, methods: Sequence[Any], setti
     return planned
 
 
-def _saved(data: str | Dataset | None, folder: Path) -> Settings:
-    """The settings that name the data; those from memory are written below ``folder``."""
+def _saved(data: str | Dataset | None, model: str | Graph | None, folder: Path) -> Settings:
+    """The settings that name data and model; what is in memory is written below ``folder``."""
+    settings: dict[str, Any] = {}
     if isinstance(data, Dataset):
-        return data.save(folder / "data")
-    if data is not None and not isinstance(data, str):
+        settings |= data.save(folder / "data")
+    elif isinstance(data, str):
+        settings["data.private"] = data
+    elif data is not None:
         raise TypeError(f"data is the name of a data set or a fedproj.Dataset, not {type(data).__name__}")
-    return {} if data is None else {"data.private": data}
+    if isinstance(model, Graph):
+        settings |= model.settings(folder / "data")
+    elif isinstance(model, str):
+        settings["model.name"] = model
+    elif model is not None:
+        raise TypeError(f"model is the name of a network or a fedproj.Graph, not {type(model).__name__}")
+    return settings
 
 
 def _flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -9,7 +9,9 @@ mod server;
 mod trace;
 
 use anyhow::Result;
-use fedproj_core::{Config, Manifest, StoredRun, VerifyPart};
+use fedproj_core::{Config, Error, Manifest, StoredRun, VerifyPart};
+use fedproj_nn::Shape;
+use fedproj_nn::models::Layer;
 use fedproj_study::{Job, ReportOptions, Stopped, compare_runs, load as load_runs, write_report};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError, PyValueError};
@@ -105,16 +107,23 @@ impl Planned {
     }
 }
 
+/// The input of a network.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Input {
+    Shape(Vec<usize>),
+    Tokens(usize),
+}
+
 /// The functions of the module.
 #[pymodule]
 mod _fedproj {
     use super::{
-        Bound, Job, Manifest, Options, OsString, PathBuf, PyAny, PyResult, Python, ReportOptions, StoredRun,
-        VerifyPart, compare_runs, engine, guarded, json, load_runs, method, pyfunction, write_report,
+        Bound, Error, Input, Job, Layer, Manifest, Options, OsString, PathBuf, PyAny, PyResult, Python, ReportOptions,
+        Shape, StoredRun, VerifyPart, compare_runs, engine, guarded, json, load_runs, method, pyfunction, write_report,
     };
     #[pymodule_export]
     use super::{Planned, RunError, SettingsError, StoppedError};
-    use pyo3::prelude::*;
 
     /// The command line.
     #[pyfunction]
@@ -204,6 +213,26 @@ mod _fedproj {
             let settings = compare_runs(runs, baseline.as_deref(), &mut notes)?;
             let tables: Vec<String> = settings.iter().map(|group| group.comparison.table().to_text()).collect();
             Ok(json!({ "settings": settings, "tables": tables, "notes": notes }).to_string())
+        })
+    }
+
+    /// The shape after the last of these layers. `input` is `{"shape": […]}`, channels last, or `{"tokens": n}`.
+    #[pyfunction]
+    fn check_layers(py: Python<'_>, input: &str, layers: &str) -> PyResult<String> {
+        guarded(py, || {
+            let input = match serde_json::from_str(input)? {
+                Input::Tokens(n) => Shape::tokens(n),
+                Input::Shape(shape) => match shape[..] {
+                    [features] => Shape::vector(features),
+                    [height, width] => Shape::image(height, width, 1),
+                    [height, width, channels] => Shape::image(height, width, channels),
+                    _ => return Err(Error::config("a sample has 1 to 3 dimensions").into()),
+                },
+            };
+            let layers: Vec<Layer> = serde_json::from_str(layers).map_err(|e| Error::config(e.to_string()))?;
+            let shape = fedproj_nn::models::check_layers(&layers, input).map_err(|e| Error::config(e.to_string()))?;
+            let Shape { h, w, c } = shape;
+            Ok(if (h, w) == (1, 1) { json!([c]) } else { json!([h, w, c]) }.to_string())
         })
     }
 

@@ -109,6 +109,8 @@ pub enum Call {
     Declare { v: Name },
     /// The gradient of a sum of terms on a batch.
     Gradient { batch: BatchName, terms: Vec<TermSpec> },
+    /// The gradient uphill of the weights, at w + radius·g/‖g‖.
+    GradientUphill { g: Name, radius: f32, batch: BatchName, terms: Vec<TermSpec> },
     /// Values of a node under other weights.
     Embed { weights: Name, at: String },
     /// y ← y + a·x
@@ -135,6 +137,15 @@ pub enum BatchName {
     Private,
     /// Those of the memory.
     Memory,
+}
+
+impl From<BatchName> for Batch {
+    fn from(name: BatchName) -> Self {
+        match name {
+            BatchName::Private => Self::Private,
+            BatchName::Memory => Self::Memory,
+        }
+    }
 }
 
 /// How a gradient is projected.
@@ -180,6 +191,10 @@ enum LossSpec {
         direction: Direction,
         times_t_squared: bool,
     },
+    NotTrueKl {
+        teacher: usize,
+        temperature: f32,
+    },
     MaskedSquares,
     /// The embeddings by their order in the step.
     Contrast {
@@ -214,6 +229,9 @@ impl Played {
             LossSpec::CrossEntropy => Loss::CrossEntropy,
             LossSpec::Kl { temperature, direction, times_t_squared } => {
                 Loss::Kl { temperature, direction, times_t_squared, only_marked: false }
+            }
+            LossSpec::NotTrueKl { teacher, temperature } => {
+                Loss::NotTrueKl { teacher: embedding(teacher)?, temperature }
             }
             LossSpec::MaskedSquares => Loss::MaskedSquares,
             LossSpec::Contrast { positive, negative, temperature } => {
@@ -278,17 +296,15 @@ impl Recorded for Step<'_> {
         match call {
             Call::Declare { v } => vector_of(self, v, played).map(drop)?,
             Call::Gradient { batch, terms } => {
-                let batch = match batch {
-                    BatchName::Private => Batch::Private,
-                    BatchName::Memory => Batch::Memory,
-                };
-                let term = |spec: &TermSpec| {
-                    let at = place_of(self.graph(), &spec.at, taps)?;
-                    Ok(Term { loss: played.loss(spec.loss)?, at, weight: spec.weight })
-                };
-                let terms = terms.iter().map(term).collect::<Result<Vec<_>>>()?;
-                let g = self.gradient(batch, &terms)?;
+                let terms = objective(self.graph(), terms, played, taps)?;
+                let g = self.gradient((*batch).into(), &terms)?;
                 played.gradients.push(g);
+            }
+            Call::GradientUphill { g, radius, batch, terms } => {
+                let terms = objective(self.graph(), terms, played, taps)?;
+                let g = vector_of(self, g, played)?;
+                let uphill = self.gradient_uphill(g, *radius, (*batch).into(), &terms)?;
+                played.gradients.push(uphill);
             }
             Call::Embed { weights, at } => {
                 let (weights, node) = (vector_of(self, weights, played)?, node(self.graph(), at)?);
@@ -324,6 +340,14 @@ impl Recorded for Step<'_> {
         }
         Ok(())
     }
+}
+
+fn objective(graph: &Graph, terms: &[TermSpec], played: &Played, taps: &[String]) -> Result<Vec<Term>> {
+    let term = |spec: &TermSpec| {
+        let at = place_of(graph, &spec.at, taps)?;
+        Ok(Term { loss: played.loss(spec.loss)?, at, weight: spec.weight })
+    };
+    terms.iter().map(term).collect()
 }
 
 fn vector_of(step: &mut Step<'_>, name: &Name, played: &Played) -> Result<Vector> {

@@ -86,7 +86,7 @@ def test_texts_with_a_tokenizer(tmp_path):
     data = fedproj.Dataset(texts, [1, 0] * 20, test=(texts[:6], [1, 0] * 3), public=texts[:10], tokenizer=vocabulary)
     assert repr(data) == "<Dataset of 40 texts, 2 classes>"
     settings = {k: str(v) if "path" in k else v for k, v in data.save(tmp_path / "data").items()}
-    planned = fedproj._run._plan(None, settings, "bert-tiny", ["fedavg"], None)
+    planned = fedproj._run._plan(None, {**settings, "model.name": "bert-tiny"}, ["fedavg"], None)
     assert '"name":"text"' in planned[0].config()
     with pytest.raises(ValueError, match="texts need a tokenizer"):
         fedproj.Dataset(texts, [1, 0] * 20)

@@ -95,6 +95,24 @@ class MyMoon(fedproj.Method):
         client.keep_model("previous")
 
 
+class MySam(fedproj.Method):
+    radius: float = 0.05
+
+    def local_step(self, step):
+        g = step.gradient(step.private, fedproj.cross_entropy)
+        step.update(step.gradient_uphill(g, self.radius, step.private, fedproj.cross_entropy))
+
+
+class MyNtd(fedproj.Method):
+    weight: float = 1.0
+    temperature: float = 1.0
+
+    def local_step(self, step):
+        teacher = step.embed(step.start, "output")
+        objective = fedproj.cross_entropy + self.weight * fedproj.not_true_kl(teacher, self.temperature)
+        step.update(step.gradient(step.private, objective))
+
+
 class MyAdam(fedproj.Method):
     """FedAdam's server, to see that vectors are kept between rounds."""
 
@@ -120,6 +138,8 @@ SGD = {"local.optimizer": {"kind": "sgd", "lr": 0.05}}
         (MyProj(), "fedproj", {}),
         (MyScaffold(), "scaffold", SGD),
         (MyMoon(), "moon", {}),
+        (MySam(radius=0.1), "fedsam", {"method.fedsam.radius": 0.1}),
+        (MyNtd(), "fedntd", {}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -226,7 +246,7 @@ def test_settings_are_keyword_arguments():
         ("step.gradient('public', fedproj.cross_entropy)", ValueError, "step.private or step.memory"),
         ("step.gradient(step.private, 'mse')", TypeError, "an objective is a sum of losses"),
         ("step.gradient(step.private, fedproj.cross_entropy.at('nowhere'))", fedproj.SettingsError, "does not announce"),
-        ("step.embed(step.weights)", fedproj.SettingsError, "hint: taps"),
+        ("step.embed(step.start, 'features')", fedproj.SettingsError, "hint: taps"),
         ("step.project(g, step.start, scope='tensor')", ValueError, "'global' or 'layer'"),
         ("raise KeyError('mine')", KeyError, "mine"),
     ],
