@@ -122,7 +122,13 @@ impl Dots {
 
 impl DotRow {
     fn draw(&self, svg: &mut Svg, y: f64, room: Room, place: impl Fn(f64) -> f64) {
-        svg.text(room.left - 12.0, y + 4.0, &shortened(&self.name, room.n_chars), Style::new(12.0).anchor(Anchor::End));
+        let mut lines = wrap(&self.name, room.n_chars);
+        let rest = lines.split_off(lines.len().min(1)).join(" ");
+        lines.extend((!rest.is_empty()).then_some(rest));
+        for (i, line) in lines.iter().enumerate() {
+            let y = y + 4.0 + 14.0 * (i as f64 - (lines.len() - 1) as f64 / 2.0);
+            svg.text(room.left - 12.0, y, &shortened(line, room.n_chars), Style::new(12.0).anchor(Anchor::End));
+        }
         if let Some((mean, deviation)) = self.reference {
             reference(svg, y + LEVELS.1, (place(mean), place(mean - deviation), place(mean + deviation)));
         }
@@ -161,7 +167,7 @@ mod tests {
     #[test]
     fn every_value_has_a_dot_at_its_place() {
         let row = |values: &[f64], reference| DotRow {
-            name: "a".into(),
+            name: "a name that takes more than one line".into(),
             look: SERIES[0],
             values: values.to_vec(),
             reference,
@@ -182,7 +188,8 @@ mod tests {
         let with = |name, value| read.descendants().filter(move |n| n.attribute(name) == Some(value));
         let coloured: Vec<_> = with("fill", SERIES[0].colour).map(|n| n.attribute("d").unwrap().to_owned()).collect();
         assert_eq!(coloured.len(), 3);
-        assert!(text.contains("<title>a: 61</title>"), "shown below the pointer");
+        assert!(text.contains("<title>a name that takes more than one line: 61</title>"), "shown below the pointer");
+        assert!(text.contains(">a name that takes more<") && text.contains(">than one line<"), "both lines");
         let left = |d: &str| d[1..].split(' ').next().unwrap().parse::<f64>().unwrap() + 4.6;
         assert!(
             (left(&coloured[0]) - DESK.left).abs() < 0.01 && (left(&coloured[1]) - DESK.left - DESK.width).abs() < 0.01
