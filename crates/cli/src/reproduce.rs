@@ -191,8 +191,9 @@ pub struct WeightDivergence {
 pub struct Leading {
     #[command(flatten)]
     common: StudyArgs,
-    /// Comma-separated methods; leading, leading-no-projection, leading-no-averaging, leading-no-correction; feddyn-averaged,
-    /// whose model is averaged over rounds before it is evaluated
+    /// Comma-separated methods; leading, leading-no-projection, leading-no-averaging, leading-no-correction,
+    /// leading-lookahead (FedACG's look-ahead instead of the correction); feddyn-averaged, whose model is averaged over rounds
+    /// before it is evaluated
     #[arg(
         long,
         value_name = "NAMES",

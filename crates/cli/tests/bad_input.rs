@@ -68,6 +68,8 @@ fn settings_that_do_not_go_together_are_answered_with_what_would_work() {
     let once = "data.partition={kind='virtual', clients=50, samples=5}";
     let words = ["method.fedproj.correction.alpha = 0.01", "clients that come once", "hint: preset=leading-stateless"];
     check(folder.path(), &["preset=leading", once], 2, &words);
+    let words = ["method.fedproj.lookahead = 0.85: must be 0 where method.fedproj.correction.alpha is above 0"];
+    check(folder.path(), &["preset=leading", "method.fedproj.lookahead=0.85"], 2, &words);
     assert!(!folder.path().join("a").exists(), "nothing was begun");
     let words = ["data.augment = true", "the samples of `iris` are rows of a table", "hint: data.augment=false"];
     let three = "data.partition={kind='iid', clients=3}";

@@ -20,6 +20,7 @@ mod files;
 mod fusion;
 mod gpu;
 mod loading;
+mod lookahead;
 mod machine;
 mod memory;
 mod method;

@@ -90,6 +90,14 @@ fn fedproj_with_a_correction_only_is_feddyn() {
 }
 
 #[test]
+fn fedproj_with_a_look_ahead_only_is_fedacg() {
+    let off = ["method.fedproj.projection.mode=off", "method.fedproj.distill.epochs=0"];
+    let ahead = [off[0], off[1], "method.fedproj.lookahead=0.85"];
+    let equal = ["data.partition={kind='iid', clients=4}"];
+    check_equal(("fedproj", &ahead), ("fedacg", &["method.fedacg.proximal_weight=0.0"]), &equal);
+}
+
+#[test]
 fn feddf_is_fedproj_without_projection() {
     let distill = |method: &str| {
         let keys = ["epochs=2", "alpha=0.1", "feature_weight=0.01", "weights=samples", "temperature=2.0"];
@@ -270,6 +278,7 @@ fn settings_of_the_projection_are_live() {
     check_live("fedproj", &["method.fedproj.projection.dropout=0.5"], &["projection.dropout_unit=step"]);
     check_live("fedproj", &[], &["correction.alpha=0.1", "averages.teacher=0.5", "averages.memory=0.5"]);
     check_live("fedproj", &["method.fedproj.correction.alpha=0.1"], &["correction.clip=0.1"]);
+    check_live("fedproj", &[], &["lookahead=0.85"]);
     check_live("fedproj", &["method.fedproj.projection.mode=soft"], &["projection.soft_weight=0.1"]);
 }
 

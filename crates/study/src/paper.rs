@@ -62,7 +62,7 @@ const SCALE: [&str; 9] = [
 ];
 
 /// What FedProj gains beyond the paper: with it, a run is not compared with the paper's figure.
-const BEYOND: [&str; 2] = ["method.fedproj.averages.", "method.fedproj.correction."];
+const BEYOND: [&str; 3] = ["method.fedproj.averages.", "method.fedproj.correction.", "method.fedproj.lookahead"];
 
 /// The keys that decide how a run is recorded, not what it learns.
 const WATCHING: [&str; 5] =

@@ -75,6 +75,11 @@ pub const LEADING: Study = Study {
             method: "fedproj",
             settings: &["preset=leading", "method.fedproj.correction.alpha=0.0"],
         },
+        Variant {
+            name: "leading-lookahead",
+            method: "fedproj",
+            settings: &["preset=leading-stateless", "method.fedproj.lookahead=0.85"],
+        },
         Variant { name: "feddyn-averaged", method: "feddyn", settings: &["federation.average_evaluated={rate}"] },
     ],
 };

@@ -21,6 +21,7 @@ const ADDED: &[(&str, Value)] = &[
     ("method.fedproj.averages.memory", Value::Float(0.0)),
     ("method.fedproj.correction.alpha", Value::Float(0.0)),
     ("method.fedproj.correction.clip", Value::Float(10.0)),
+    ("method.fedproj.lookahead", Value::Float(0.0)),
 ];
 
 /// The methods that every version knows. The settings of another one count only where it runs.

@@ -392,6 +392,7 @@ mod tests {
             ("fedproj", "averages.memory=-0.1"),
             ("fedproj", "correction.alpha=-0.1"),
             ("fedproj", "correction.clip=0.0"),
+            ("fedproj", "lookahead=1.0"),
             ("fedavgm", "momentum=1.0"),
             ("fedadam", "eps=0.0"),
             ("fedsam", "radius=-0.1"),

@@ -9,6 +9,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fusion::Fusion;
+use crate::lookahead::look_ahead;
 use crate::method::Method;
 use crate::step::{Batch, Step};
 use fedproj_nn::Loss;
@@ -52,14 +53,8 @@ impl Method for FedAcg {
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
         let mean = round.weighted(&round.uniform_weights())?;
         round.average_buffers()?;
-        round.evaluate_instead(mean.clone());
-        let mut next = std::mem::take(&mut round.state.weights);
-        let m = round.vector("momentum", 0.0);
-        for ((w, mean), m) in next.iter_mut().zip(&mean).zip(m) {
-            *m = self.momentum * *m + (mean - *w);
-            *w = mean + self.momentum * *m;
-        }
-        round.state.weights = next;
+        let sent = std::mem::replace(&mut round.state.weights, mean);
+        look_ahead(round, self.momentum, &sent);
         Ok(())
     }
 }

@@ -16,6 +16,7 @@ use crate::correction::Correction;
 use crate::distill::{Distill, DistillTargets};
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, GlobalModel};
+use crate::lookahead::look_ahead;
 use crate::memory::{MemoryConfig, MemoryTarget, Round0, Targets};
 use crate::method::Method;
 use crate::projection::Projection;
@@ -39,6 +40,8 @@ pub struct FedProj {
     pub averages: Averages,
     /// Correction of local steps as in FedDyn, beyond the paper.
     pub correction: Correction,
+    /// Momentum λ in [0, 1) of a look-ahead as in FedACG, beyond the paper; not with a correction. 0: none.
+    pub lookahead: f32,
     /// Compatibility with the published code.
     pub authors: Authors,
 }
@@ -86,6 +89,10 @@ impl Method for FedProj {
         self.distill.check("method.fedproj.distill")?;
         self.averages.check("method.fedproj.averages")?;
         self.correction.check("method.fedproj.correction")?;
+        let (lambda, key) = (self.lookahead, "method.fedproj.lookahead");
+        Error::require((0.0..1.0).contains(&lambda), key, lambda, "in [0, 1)")?;
+        let is_alone = lambda == 0.0 || !self.corrects();
+        Error::require(is_alone, key, lambda, "0 where method.fedproj.correction.alpha is above 0")?;
         if self.corrects() && matches!(config.data.partition, PartitionConfig::Virtual { .. }) {
             return Err(Error::config(format!(
                 "method.fedproj.correction.alpha = {}: a client keeps a vector for its next round, but data.partition.kind = \
@@ -132,6 +139,8 @@ impl Method for FedProj {
         }
         if self.corrects() {
             Correction::send(round);
+        } else if self.lookahead > 0.0 {
+            look_ahead(round, self.lookahead, &previous);
         }
         Ok(())
     }
