@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 mod command;
+mod leading_results;
 mod text_results;
 mod tuning_results;
 
@@ -366,7 +367,7 @@ fn the_full_study_in_more_detail_is_what_was_measured() {
 
 #[test]
 fn every_method_of_a_seed_begins_alike() {
-    for study in [QUICK, FULL, FULL_HALF, TEXT, SST2, MNLI, MARC] {
+    for study in [QUICK, FULL, FULL_HALF, TEXT, SST2, MNLI, MARC, leading_results::DIGITS] {
         let runs = runs_of(study);
         let cohorts = |run: &StoredRun| run.rounds.iter().map(|r| r.cohort.clone()).collect::<Vec<_>>();
         let is_alike = |a: &StoredRun, b: &StoredRun| {

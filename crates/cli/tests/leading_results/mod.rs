@@ -1,0 +1,134 @@
+//! What makes `FedProj` work: preset `leading` and its parts beside the methods that it builds on.
+
+use crate::{accuracy, check, command, difference, interval, is_beta, manifest, markdown, mean, percent, root, says};
+use fedproj_core::methods::title;
+use fedproj_core::{StoredRun, Summary};
+use fedproj_study::{ComparedRow, compare, load};
+use std::path::Path;
+
+/// The study on digits: 22 arms and 20 seeds.
+pub const DIGITS: (&str, usize) = ("leading-digits-full", 440);
+
+/// What an arm's folder is called, and what the pages call it. Other arms are methods.
+const VARIANTS: [(&str, &str); 6] = [
+    ("leading", "**`leading`**"),
+    ("leading-no-projection", "`leading` without projection"),
+    ("leading-no-averaging", "`leading` without averaging"),
+    ("leading-no-correction", "`leading` without correction (`leading-stateless`)"),
+    ("leading-lookahead", "`leading` with a look-ahead instead of the correction"),
+    ("feddyn-averaged", "FedDyn, model averaged over rounds"),
+];
+
+fn name(arm: &str) -> &str {
+    VARIANTS.iter().find(|(folder, _)| *folder == arm).map_or_else(|| title(arm), |(_, name)| name)
+}
+
+/// The arm of a run, from its folder: `beta0.1-ARM-seed3`.
+fn arm_of(dir: &Path) -> String {
+    let folder = dir.file_name().unwrap().to_str().unwrap();
+    folder.split_once('-').unwrap().1.rsplit_once("-seed").unwrap().0.to_owned()
+}
+
+/// Every run of these folders at one degree of skew, with its arm.
+fn runs_of(folders: &[&str], beta: f64) -> Vec<(String, StoredRun)> {
+    let folders: Vec<_> = folders.iter().map(|folder| root().join("results").join(folder)).collect();
+    let runs = load(&folders, false).unwrap().0.into_iter().map(|loaded| loaded.run);
+    runs.filter(|run| is_beta(&run.config, beta)).map(|run| (arm_of(&run.dir), run)).collect()
+}
+
+/// Rows against a baseline, with summaries recomputed from the metrics.
+fn against(baseline: &str, runs: &[(String, StoredRun)]) -> Vec<ComparedRow> {
+    let summary = |(arm, run): &(String, StoredRun)| {
+        let (config, cohort) = (&run.config, manifest(run).sizes["cohort"]);
+        let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &run.rounds);
+        assert_eq!(summary, run.summary, "{}: the summary does not follow from the metrics", run.dir.display());
+        (arm.clone(), summary)
+    };
+    let mut all: Vec<(String, Summary)> = runs.iter().map(summary).collect();
+    all.sort_by_key(|(arm, _)| arm != baseline);
+    compare(&all).rows
+}
+
+/// How far the accuracy moves from one round to the next in the second half of a run, in points.
+fn swing(run: &StoredRun) -> f64 {
+    let accuracies: Vec<f64> = run.rounds.iter().map(|round| round.accuracy.unwrap()).collect();
+    percent(accuracies[accuracies.len() / 2..].windows(2).map(|pair| (pair[1] - pair[0]).abs()))
+}
+
+/// One row per arm, best first.
+fn table(folders: &[&str], beta: f64) -> String {
+    let runs = runs_of(folders, beta);
+    let (mut rows, to_leading) = (against("feddyn", &runs), against("leading", &runs));
+    rows.sort_by(|a, b| b.mean.total_cmp(&a.mean));
+    let rows = rows.iter().map(|row| {
+        let other = to_leading.iter().find(|other| other.name == row.name).unwrap();
+        let behind = other.difference.map_or(String::new(), |d| interval(-d.mean, d));
+        let swing = mean(runs.iter().filter(|(arm, _)| *arm == row.name).map(|(_, run)| swing(run)));
+        let (seeds, accuracy, difference) = (row.seeds.len(), accuracy(row), difference(row));
+        format!("| {} | {seeds} | {accuracy} | {difference} | {behind} | {swing:.1} |", name(&row.name))
+    });
+    let head = "| method | seeds | accuracy % | Δ vs FedDyn | `leading` − this | change per round, points |";
+    markdown(head, "|---|---:|---:|---:|---:|---:|", rows)
+}
+
+#[test]
+fn digits_are_what_was_measured() {
+    let expected = table(&[DIGITS.0], 0.1);
+    for page in ["docs/leading.md", "results/leading-digits-full/README.md"] {
+        check(page, "leading digits", &expected);
+    }
+}
+
+/// The paired difference of two arms, `first` − `second`, with two decimals.
+fn lead(runs: &[(String, StoredRun)], first: &str, second: &str) -> String {
+    let rows = against(second, runs);
+    let difference = rows.iter().find(|row| row.name == first).unwrap().difference.unwrap();
+    let (mean, half) = (100.0 * difference.mean, 100.0 * difference.half_width.unwrap());
+    format!("{mean:.2} ± {half:.2}").replace('-', "−")
+}
+
+#[test]
+fn sentences_on_digits_are_what_was_measured() {
+    let runs = runs_of(&[DIGITS.0], 0.1);
+    let of = |first, second| lead(&runs, first, second);
+    for sentence in [
+        format!("Of the other methods FedSpeed comes next, {} points behind", of("leading", "fedspeed")),
+        format!("**The projection** gives {} points", of("leading", "leading-no-projection")),
+        format!("**The correction** gives {} points", of("leading", "leading-no-correction")),
+        format!("**The average** gives {} points", of("leading", "leading-no-averaging")),
+        format!("Averaging FedDyn's model gives it {} points", of("feddyn-averaged", "feddyn")),
+        format!("FedDF differs from FedAvg by {} points", of("feddf", "fedavg")),
+        format!("costs {} points", of("leading", "leading-no-correction")),
+        format!("differs from FedProj by {} points", of("leading-no-correction", "fedproj")),
+        format!("look-ahead gives it {} points", of("leading-lookahead", "leading-no-correction")),
+        format!("{} points above FedACG", of("leading-lookahead", "fedacg")),
+    ] {
+        says("docs/leading.md", &sentence);
+    }
+}
+
+/// The arms of the picture: what `leading` is made of, and what it builds on.
+const PICTURED: [&str; 7] = [
+    "feddyn",
+    "feddyn-averaged",
+    "fedproj",
+    "leading",
+    "leading-no-projection",
+    "leading-no-averaging",
+    "leading-no-correction",
+];
+
+#[test]
+fn the_picture_of_the_parts_is_drawn_from_the_metrics() {
+    let out = tempfile::tempdir().unwrap();
+    let runs_of = |arm: &str| {
+        (0..20).map(|seed| format!("results/leading-digits-full/beta0.1-{arm}-seed{seed}")).collect::<Vec<_>>()
+    };
+    let runs = PICTURED.iter().flat_map(|arm| runs_of(arm));
+    let mut args = vec!["report".to_owned(), "--out".to_owned(), out.path().to_str().unwrap().to_owned()];
+    args.extend(runs);
+    command::stdout(&root(), &args.iter().map(String::as_str).collect::<Vec<_>>());
+    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap();
+    let is_same = read(out.path().join("figures/outcome.svg")) == read(root().join("docs/figures/leading-digits.svg"));
+    assert!(is_same, "docs/figures/leading-digits.svg is not figures/outcome.svg of `fedproj report` of its arms");
+}
