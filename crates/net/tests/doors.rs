@@ -247,6 +247,29 @@ async fn the_status_page_answers_only_under_our_names_and_shows_nothing_secret()
             }
         }
     }
+    // A node that never connected is listed; a revoked one is, until another has its place.
+    scene.enrol(2).await;
+    // The page is made anew twice per second.
+    let shows = async |told: &str| {
+        let look = async {
+            loop {
+                let page = visit("host: localhost\r\n", "/").await;
+                if page.contains(told) {
+                    return page;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(1), look).await.expect(told)
+    };
+    shows("not heard from yet").await;
+    let registry = Registry::open(&scene.server_dir()).unwrap();
+    registry.revoke("n0").unwrap();
+    assert!(shows("revoked").await.contains("n0"));
+    let (token, _) = registry.invite(&authority, "heir", Some(0), INVITATION_LASTS).unwrap();
+    let enrol = format!("https://{}", scene.addresses.enrol.unwrap());
+    fedproj_net::enrol(&scene.dir.path().join("heir"), &enrol, &token.to_string()).await.unwrap();
+    assert!(!shows("heir").await.contains("revoked"));
     scene.serving.abort();
 }
 

@@ -324,3 +324,36 @@ async fn a_node_whose_disk_damages_its_task_and_its_contribution_fetches_and_tra
     }
     repeats(&scene);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_round_whose_checkpoint_is_damaged_is_repeated_with_the_same_contributions() {
+    let mut scene = Scene::new(2, &["federation.rounds=3"], |server| server.quorum = 1.0).await;
+    let round = async |scene: &Scene, round: u32| {
+        for client in 0..2 {
+            let link = scene.attacker(client);
+            let task = task_of(&link).await;
+            assert_eq!(task.round, round, "client {client}");
+            let weights = vec![0.01 + 0.001 * round as f32; (task.weights.len / 4) as usize];
+            let (contribution, store) = scene.contribution(&format!("out{client}"), &task, &weights);
+            assert!(matches!(hand_in(&link, &contribution, &store).await, VerdictKind::Accepted(_)));
+        }
+    };
+    round(&scene, 0).await;
+    round(&scene, 1).await;
+    assert_eq!(task_of(&scene.attacker(0)).await.round, 2);
+    scene
+        .restart(|dir| {
+            let run = std::fs::read_dir(dir.join("runs")).unwrap().next().unwrap().unwrap().path();
+            let path = run.join("checkpoints/round-000002.ckpt");
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[100] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+        })
+        .await;
+    for client in 0..2 {
+        scene.attacker(client).send(&Heartbeat::default()).await.unwrap();
+    }
+    round(&scene, 1).await;
+    round(&scene, 2).await;
+    ends_well(&mut scene).await;
+}

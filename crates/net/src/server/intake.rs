@@ -3,7 +3,7 @@
 //! The server acknowledges a contribution only after its vectors are checked and on disk, and its journal entry is too.
 
 use super::check::{check_content, check_shape};
-use super::desk::{Arrival, Desk, Offer};
+use super::desk::{Arrival, Desk, Offer, Open};
 use super::journal::Event;
 use super::spool::Spool;
 use crate::error::{Error, Result};
@@ -76,24 +76,22 @@ impl Desk {
     /// The round's offer, if this client may contribute to it now; otherwise the verdict.
     fn admit(&self, client: u32, c: &Contribution) -> Result<std::result::Result<Arc<Offer>, Verdict>> {
         let inner = self.inner();
+        let is_open = |open: &&Open| open.is_of(&c.run, c.round);
         let problem = if c.client != client {
             format!("this node stands for client {client}, not {}", c.client)
+        } else if let Some(open) = inner.open.as_ref().filter(is_open).filter(|open| open.waiting.contains(&client)) {
+            // Before the receipt: a round that was done before may be repeated, after damage to the disk.
+            return Ok(Ok(Arc::clone(&open.offer)));
         } else if inner.last.get(&client).is_some_and(|(round, id)| *round == c.round && *id == c.id()) {
             return Ok(Err(accepted(c.id())));
-        } else if let Some(open) = &inner.open {
-            let Offer { task, .. } = &*open.offer;
-            match (open.is_of(&c.run, c.round), open.waiting.contains(&client)) {
-                (true, true) => return Ok(Ok(Arc::clone(&open.offer))),
-                (true, false) => {
-                    format!(
-                        "round {} does not wait for client {client}: it was not asked, has contributed, or dropped out",
-                        c.round
-                    )
-                }
-                (false, _) => {
-                    format!("round {} is not open; the open one is round {} of run {}", c.round, task.round, task.run)
-                }
-            }
+        } else if inner.open.as_ref().is_some_and(|open| is_open(&open)) {
+            format!(
+                "round {} does not wait for client {client}: it was not asked, has contributed, or dropped out",
+                c.round
+            )
+        } else if let Some(Open { offer, .. }) = &inner.open {
+            let (round, run) = (offer.task.round, &offer.task.run);
+            format!("round {} is not open; the open one is round {round} of run {run}", c.round)
         } else if inner.done.is_some() {
             "the run is over".into()
         } else {

@@ -236,7 +236,7 @@ impl Status {
     }
 }
 
-/// What each client does: those that were asked, and those that were heard from.
+/// What each client does: those that were asked, were heard from, or have a node.
 fn clients(view: &View, desk: &Desk, registry: &Registry) -> Table {
     // A page without names is better than none.
     let nodes = registry.nodes().unwrap_or_default();
@@ -244,13 +244,17 @@ fn clients(view: &View, desk: &Desk, registry: &Registry) -> Table {
     // The last of each client, which shows who pulls hard or against the others.
     let pulls: BTreeMap<u32, &Pull> =
         view.rounds.iter().flat_map(|round| &round.pulls).map(|pull| (pull.client, pull)).collect();
-    let all: BTreeSet<u32> = seen.keys().chain(&view.asked).copied().collect();
+    let all: BTreeSet<u32> = seen.keys().chain(&view.asked).copied().chain(nodes.iter().map(|n| n.client)).collect();
     let row = |client: &u32| {
-        let name = nodes.iter().find(|node| node.client == *client).map(|node| node.name.clone()).unwrap_or_default();
+        // A revoked node may have a successor.
+        let node = nodes.iter().filter(|node| node.client == *client).max_by_key(|node| node.is_out().is_none());
         let silence = desk.presence.silence(*client);
         let state = match seen.get(client) {
             _ if view.arrived.contains(client) => "has contributed".to_owned(),
-            None => "asked, not heard from yet".into(),
+            _ if node.is_some_and(|node| node.revoked) => "revoked".into(),
+            _ if node.is_some_and(|node| node.is_out().is_some()) => "certificate expired".into(),
+            None if view.asked.contains(client) => "asked, not heard from yet".into(),
+            None => "not heard from yet".into(),
             Some(_) if silence > ALIVE => "gone".into(),
             Some(Seen { round: Some(round), .. }) => format!("trains in round {}", round.saturating_add(1)),
             Some(_) => "waiting".into(),
@@ -260,7 +264,14 @@ fn clients(view: &View, desk: &Desk, registry: &Registry) -> Table {
             Some(pull) => format!("{:.3}", of(pull)).replace('-', "−"),
             None => "–".into(),
         };
-        vec![client.to_string(), name, state, heard, number(|p| p.norm), number(|p| p.cosine)]
+        vec![
+            client.to_string(),
+            node.map(|node| node.name.clone()).unwrap_or_default(),
+            state,
+            heard,
+            number(|p| p.norm),
+            number(|p| p.cosine),
+        ]
     };
     let headers = ["client", "node", "state", "last heard", "norm", "cosine"].map(str::to_owned).to_vec();
     Table { headers, n_names: 3, rows: all.iter().map(row).collect(), ..Table::default() }
