@@ -77,8 +77,28 @@ pub(super) fn set_path(table: &mut Table, pair: &str) -> Result<()> {
             other => return Err(Error::config(format!("`{pair}`: `{key}` is {other}, not a table"))),
         };
     }
-    at.insert(last.to_owned(), parse_value(text));
+    let value = parse_value(text);
+    match (at.get_mut(last), &value, word_field(path.trim())) {
+        // A word says which one a table is; what was set in it before stays.
+        (Some(Value::Table(table)), Value::String(_), Some(field)) if !is_whole(path.trim(), table) => {
+            table.insert(field.to_owned(), value);
+        }
+        _ => {
+            at.insert(last.to_owned(), value);
+        }
+    }
     Ok(())
+}
+
+/// The key of a table that a word in its place stands for.
+fn word_field(path: &str) -> Option<&'static str> {
+    let is_known = |field: &&str| known_keys().iter().any(|key| key.path == format!("{path}.{field}"));
+    ["name", "kind", "rule"].into_iter().find(is_known)
+}
+
+/// Whether a table describes one thing already, which another word replaces.
+fn is_whole(path: &str, table: &Table) -> bool {
+    WHOLE_TABLES.contains(&path) && word_field(path).is_some_and(|field| table.contains_key(field))
 }
 
 /// Makes a table of a word that stands for one, and writes names as the program does: `method = "FedAvg"` means
@@ -216,6 +236,15 @@ mod tests {
         same(&["data.partition=iid"], &["data.partition={kind='iid', clients=10}"]);
         same(&["data.partition=iid", "data.partition.clients=4"], &["data.partition={kind='iid', clients=4}"]);
         same(&["data.partition=dirichlet"], &[]);
+        // What was set before the word stays.
+        same(&["data.partition.clients=4", "data.partition=iid"], &["data.partition={kind='iid', clients=4}"]);
+        same(&["data.partition={kind='labels', labels_per_client=2}", "data.partition=iid"], &["data.partition=iid"]);
+        same(&["local.optimizer.lr=0.1", "local.optimizer=sgd"], &["local.optimizer={kind='sgd', lr=0.1}"]);
+        same(
+            &["method.fedprox.proximal_weight=1.0", "method=fedprox"],
+            &["method.name=fedprox", "method.fedprox.proximal_weight=1.0"],
+        );
+        assert!(config(&["method.fedprox.mu=1.0", "method=fedprox"]).unwrap_err().to_string().contains("`mu`"));
         same(
             &["data.private=iris", "data.private.standardise=true"],
             &["data.private={name='iris', standardise=true}"],

@@ -91,7 +91,10 @@ pub(super) fn read_metrics(dir: &Path, n_rounds: Option<u32>) -> Result<Vec<Roun
 }
 
 fn parse_metrics<'a>(path: &Path, lines: impl Iterator<Item = &'a str>) -> Result<Vec<RoundRecord>> {
-    let corrupt = |at: usize, e| Error::Corrupt { path: path.into(), problem: format!("line {}: {e}", at + 1) };
+    let corrupt = |at: usize, e| {
+        let problem = format!("line {}: {e}\nhint: the file was cut or changed; restore it from a copy", at + 1);
+        Error::Corrupt { path: path.into(), problem }
+    };
     lines
         .enumerate()
         .map(|(at, line)| serde_json::from_str(line).map_err(|e: serde_json::Error| corrupt(at, e)))
