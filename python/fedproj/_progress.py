@@ -9,6 +9,15 @@ from typing import Any
 _WIDTH = 24
 
 
+def _without_left(status: str) -> str:
+    """The status without the word that the command line puts behind its own estimate of the time.
+
+    >>> _without_left("left; round 2/3"), _without_left("left, 5 min for all runs; round 2/3")
+    ('round 2/3', '5 min for all runs; round 2/3')
+    """
+    return status.removeprefix("left").lstrip(",; ")
+
+
 class Silent:
     """Shows nothing."""
 
@@ -53,7 +62,7 @@ class Terminal(Silent):
         self._title = title
 
     def status(self, text: str) -> None:
-        self._status = text
+        self._status = _without_left(text)
         self._draw()
 
     def bar(self, n_done: int, n_all: int) -> None:
@@ -82,7 +91,7 @@ class Notebook(Silent):
         self._title = title
 
     def status(self, text: str) -> None:
-        self._status = text
+        self._status = _without_left(text)
         self._draw()
 
     def bar(self, n_done: int, n_all: int) -> None:

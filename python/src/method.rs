@@ -14,6 +14,7 @@ use toml::Table;
 /// What a class says about itself, see `Method` in Python.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each answers a question of `Method` for itself")]
 struct About {
     name: String,
     needs_public: bool,
