@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run after its round; progress is shown meanwhile; memory stays flat."""
+"""Ctrl-C ends a run after its round; progress is shown meanwhile."""
 
 import signal
 import subprocess
@@ -21,7 +21,8 @@ def test_ctrl_c_ends_after_the_round_and_the_run_resumes(tmp_path):
     code = LONG.replace("OUT", repr(str(out)))
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
+    # Ctrl-C may cut off the line that is being printed, so let some rounds pass.
+    while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < 8:
         assert child.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
