@@ -171,7 +171,7 @@ impl Graph {
     }
 
     fn push(&mut self, name: &str, op: Op, inputs: &[NodeId], shape: Shape) -> NodeId {
-        let packed = op.is_packed(inputs.first().is_some_and(|x| self.nodes[x.0].packed));
+        let packed = op.facts(inputs.first().is_some_and(|x| self.nodes[x.0].packed)).packed;
         let (params, buffers) = Default::default();
         self.nodes.push(Node { name: name.into(), op, inputs: inputs.to_vec(), shape, packed, params, buffers });
         self.output()

@@ -1,6 +1,7 @@
 //! What a node computes, and the facts about it that planning and both back ends need.
 //!
-//! Each fact is one `match` without a wildcard: a new operation does not compile until all of them are stated.
+//! The facts stand in two tables without a wildcard, [`Op::facts`] and [`Node::memory`]: a new operation does not compile
+//! until all of them are stated.
 
 use super::{NodeId, Shape};
 use crate::kernels::conv::Conv;
@@ -44,47 +45,50 @@ pub(crate) enum Op {
     MeanOfTokens,
 }
 
+/// What is known of an operation without its node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Facts {
+    /// Whether the value is packed tokens.
+    pub packed: bool,
+    /// Whether the backward pass overwrites the output's gradient with the input's.
+    pub in_place: bool,
+    pub products: Products,
+}
+
+/// The products that an operation computes with its weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Products {
+    None,
+    Convolution(Conv),
+    /// Those of a linear layer, whose sizes are its node's.
+    Linear,
+}
+
 impl Op {
-    /// Whether the value is packed tokens, given whether the input's value is.
-    pub fn is_packed(&self, input: bool) -> bool {
+    /// The facts, given whether the input's value is packed tokens.
+    pub fn facts(&self, packed: bool) -> Facts {
+        let plain = Facts { packed, in_place: false, products: Products::None };
         match self {
-            Self::Embedding => true,
-            Self::Input | Self::FirstToken | Self::MeanOfTokens => false,
-            Self::Conv(_)
-            | Self::StandardizedConv(_)
-            | Self::Linear
-            | Self::BatchNorm
-            | Self::GroupNorm { .. }
-            | Self::Activation(_)
+            Self::Input | Self::FirstToken | Self::MeanOfTokens => Facts { packed: false, ..plain },
+            Self::Embedding => Facts { packed: true, ..plain },
+            Self::Conv(conv) | Self::StandardizedConv(conv) => {
+                Facts { products: Products::Convolution(*conv), ..plain }
+            }
+            Self::Linear => Facts { products: Products::Linear, ..plain },
+            Self::BatchNorm | Self::GroupNorm { .. } | Self::LayerNorm { .. } => Facts { in_place: true, ..plain },
+            Self::Activation(_)
             | Self::MaxPool(_)
             | Self::GlobalAveragePool
             | Self::Add
             | Self::Flatten
             | Self::Dropout { .. }
-            | Self::LayerNorm { .. }
-            | Self::Attention { .. } => input,
+            | Self::Attention { .. } => plain,
         }
     }
 
     /// Whether the backward pass overwrites the output's gradient with the input's.
     pub fn works_in_place(&self) -> bool {
-        match self {
-            Self::BatchNorm | Self::GroupNorm { .. } | Self::LayerNorm { .. } => true,
-            Self::Input
-            | Self::Conv(_)
-            | Self::StandardizedConv(_)
-            | Self::Linear
-            | Self::Activation(_)
-            | Self::MaxPool(_)
-            | Self::GlobalAveragePool
-            | Self::Add
-            | Self::Flatten
-            | Self::Dropout { .. }
-            | Self::Embedding
-            | Self::Attention { .. }
-            | Self::FirstToken
-            | Self::MeanOfTokens => false,
-        }
+        self.facts(false).in_place
     }
 
     /// Whether there is nothing to run: the value is the network's input, or another node's memory.
@@ -129,26 +133,13 @@ impl Node {
 
     /// The convolution that its products compute; a linear layer is one of a single pixel.
     pub fn convolution(&self) -> Option<Conv> {
-        match self.op {
-            Op::Conv(geometry) | Op::StandardizedConv(geometry) => Some(geometry),
-            Op::Linear => {
+        match self.op.facts(self.packed).products {
+            Products::None => None,
+            Products::Convolution(geometry) => Some(geometry),
+            Products::Linear => {
                 let (ci, co) = (self.linear_inputs(), self.shape.c);
                 Some(Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 })
             }
-            Op::Input
-            | Op::BatchNorm
-            | Op::GroupNorm { .. }
-            | Op::Activation(_)
-            | Op::MaxPool(_)
-            | Op::GlobalAveragePool
-            | Op::Add
-            | Op::Flatten
-            | Op::Dropout { .. }
-            | Op::Embedding
-            | Op::LayerNorm { .. }
-            | Op::Attention { .. }
-            | Op::FirstToken
-            | Op::MeanOfTokens => None,
         }
     }
 
@@ -170,62 +161,54 @@ impl Node {
 
     /// What it keeps of a batch of `n` samples.
     pub fn saved(&self, n: usize) -> Saved {
-        let (len, c) = (n * self.shape.len(), self.shape.c);
-        let floats = |floats: usize| Saved { floats, bytes: 0 };
-        match &self.op {
-            // Mean and 1/σ of each channel; a GPU adds the scale and shift that follow from them.
-            Op::BatchNorm => floats(4 * c),
-            Op::GroupNorm { groups } => floats(2 * n * groups),
-            // The standardised weights, then 1/σ of each output channel.
-            Op::StandardizedConv(_) => floats(self.params[0].len() + c),
-            Op::LayerNorm { .. } => floats(2 * len / c),
-            // The largest score and the sum of exponentials of each row.
-            Op::Attention { heads, .. } => floats(2 * len / c * heads),
-            // Places of the maxima; a mask.
-            Op::MaxPool(_) | Op::Dropout { .. } => Saved { floats: 0, bytes: len },
-            Op::Input
-            | Op::Conv(_)
-            | Op::Linear
-            | Op::Activation(_)
-            | Op::GlobalAveragePool
-            | Op::Add
-            | Op::Flatten
-            | Op::Embedding
-            | Op::FirstToken
-            | Op::MeanOfTokens => floats(0),
-        }
+        self.memory(n).0
     }
 
     /// What the CPU's kernels need for a batch of `n` samples.
     pub fn scratch(&self, n: usize) -> ScratchLen {
-        let (len, c) = (n * self.shape.len(), self.shape.c);
+        self.memory(n).1
+    }
+
+    fn memory(&self, n: usize) -> (Saved, ScratchLen) {
+        let (len, c, weights) = (n * self.shape.len(), self.shape.c, self.params[0].len());
+        let floats = |floats: usize| Saved { floats, bytes: 0 };
         let shared = |shared: usize| ScratchLen { shared, private: 0 };
-        match &self.op {
-            Op::Conv(geometry) | Op::StandardizedConv(geometry) => {
-                let (shared, private) = geometry.scratch_len(n);
-                ScratchLen { shared: shared.max(norm::scratch_len(len, c)), private }
-            }
+        // Sums of a bias' gradient.
+        let with_sums = |len_shared: usize| shared(len_shared.max(norm::scratch_len(len, c)));
+        let of_conv = |geometry: Conv| {
+            let (shared, private) = geometry.scratch_len(n);
+            ScratchLen { private, ..with_sums(shared) }
+        };
+        match self.op {
+            Op::Conv(geometry) => (floats(0), of_conv(geometry)),
+            // The standardised weights, then 1/σ of each output channel.
+            Op::StandardizedConv(geometry) => (floats(weights + c), of_conv(geometry)),
             Op::Linear if self.packed => {
                 let layer = Dense { inputs: self.linear_inputs(), outputs: c };
-                shared(layer.scratch_len(n * self.shape.w).max(norm::scratch_len(len, c)))
+                (floats(0), with_sums(layer.scratch_len(n * self.shape.w)))
             }
-            Op::Linear => shared(self.params[0].len().max(norm::scratch_len(len, c))),
-            Op::BatchNorm => shared(norm::scratch_len(len, c)),
-            Op::GroupNorm { .. } => ScratchLen { shared: 2 * n * c, private: norm::private_len(c) },
-            Op::LayerNorm { .. } => shared(layer_norm::scratch_len(len, c)),
-            Op::Embedding => shared(embedding::scratch_len(len / c, c)),
+            Op::Linear => (floats(0), with_sums(weights)),
+            // Mean and 1/σ of each channel; a GPU adds the scale and shift that follow from them.
+            Op::BatchNorm => (floats(4 * c), with_sums(0)),
+            Op::GroupNorm { groups } => {
+                (floats(2 * n * groups), ScratchLen { shared: 2 * n * c, private: norm::private_len(c) })
+            }
+            Op::LayerNorm { .. } => (floats(2 * len / c), shared(layer_norm::scratch_len(len, c))),
+            Op::Embedding => (floats(0), shared(embedding::scratch_len(len / c, c))),
+            // The largest score and the sum of exponentials of each row.
             Op::Attention { heads, .. } => {
-                ScratchLen { shared: 0, private: attention::private_len(self.shape.w, c / heads) }
+                let private = attention::private_len(self.shape.w, c / heads);
+                (floats(2 * len / c * heads), ScratchLen { shared: 0, private })
             }
+            // Places of the maxima; a mask.
+            Op::MaxPool(_) | Op::Dropout { .. } => (Saved { floats: 0, bytes: len }, shared(0)),
             Op::Input
             | Op::Activation(_)
-            | Op::MaxPool(_)
             | Op::GlobalAveragePool
             | Op::Add
             | Op::Flatten
-            | Op::Dropout { .. }
             | Op::FirstToken
-            | Op::MeanOfTokens => shared(0),
+            | Op::MeanOfTokens => (floats(0), shared(0)),
         }
     }
 }
