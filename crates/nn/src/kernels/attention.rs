@@ -93,7 +93,6 @@ impl Attention<'_> {
     }
 
     /// dx += ∂L/∂x from dy. x, y and `saved` are those of the forward pass.
-    #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn backward(
         &self,
         cpu: &mut Cpu,
@@ -117,7 +116,6 @@ impl Attention<'_> {
         });
     }
 
-    #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     fn head_backward(
         &self,
         isa: Isa,
@@ -236,7 +234,6 @@ unsafe fn multiply_all<S: Simd>(y: &mut [f32], x: &[f32]) {
 }
 
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
 unsafe fn score_gradient_rows<S: Simd>(
     p: &[f32],
     dp: &mut [f32],

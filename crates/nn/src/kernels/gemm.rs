@@ -42,7 +42,6 @@ pub(super) fn gemm(isa: Isa, order: Order, d: Dims, a: &[f32], b: &[f32], c: &mu
 ///
 /// # Safety
 /// Nothing else accesses the block meanwhile.
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
 pub(super) unsafe fn gemm_at(
     isa: Isa,
     order: Order,

@@ -37,7 +37,6 @@ impl LayerNorm<'_> {
     }
 
     /// Replaces dy by dx. Writes the gradients of weight and bias.
-    #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn backward(
         &self,
         cpu: &mut Cpu,

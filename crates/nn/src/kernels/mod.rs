@@ -8,12 +8,12 @@
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 #![allow(clippy::needless_pass_by_value, reason = "scratch memory is handed over, not lent")]
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed in two directions")]
+#![allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
 
 /// Compiles a kernel for every instruction set and picks one by the [`Isa`] that the caller passes first.
 macro_rules! dispatch {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $kernel:ident $(::<$($gen:tt),*>)?) => {
         $(#[$meta])*
-        #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
         $vis fn $name(isa: $crate::kernels::simd::Isa, $($arg: $ty),*) $(-> $ret)? {
             use $crate::kernels::simd;
             #[cfg(target_arch = "x86_64")]

@@ -43,6 +43,12 @@ impl Rows {
         }
     }
 
+    /// The first vectors of a period each in some memory.
+    fn vectors<'a, const N: usize>(&self, memory: &'a mut [f32]) -> [&'a mut [f32]; N] {
+        let mut vectors = memory.chunks_exact_mut(self.period);
+        std::array::from_fn(|_| vectors.next().expect("scratch memory holds all vectors"))
+    }
+
     fn repeat(&self, values: &[f32], out: &mut [f32]) {
         for copy in out[..self.period].chunks_exact_mut(self.channels) {
             copy.copy_from_slice(values);
@@ -98,7 +104,6 @@ pub(crate) struct BatchNorm<'a> {
 
 impl BatchNorm<'_> {
     /// z = fused(norm(x)). `saved` (from 2, C) keeps mean and 1/σ for the backward pass.
-    #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn forward(
         &self,
         cpu: &mut Cpu,
@@ -162,7 +167,6 @@ impl BatchNorm<'_> {
     }
 
     /// Replaces dz by dx. Writes dweight and dbias; adds to the residual's gradient.
-    #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn backward(
         &self,
         cpu: &mut Cpu,
@@ -178,8 +182,7 @@ impl BatchNorm<'_> {
         let rows = Rows::of(x.len(), c);
         let (mean, inv_std) = saved[..2 * c].split_at(c);
         let (coefficients, partial) = scratch.split_at_mut(6 * rows.period);
-        let (means, rest) = coefficients.split_at_mut(rows.period);
-        let (inverses, rest) = rest.split_at_mut(rows.period);
+        let [means, inverses, ca, cb, cc] = rows.vectors(coefficients);
         rows.repeat(mean, means);
         rows.repeat(inv_std, inverses);
         let (means, inverses, isa) = (&*means, &*inverses, cpu.isa);
@@ -190,9 +193,6 @@ impl BatchNorm<'_> {
             gradient_sums_chunk(isa, &dz_read[range.clone()], z, &x[range], means, inverses, s1, s2);
         });
         let n = (x.len() / c) as f64;
-        let (ca, rest) = rest.split_at_mut(rows.period);
-        let (cb, cc) = rest.split_at_mut(rows.period);
-        let cc = &mut cc[..rows.period];
         for ch in 0..c {
             let (s1, s2) = (sums.total(ch, 0), sums.total(ch, 1));
             dbias[ch] = s1 as f32;
@@ -251,14 +251,9 @@ impl GroupNorm<'_> {
             // SAFETY: each unit owns its image, each worker its scratch.
             let (z, saved, memory) = unsafe { (z.part(range.clone()), saved.part(groups), private.of(worker)) };
             let x = &x[range.clone()];
-            let (zeros, memory) = memory.split_at_mut(rows.period);
-            let (sums, coefficients) = memory.split_at_mut(2 * rows.period);
-            zeros.fill(0.0);
-            sums.fill(0.0);
-            let (s1, s2) = sums.split_at_mut(rows.period);
+            memory[..3 * rows.period].fill(0.0);
+            let [zeros, s1, s2, scale, shift] = rows.vectors(memory);
             moments_chunk(isa, x, zeros, s1, s2);
-            let (scale, rest) = coefficients.split_at_mut(rows.period);
-            let shift = &mut rest[..rows.period];
             let n = (image / self.groups) as f64;
             for group in 0..self.groups {
                 let total = |s: &[f32]| -> f64 {
@@ -286,7 +281,6 @@ impl GroupNorm<'_> {
     }
 
     /// Replaces dz by dx. Writes dweight and dbias per image to `dparams` (N, 2, C), for the caller to sum.
-    #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
     pub fn backward(
         &self,
         cpu: &mut Cpu,
@@ -318,13 +312,7 @@ impl GroupNorm<'_> {
             };
             let (x, z) = (&x[range.clone()], fused.z.map(|z| &z[range]));
             let saved = &saved[img * 2 * self.groups..];
-            let (means, memory) = memory.split_at_mut(rows.period);
-            let (inverses, memory) = memory.split_at_mut(rows.period);
-            let (s1, memory) = memory.split_at_mut(rows.period);
-            let (s2, memory) = memory.split_at_mut(rows.period);
-            let (ca, memory) = memory.split_at_mut(rows.period);
-            let (cb, memory) = memory.split_at_mut(rows.period);
-            let cc = &mut memory[..rows.period];
+            let [means, inverses, s1, s2, ca, cb, cc] = rows.vectors(memory);
             for i in 0..rows.period {
                 let group = i % c / per_group;
                 (means[i], inverses[i]) = (saved[group], saved[self.groups + group]);
@@ -486,7 +474,6 @@ unsafe fn apply<S: Simd>(x: &[f32], residual: Option<&[f32]>, scale: &[f32], shi
 }
 
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
 unsafe fn gradient_sums<S: Simd>(
     dz: &[f32],
     z: Option<&[f32]>,
@@ -511,7 +498,6 @@ unsafe fn gradient_sums<S: Simd>(
 }
 
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
 unsafe fn gradient<S: Simd>(
     dz: &mut [f32],
     z: Option<&[f32]>,

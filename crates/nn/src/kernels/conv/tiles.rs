@@ -74,7 +74,6 @@ impl<'a> Planes<'a> {
 macro_rules! by_tile {
     ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),*) = $kernel:ident) => {
         $(#[$meta])*
-        #[allow(clippy::too_many_arguments, reason = "a kernel takes its operands one by one")]
         pub(super) fn $name(isa: Isa, tile: Tile, $($arg: $ty),*) {
             dispatch! { fn two($($arg: $ty),*) = $kernel::<F2, 2, 4> }
             dispatch! { fn four($($arg: $ty),*) = $kernel::<F4, 4, 6> }
@@ -196,6 +195,26 @@ unsafe fn load_patch<S: Simd, const K: usize>(
     }
 }
 
+/// A transform of the columns of an A×A patch, then of the rows of what that gives. `$put` takes each of the B×B results.
+macro_rules! columns_then_rows {
+    ($a:expr => $b:expr, $transform:expr, |$j:ident| $column:expr, |$row:ident, $at:ident, $t:ident| $put:expr) => {
+        let mut columns = [[S::splat(0.0); $a]; $b];
+        for $j in 0..$a {
+            let t = $transform($column);
+            for i in 0..$b {
+                columns[i][$j] = t[i];
+            }
+        }
+        for $row in 0..$b {
+            let row = $transform(columns[$row]);
+            for $at in 0..$b {
+                let $t = row[$at];
+                $put;
+            }
+        }
+    };
+}
+
 /// One transform of all tiles of some images. `$body` gets the image, the patch's corner and the tile's address.
 macro_rules! for_each_tile {
     ($conv:expr, $M:expr, $images:expr, $first:expr, $planes:expr, |$img:ident, $ty:ident, $tx:ident, $at:ident| $body:block) => {
@@ -230,19 +249,10 @@ unsafe fn input_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usiz
             unsafe {
                 let lanes = v.n_channels - c;
                 let d = load_patch::<S, N>(x.as_ptr().add(img * image + v.channel + c), &offsets, lanes);
-                let mut columns = [[S::splat(0.0); N]; N];
-                for j in 0..N {
-                    let t = F::input::<S>(std::array::from_fn(|i| d[i][j]));
-                    for i in 0..N {
-                        columns[i][j] = t[i];
-                    }
-                }
-                for i in 0..N {
-                    let t = F::input::<S>(columns[i]);
-                    for j in 0..N {
-                        store::<S>(at.add((i * N + j) * v.stride + c), t[j], lanes);
-                    }
-                }
+                columns_then_rows!(
+                    N => N, F::input::<S>, |j| std::array::from_fn(|i| d[i][j]),
+                    |i, j, t| store::<S>(at.add((i * N + j) * v.stride + c), t, lanes)
+                );
             }
         }
     });
@@ -271,23 +281,14 @@ unsafe fn output_tiles<S: Simd, F: Transform<M, N>, const M: usize, const N: usi
             // owns their channels.
             unsafe {
                 let lanes = m.n_channels - c;
-                let mut columns = [[S::splat(0.0); N]; M];
-                for j in 0..N {
-                    let t =
-                        F::output::<S>(std::array::from_fn(|i| load::<S>(at.add((i * N + j) * m.stride + c), lanes)));
-                    for i in 0..M {
-                        columns[i][j] = t[i];
-                    }
-                }
                 let out = y.at(img * image + m.channel + c);
-                for i in 0..M {
-                    let t = F::output::<S>(columns[i]);
-                    for j in 0..M {
-                        if offsets[i][j] != OUTSIDE {
-                            store::<S>(out.add(offsets[i][j]), t[j], lanes);
-                        }
+                columns_then_rows!(
+                    N => M, F::output::<S>,
+                    |j| std::array::from_fn(|i| load::<S>(at.add((i * N + j) * m.stride + c), lanes)),
+                    |i, j, t| if offsets[i][j] != OUTSIDE {
+                        store::<S>(out.add(offsets[i][j]), t, lanes);
                     }
-                }
+                );
             }
         }
     });
@@ -310,19 +311,10 @@ unsafe fn output_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, cons
             unsafe {
                 let lanes = m.n_channels - c;
                 let d = load_patch::<S, M>(dy.as_ptr().add(img * image + m.channel + c), &offsets, lanes);
-                let mut columns = [[S::splat(0.0); M]; N];
-                for j in 0..M {
-                    let t = F::output_adjoint::<S>(std::array::from_fn(|i| d[i][j]));
-                    for i in 0..N {
-                        columns[i][j] = t[i];
-                    }
-                }
-                for i in 0..N {
-                    let t = F::output_adjoint::<S>(columns[i]);
-                    for j in 0..N {
-                        store::<S>(at.add((i * N + j) * m.stride + c), t[j], lanes);
-                    }
-                }
+                columns_then_rows!(
+                    M => N, F::output_adjoint::<S>, |j| std::array::from_fn(|i| d[i][j]),
+                    |i, j, t| store::<S>(at.add((i * N + j) * m.stride + c), t, lanes)
+                );
             }
         }
     });
@@ -345,25 +337,15 @@ unsafe fn input_adjoint_tiles<S: Simd, F: Transform<M, N>, const M: usize, const
             // SAFETY: as in `output_tiles`.
             unsafe {
                 let lanes = v.n_channels - c;
-                let mut columns = [[S::splat(0.0); N]; N];
-                for j in 0..N {
-                    let t = F::input_adjoint::<S>(std::array::from_fn(|i| {
-                        load::<S>(at.add((i * N + j) * v.stride + c), lanes)
-                    }));
-                    for i in 0..N {
-                        columns[i][j] = t[i];
-                    }
-                }
                 let out = dx.at(img * image + v.channel + c);
-                for i in 0..N {
-                    let t = F::input_adjoint::<S>(columns[i]);
-                    for j in 0..N {
-                        if offsets[i][j] != OUTSIDE {
-                            let p = out.add(offsets[i][j]);
-                            store::<S>(p, S::add(load::<S>(p, lanes), t[j]), lanes);
-                        }
+                columns_then_rows!(
+                    N => N, F::input_adjoint::<S>,
+                    |j| std::array::from_fn(|i| load::<S>(at.add((i * N + j) * v.stride + c), lanes)),
+                    |i, j, t| if offsets[i][j] != OUTSIDE {
+                        let p = out.add(offsets[i][j]);
+                        store::<S>(p, S::add(load::<S>(p, lanes), t), lanes);
                     }
-                }
+                );
             }
         }
     });
@@ -386,20 +368,11 @@ unsafe fn filter_run<S: Simd, F: Transform<M, N>, const M: usize, const N: usize
         // SAFETY: both lengths are checked above; c < len.
         unsafe {
             let lanes = run.len - c;
-            let mut columns = [[S::splat(0.0); 3]; N];
-            for j in 0..3 {
-                let t =
-                    F::filter::<S>(std::array::from_fn(|i| load::<S>(g.add((i * 3 + j) * run.tap_stride + c), lanes)));
-                for i in 0..N {
-                    columns[i][j] = t[i];
-                }
-            }
-            for i in 0..N {
-                let t = F::filter::<S>(columns[i]);
-                for j in 0..N {
-                    store::<S>(u.add((i * N + j) * run.position_stride + c), t[j], lanes);
-                }
-            }
+            columns_then_rows!(
+                3 => N, F::filter::<S>,
+                |j| std::array::from_fn(|i| load::<S>(g.add((i * 3 + j) * run.tap_stride + c), lanes)),
+                |i, j, t| store::<S>(u.add((i * N + j) * run.position_stride + c), t, lanes)
+            );
         }
     }
 }
@@ -421,27 +394,21 @@ unsafe fn filter_adjoint_run<S: Simd, F: Transform<M, N>, const M: usize, const 
         // SAFETY: both lengths are checked above; c < len.
         unsafe {
             let lanes = run.len - c;
-            let mut columns = [[S::splat(0.0); N]; 3];
-            for j in 0..N {
-                let mut column = [S::splat(0.0); N];
-                for (i, sum) in column.iter_mut().enumerate() {
-                    let p = du.add((i * N + j) * run.position_stride + c);
-                    *sum = load::<S>(p, lanes);
-                    for slice in 1..n_slices {
-                        *sum = S::add(*sum, load::<S>(p.add(slice * slice_stride), lanes));
+            columns_then_rows!(
+                N => 3, F::filter_adjoint::<S>,
+                |j| {
+                    let mut column = [S::splat(0.0); N];
+                    for (i, sum) in column.iter_mut().enumerate() {
+                        let p = du.add((i * N + j) * run.position_stride + c);
+                        *sum = load::<S>(p, lanes);
+                        for slice in 1..n_slices {
+                            *sum = S::add(*sum, load::<S>(p.add(slice * slice_stride), lanes));
+                        }
                     }
-                }
-                let t = F::filter_adjoint::<S>(column);
-                for i in 0..3 {
-                    columns[i][j] = t[i];
-                }
-            }
-            for i in 0..3 {
-                let t = F::filter_adjoint::<S>(columns[i]);
-                for j in 0..3 {
-                    store::<S>(dg.add((i * 3 + j) * run.tap_stride + c), t[j], lanes);
-                }
-            }
+                    column
+                },
+                |i, j, t| store::<S>(dg.add((i * 3 + j) * run.tap_stride + c), t, lanes)
+            );
         }
     }
 }
