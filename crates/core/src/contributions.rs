@@ -80,8 +80,7 @@ impl Contributions for Vec<ClientResult> {
     }
 
     fn head(&self, at: usize) -> Head<'_> {
-        let ClientResult { client, n_samples, n_steps, ref stats, .. } = self[at];
-        Head { client, n_samples, n_steps, stats }
+        self[at].head()
     }
 
     fn len_of(&self, at: usize, part: Part<'_>) -> usize {
@@ -100,6 +99,11 @@ impl Contributions for Vec<ClientResult> {
 }
 
 impl ClientResult {
+    pub(crate) fn head(&self) -> Head<'_> {
+        let Self { client, n_samples, n_steps, ref stats, .. } = *self;
+        Head { client, n_samples, n_steps, stats }
+    }
+
     /// A vector of the result. Simulated clients never compute the ensemble's parts.
     fn part(&self, part: Part<'_>) -> &[f32] {
         match part {

@@ -76,7 +76,6 @@ impl Coordinator {
             return Err(Error::Internal { what: "resuming", problem });
         }
         let (device, experiment) = (device.into(), Arc::new(experiment));
-        #[allow(unused_mut, reason = "a GPU may take its place")]
         let mut evaluator = Evaluator::new(&experiment.graph, device.n_threads())?;
         if let Some(gpu) = device.gpu() {
             let on = crate::gpu::OnGpu::new(gpu, &experiment)?;

@@ -76,18 +76,12 @@ impl Device {
 
     /// `cpu` or `cuda`.
     pub fn kind(&self) -> &'static str {
-        if self.gpu.is_some() {
-            return "cuda";
-        }
-        "cpu"
+        if self.gpu.is_some() { "cuda" } else { "cpu" }
     }
 
     /// The GPU's name and precision, for manifests.
     pub fn gpu_name(&self) -> Option<String> {
-        if let Some(gpu) = &self.gpu {
-            return Some(format!("{}, {}", gpu.name(), gpu.precision().name()));
-        }
-        None
+        self.gpu.as_ref().map(|gpu| format!("{}, {}", gpu.name(), gpu.precision().name()))
     }
 
     pub(crate) fn lanes_max(&self) -> usize {

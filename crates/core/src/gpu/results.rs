@@ -50,8 +50,7 @@ impl Contributions for GpuResults<'_> {
     }
 
     fn head(&self, at: usize) -> Head<'_> {
-        let ClientResult { client, n_samples, n_steps, ref stats, .. } = self.results[at];
-        Head { client, n_samples, n_steps, stats }
+        self.results[at].head()
     }
 
     fn len_of(&self, at: usize, part: Part<'_>) -> usize {
