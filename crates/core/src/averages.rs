@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::memory::Targets;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// The rates ρ in [0, 1) of the averages. 0: no average, as in the paper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -28,23 +29,27 @@ impl Averages {
         Ok(())
     }
 
-    /// The averaged teacher, which the server keeps.
-    pub(crate) fn teacher(&self, round: &mut Fusion<'_>, ensemble: &Targets) -> Targets {
+    /// The averaged teacher, which the server keeps. Without an average it is the ensemble itself.
+    pub(crate) fn teacher<'a>(&self, round: &mut Fusion<'_>, ensemble: &'a Targets) -> Cow<'a, Targets> {
+        if self.teacher == 0.0 {
+            return Cow::Borrowed(ensemble);
+        }
         let mut kept = |name: &str| round.state.vectors.remove(name).unwrap_or_default();
         let before = Targets { logits: kept("teacher.logits"), features: kept("teacher.features") };
         let teacher = average(self.teacher, round.round(), &before, ensemble);
-        if self.teacher > 0.0 {
-            let vectors = &mut round.state.vectors;
-            vectors.insert("teacher.logits".into(), teacher.logits.clone());
-            vectors.insert("teacher.features".into(), teacher.features.clone());
-        }
-        teacher
+        let vectors = &mut round.state.vectors;
+        vectors.insert("teacher.logits".into(), teacher.logits.clone());
+        vectors.insert("teacher.features".into(), teacher.features.clone());
+        Cow::Owned(teacher)
     }
 
     /// The averaged memory; the last one is in the server's state.
-    pub(crate) fn memory(&self, round: &Fusion<'_>, ensemble: &Targets) -> Targets {
+    pub(crate) fn memory(&self, round: &Fusion<'_>, ensemble: Targets) -> Targets {
+        if self.memory == 0.0 {
+            return ensemble;
+        }
         let none = Targets::default();
-        average(self.memory, round.round(), round.state.targets.as_deref().unwrap_or(&none), ensemble)
+        average(self.memory, round.round(), round.state.targets.as_deref().unwrap_or(&none), &ensemble)
     }
 }
 

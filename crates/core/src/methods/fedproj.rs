@@ -69,7 +69,7 @@ impl FedProj {
         }
         if self.projection.is_on() {
             round.state.targets = Some(Arc::new(match self.memory.target {
-                MemoryTarget::Ensemble => self.averages.memory(round, &ensemble),
+                MemoryTarget::Ensemble => self.averages.memory(round, ensemble),
                 MemoryTarget::GlobalModel => round.global_outputs(self.needs_features())?,
                 MemoryTarget::Labels => Targets::default(),
             }));
