@@ -6,7 +6,7 @@
 
 use fedproj_core::{At, Batch, Error, Finish, Loss, ProjectionRule, Result, Scope, Step, Term, Vector};
 use fedproj_nn::vector::Bounds;
-use fedproj_nn::{Direction, Graph, NodeId, RelaxedContrast};
+use fedproj_nn::{Direction, EmbeddingId, Graph, NodeId, RelaxedContrast};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -214,7 +214,7 @@ enum LossSpec {
 #[derive(Default)]
 pub struct Played {
     gradients: Vec<Vector>,
-    embeddings: Vec<usize>,
+    embeddings: Vec<EmbeddingId>,
 }
 
 impl Played {

@@ -5,7 +5,9 @@ use crate::backends::{random, random_labels};
 use crate::compare::Group;
 use anyhow::Result;
 use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, NOBODY, Target};
-use fedproj_nn::{Cpu, Direction, Graph, Loss, LossTargets, Mode, Options, RelaxedContrast, Shape, Workspace};
+use fedproj_nn::{
+    Cpu, Direction, EmbeddingId, Graph, Loss, LossTargets, Mode, Options, RelaxedContrast, Shape, Workspace,
+};
 use std::sync::Arc;
 
 const TOLERANCE: f64 = 1e-4;
@@ -70,13 +72,16 @@ fn terms_of(shape: Shape) -> Vec<(String, Loss)> {
         ("relaxed contrast, all pushed apart".to_owned(), constants(-1.0)),
     ];
     all.push(("masked squares".into(), Loss::MaskedSquares));
-    all.push(("contrast".into(), Loss::Contrast { positive: 0, negative: 1, temperature: 0.5 }));
+    all.push((
+        "contrast".into(),
+        Loss::Contrast { positive: EmbeddingId(0), negative: EmbeddingId(1), temperature: 0.5 },
+    ));
     if shape.pixels() > 1 {
         return all;
     }
     all.push(("cross-entropy".into(), Loss::CrossEntropy));
     all.push(("cross-entropy with offsets".into(), Loss::OffsetCrossEntropy));
-    all.push(("KL of not-true classes".into(), Loss::NotTrueKl { teacher: 1, temperature: 2.0 }));
+    all.push(("KL of not-true classes".into(), Loss::NotTrueKl { teacher: EmbeddingId(1), temperature: 2.0 }));
     for (name, direction) in [("KL(t ‖ s)", Direction::TeacherToStudent), ("KL(s ‖ t)", Direction::StudentToTeacher)]
     {
         for times_t_squared in [false, true] {

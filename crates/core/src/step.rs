@@ -6,7 +6,7 @@
 use crate::error::Result;
 use crate::plan::{Op, Recorder, VectorId};
 use fedproj_nn::vector::Bounds;
-use fedproj_nn::{Graph, Loss, NodeId};
+use fedproj_nn::{EmbeddingId, Graph, Loss, NodeId};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
@@ -169,12 +169,11 @@ impl Step<'_> {
         Ok(Vector(self.recorder.gradient(batch, VectorId::Perturbed, objective)))
     }
 
-    /// Values of a node for the private batch under other weights, in evaluation mode: their place among the batch's
-    /// embeddings, for [`Loss::Contrast`].
+    /// Values of a node for the private batch under other weights, in evaluation mode, for [`Loss::Contrast`].
     ///
     /// # Errors
     /// If the network cannot take the batch.
-    pub fn embed(&mut self, weights: Vector, node: NodeId) -> Result<usize> {
+    pub fn embed(&mut self, weights: Vector, node: NodeId) -> Result<EmbeddingId> {
         self.recorder.embed(weights.0, node)
     }
 

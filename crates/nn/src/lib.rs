@@ -54,7 +54,7 @@ pub use error::{Error, Result};
 pub use graph::{Graph, NodeId, Shape, Tables, Window};
 pub use kernels::{Activation, Buffer, Cpu, Isa, NormMode, Team};
 pub use layout::{Init, Layout, Role, Span, Storage};
-pub use loss::{Direction, Loss, LossTargets, RelaxedContrast};
+pub use loss::{Direction, EmbeddingId, Loss, LossTargets, RelaxedContrast};
 pub use mode::{Dropout, Mode, Options};
 pub use optim::{Optimizer, Rule, clip_norm};
 

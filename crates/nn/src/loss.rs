@@ -33,6 +33,10 @@ pub struct RelaxedContrast {
     pub penalty_weight: f32,
 }
 
+/// An embedding of the batch: its place in [`LossTargets::embeddings`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbeddingId(pub usize);
+
 /// A loss between a node's values z (batch, features) and the batch's targets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Loss {
@@ -53,8 +57,8 @@ pub enum Loss {
     },
     /// KL(softmax(t/T) ‖ softmax(z/T)) over all classes but the label's: what a teacher knows beyond it.
     NotTrueKl {
-        /// The place of t, the teacher's logits, in [`LossTargets::embeddings`].
-        teacher: usize,
+        /// t, the teacher's logits.
+        teacher: EmbeddingId,
         /// T > 0.
         temperature: f32,
     },
@@ -62,10 +66,10 @@ pub enum Loss {
     MaskedSquares,
     /// −log( e^{cos(z,z⁺)/τ} / (e^{cos(z,z⁺)/τ} + e^{cos(z,z⁻)/τ}) ): a contrast between two embeddings of the batch.
     Contrast {
-        /// The place of z⁺, which attracts, in [`LossTargets::embeddings`].
-        positive: usize,
-        /// The place of z⁻, which repels.
-        negative: usize,
+        /// z⁺, which attracts.
+        positive: EmbeddingId,
+        /// z⁻, which repels.
+        negative: EmbeddingId,
         /// τ > 0.
         temperature: f32,
     },
@@ -115,7 +119,7 @@ impl<'a> LossTargets<'a> {
         fit("the label vector", batch, self.labels.len())
     }
 
-    fn embedding(&self, index: usize) -> &'a [f32] {
+    fn embedding(&self, EmbeddingId(index): EmbeddingId) -> &'a [f32] {
         self.embeddings.get(index).map_or(&[], Vec::as_slice)
     }
 }

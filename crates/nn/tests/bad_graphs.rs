@@ -5,7 +5,8 @@
 
 use fedproj_nn::models::{self, Norm, Variant};
 use fedproj_nn::{
-    Cpu, Graph, Loss, LossTargets, Mode, NodeId, Optimizer, Options, Result, Rule, Shape, Window, Workspace,
+    Cpu, EmbeddingId, Graph, Loss, LossTargets, Mode, NodeId, Optimizer, Options, Result, Rule, Shape, Window,
+    Workspace,
 };
 
 /// The message of an error, which must hold all of `parts`.
@@ -150,7 +151,7 @@ fn losses_that_do_not_fit_name_their_target() {
         ws.add_loss(output, &(Loss::OffsetCrossEntropy, LossTargets::labels(&[0, 1])), 1.0),
         &["offsets", "0", "needs 5"],
     );
-    let not_true = Loss::NotTrueKl { teacher: 0, temperature: 1.0 };
+    let not_true = Loss::NotTrueKl { teacher: EmbeddingId(0), temperature: 1.0 };
     let check_not_true = |ws: &mut Workspace, labels: &[u32], words: &[&str]| {
         check(ws.add_loss(output, &(not_true, LossTargets::labels(labels)), 1.0), words);
     };

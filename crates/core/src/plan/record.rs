@@ -3,7 +3,7 @@
 use super::program::{Names, Op, Program, VectorId, buffers_name, place_of};
 use crate::error::{Error, Result};
 use crate::step::{Batch, Term};
-use fedproj_nn::{Graph, NodeId};
+use fedproj_nn::{EmbeddingId, Graph, NodeId};
 
 /// Writes down what a method does for one client after another.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Recorder {
     }
 
     /// Samples are embedded before the first step, so only under weights that stay.
-    pub fn embed(&mut self, weights: VectorId, node: NodeId) -> Result<usize> {
+    pub fn embed(&mut self, weights: VectorId, node: NodeId) -> Result<EmbeddingId> {
         if !matches!(weights, VectorId::RoundStart | VectorId::State(_)) {
             return Err(Error::config(
                 "samples are embedded once per round: under the received weights or a kept model, not under weights that move",
@@ -58,7 +58,7 @@ impl Recorder {
             self.names.embeddings.len() - 1
         });
         self.push(Op::Embed { index });
-        Ok(index)
+        Ok(EmbeddingId(index))
     }
 
     pub fn broadcast_id(&mut self, name: &str) -> VectorId {
@@ -292,7 +292,7 @@ mod tests {
             let node = recorder.graph.output();
             let refused = recorder.embed(VectorId::Weights, node).unwrap_err();
             assert!(refused.to_string().contains("once per round"), "{refused}");
-            assert_eq!(recorder.embed(VectorId::RoundStart, node).unwrap(), 0);
+            assert_eq!(recorder.embed(VectorId::RoundStart, node).unwrap(), EmbeddingId(0));
         });
     }
 }

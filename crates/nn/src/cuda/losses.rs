@@ -7,7 +7,7 @@ use super::memory::{Data, Rows};
 use crate::cpu::check_loss_at;
 use crate::error::Result;
 use crate::graph::{NodeId, Shape};
-use crate::loss::{Direction, Loss, RelaxedContrast};
+use crate::loss::{Direction, EmbeddingId, Loss, RelaxedContrast};
 
 /// The arguments that all losses share, as `loss.cu` takes them.
 #[repr(C)]
@@ -52,7 +52,7 @@ pub enum LossOf {
 }
 
 impl Cohort {
-    /// Gathers what belongs to a table's current entry (`offset` entries on) as targets.
+    /// Gathers the targets of a table's current entry, or of the entry `offset` further on.
     ///
     /// # Errors
     /// If the table was not set.
@@ -139,14 +139,14 @@ impl Cohort {
                 let p: [&dyn Parameter; 7] = [&args, &batch, &temperature, &student_first, &factor, &marks, &batch_max];
                 self.launch("kl_divergence", grid, block, 0, &p)
             }
-            Loss::NotTrueKl { teacher, temperature } => {
+            Loss::NotTrueKl { teacher: EmbeddingId(teacher), temperature } => {
                 let (labels, teacher) = (self.labels.at(), self.slot_rows(Slot::Embedding(teacher)));
                 let p: [&dyn Parameter; 6] = [&args, &batch, &labels, &batch_max, &teacher, &temperature];
                 self.launch("not_true_divergence", grid, block, 0, &p)
             }
             Loss::MaskedSquares => self.launch("masked_squares", grid, block, 0, &[&args, &batch]),
             Loss::Contrast { positive, negative, temperature } => {
-                let of = |index| self.slot_rows(Slot::Embedding(index));
+                let of = |EmbeddingId(index)| self.slot_rows(Slot::Embedding(index));
                 let (positive, negative) = (of(positive), of(negative));
                 self.launch("contrast", grid, block, 0, &[&args, &batch, &positive, &negative, &temperature])
             }
@@ -185,10 +185,10 @@ impl Cohort {
         self.launch("relaxed_contrast_gradient", rows, [128, 1], 4 * channels as u32, &p)
     }
 
-    /// Takes the mean of the batch's losses to the lanes' statistics.
+    /// Adds the mean of the batch's losses to the lanes' statistics.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver fails.
     pub fn record_loss(&self, of: LossOf) -> Result<()> {
         let kind = match of {
             LossOf::Samples => 0i32,

@@ -7,8 +7,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use fedproj_nn::{
-    Activation, Cpu, Direction, Dropout, Graph, Isa, Loss, LossTargets, Mode, NodeId, NormMode, Options, Role, Shape,
-    Tables, Window, Workspace,
+    Activation, Cpu, Direction, Dropout, EmbeddingId, Graph, Isa, Loss, LossTargets, Mode, NodeId, NormMode, Options,
+    Role, Shape, Tables, Window, Workspace,
 };
 use fedproj_rng::{Purpose, Stream};
 use std::collections::BTreeMap;
@@ -207,7 +207,7 @@ impl Term {
         let loss = match self.kind {
             Kind::CrossEntropy => Loss::CrossEntropy,
             Kind::Offset => Loss::OffsetCrossEntropy,
-            Kind::NotTrue { temperature } => Loss::NotTrueKl { teacher: 0, temperature },
+            Kind::NotTrue { temperature } => Loss::NotTrueKl { teacher: EmbeddingId(0), temperature },
             Kind::Squared | Kind::Masked => Loss::MaskedSquares,
             Kind::Kl { temperature, direction, times_t_squared } => {
                 Loss::Kl { temperature, direction, times_t_squared, only_marked: false }

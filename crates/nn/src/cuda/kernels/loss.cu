@@ -1,5 +1,5 @@
-// Losses at a node and their gradients. A warp takes a row; each row's loss goes to `losses`, summed in order afterwards.
-// flags: 1 the gradient is fresh, 2 the row's loss is.
+// Losses at a node and their gradients. One warp per row. Each row's loss goes to `losses`; the rows are summed in order
+// afterwards. flags: 1: the gradient is fresh. 2: the row's loss is fresh.
 
 struct LossArgs {
     const int* lanes;
@@ -84,7 +84,7 @@ extern "C" __global__ void offset_cross_entropy(LossArgs a, int batch, const int
     put_loss(a, r, double(a.weight) * (log_sum - double(r.z[label] + offsets[label])));
 }
 
-// KL between softmax(target/T) and softmax(z/T), in either order, times `factor`. `has` leaves rows out whose entry is 0.
+// KL between softmax(target/T) and softmax(z/T), in either order, times `factor`. Rows whose entry in `has` is 0 are left out.
 extern "C" __global__ void kl_divergence(LossArgs a, int batch, float t, int student_first, float factor, const int* has, int batch_max) {
     const LossRow r(a, batch);
     if (r.row >= batch) return;
@@ -182,7 +182,7 @@ extern "C" __global__ void contrast(LossArgs a, int batch, Rows positive, Rows n
     put_loss(a, r, double(a.weight) * (fmax(-gap, 0.0) + log1p(exp(-fabs(gap)))));
 }
 
-// ---- Relaxed contrast at one node. `unit`: pooled rows of length one; `slopes`[i][j] = ∂loss/∂⟨unit_i, unit_j⟩ ----
+// ---- Relaxed contrast at one node. `unit`: pooled rows, normalised; `slopes`[i][j] = ∂loss/∂⟨unit_i, unit_j⟩ ----
 
 extern "C" __global__ void pool_and_normalise(const int* lanes, int pixels, int channels, Rows x_rows, Rows unit_rows, Rows norm_rows) {
     const int lane = lanes[blockIdx.z], n = blockIdx.x;
@@ -212,7 +212,7 @@ extern "C" __global__ void similarities(const int* lanes, int batch, int channel
     }
 }
 
-// One thread a sample: picks its partners and writes its row of slopes.
+// One thread per sample: it picks the sample's partners and writes its row of slopes.
 extern "C" __global__ void relaxed_contrast(LossArgs a, int batch, const int* labels, int batch_max, Rows sims_rows, Rows slopes_rows,
                                             float temperature, float threshold, float contrast_weight, float penalty_weight, float scale) {
     const int lane = a.lanes[blockIdx.z], i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -281,12 +281,12 @@ extern "C" __global__ void relaxed_contrast_gradient(const int* lanes, int batch
     }
 }
 
-// ---- what a lane remembers of its losses ----
+// ---- What a lane keeps of its losses ----
 
 enum { LOSS_TOTAL, REPLAY_LOSS, REPLAY_LOSS_FIRST, HAS_REPLAY_LOSS, COSINE_TOTAL, COMPARED, PROJECTED, BAD_STEP, BAD_LOSS, REFERENCE_LOSS, FACTOR, STATS = 16 };
 enum { SAMPLES, REPLAY, REFERENCE, PERTURBED };  // the last two are not counted, but PERTURBED must be finite
 
-// The mean of the rows' losses goes to the lane's statistics.
+// Adds the mean of the rows' losses to the lane's statistics.
 extern "C" __global__ void record_loss(const int* lanes, const int* valid, int batch, const double* losses, long long losses_stride, double* stats,
                                        const int* step, int kind) {
     const int lane = lanes[blockIdx.z];
