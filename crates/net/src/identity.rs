@@ -1,5 +1,6 @@
 //! What both sides know of certificates: enrolment tokens, fingerprints, expiry, and the settings of TLS 1.3.
 
+use crate::der::Certificate;
 use crate::error::{Error, Result};
 use crate::wire::{Blob, hex};
 use rustls::RootCertStore;
@@ -65,8 +66,8 @@ pub fn fingerprint(certificate: &[u8]) -> String {
 /// # Errors
 /// If it cannot be read.
 pub fn expiry_of(certificate: &[u8]) -> Result<u64> {
-    let (_, certificate) = x509_parser::parse_x509_certificate(certificate).map_err(Error::identity)?;
-    Ok(u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0))
+    let certificate = Certificate::read(certificate).ok_or_else(|| Error::identity("it cannot be read"))?;
+    Ok(u64::try_from(certificate.expires).unwrap_or(0))
 }
 
 /// Whether a moment, in seconds since 1970, has passed; 0 never has.

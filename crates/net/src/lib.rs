@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod backoff;
+mod der;
 mod error;
 mod files;
 pub mod identity;

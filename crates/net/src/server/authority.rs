@@ -4,15 +4,17 @@
 //! certificate of the old authority, signs nodes with the new one, and accepts nodes of both. Each node renews its
 //! certificate and learns to trust the new authority, so that the old one can go.
 
+use crate::der::Request;
 use crate::error::{Error, Result};
 use crate::files::{create_private_dir, lock, read_if_exists, write_private, write_synced};
 use crate::identity::{alpn, certificate_from, fingerprint, provider, roots_of};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, SigningKey,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm, SigningKey,
 };
+use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use rustls::ServerConfig;
-use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,11 +47,16 @@ struct Pair {
 impl Pair {
     fn new() -> Result<Self> {
         let key = KeyPair::generate().map_err(Error::identity)?;
+        let certificate = Self::params().self_signed(&key).map_err(Error::identity)?;
+        Ok(Self { certificate: certificate.pem(), key })
+    }
+
+    /// Every authority has the same name; its key tells it from others.
+    fn params() -> CertificateParams {
         let mut params = named(CertificateParams::default(), "fedproj federation", AUTHORITY_DAYS);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let certificate = params.self_signed(&key).map_err(Error::identity)?;
-        Ok(Self { certificate: certificate.pem(), key })
+        params
     }
 
     /// A pair from the text of its files.
@@ -67,8 +74,8 @@ impl Pair {
         Ok(*blake3::hash(&certificate_from(&self.certificate)?).as_bytes())
     }
 
-    fn issuer(&self) -> Result<Issuer<'_, &KeyPair>> {
-        Issuer::from_ca_cert_pem(&self.certificate, &self.key).map_err(Error::identity)
+    fn issuer(&self) -> Issuer<'_, &KeyPair> {
+        Issuer::new(Self::params(), &self.key)
     }
 }
 
@@ -199,7 +206,7 @@ impl Authority {
         let mut params = named(CertificateParams::default(), name, days);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let issuer = self.next.as_ref().unwrap_or(&self.current).issuer()?;
+        let issuer = self.next.as_ref().unwrap_or(&self.current).issuer();
         let signed = params.signed_by(&key, &issuer).map_err(Error::identity)?;
         Ok(signed.pem())
     }
@@ -240,7 +247,7 @@ impl Authority {
         let mut params = named(params, "fedproj server", AUTHORITY_DAYS);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let signed = params.signed_by(&key, &self.current.issuer()?).map_err(Error::identity)?;
+        let signed = params.signed_by(&key, &self.current.issuer()).map_err(Error::identity)?;
         let chain = vec![signed.der().clone(), certificate_from(&self.current.certificate)?];
         let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(Error::identity)?;
         Ok((chain, key))
@@ -256,9 +263,27 @@ fn certificate_len(pem: &str) -> usize {
 ///
 /// # Errors
 /// If the request is malformed or the signature is wrong.
-pub fn key_of_request(request: &[u8]) -> Result<rcgen::PublicKey> {
-    let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request));
-    request.map(|r| r.public_key).map_err(|e| Error::protocol(format!("certificate request: {e}")))
+pub fn key_of_request(request: &[u8]) -> Result<NodeKey> {
+    let request = Request::read(request).ok_or_else(|| Error::protocol("not a certificate request of a node"))?;
+    let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, request.key);
+    let is_signed = key.verify(request.signed, request.signature).is_ok();
+    is_signed
+        .then(|| NodeKey(request.key.to_vec()))
+        .ok_or_else(|| Error::protocol("certificate request: its key has not signed it"))
+}
+
+/// A node's public key, on the curve P-256.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeKey(Vec<u8>);
+
+impl PublicKeyData for NodeKey {
+    fn der_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ECDSA_P256_SHA256
+    }
 }
 
 fn named(mut params: CertificateParams, name: &str, days: i64) -> CertificateParams {

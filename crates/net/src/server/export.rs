@@ -5,6 +5,7 @@
 
 use super::Authority;
 use super::journal::{Entry, Journal, Tail};
+use crate::der::Certificate;
 use crate::error::{Error, Result};
 use crate::identity::{certificate_from, operator};
 use crate::wire::hex;
@@ -116,8 +117,8 @@ fn message(digest: Context) -> Vec<u8> {
 
 fn verify(certificate: &str, message: &[u8], signature: &str) -> Result<()> {
     let der = certificate_from(certificate)?;
-    let (_, certificate) = x509_parser::parse_x509_certificate(&der).map_err(Error::identity)?;
-    let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, &certificate.public_key().subject_public_key.data);
+    let certificate = Certificate::read(&der).ok_or_else(|| Error::identity("it cannot be read"))?;
+    let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, certificate.key);
     let digits = |at: usize| signature.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
     let signature: Option<Vec<u8>> = (0..signature.len()).step_by(2).map(digits).collect();
     let is_valid = signature.is_some_and(|signature| key.verify(message, &signature).is_ok());
