@@ -13,6 +13,7 @@ pub enum Training {
 }
 
 /// One of the networks after a step.
+#[derive(Clone, Default)]
 pub struct State {
     pub logits: Vec<f32>,
     /// The sum over all steps.
@@ -68,10 +69,7 @@ pub struct OnCpu {
     optimizer: Optimizer,
     x: Vec<f32>,
     labels: Vec<u32>,
-    params: Vec<f32>,
-    buffers: Vec<f32>,
-    gradient: Vec<f32>,
-    loss_total: f64,
+    state: State,
 }
 
 impl OnCpu {
@@ -87,34 +85,31 @@ impl OnCpu {
             optimizer: Optimizer::new(rule, params.len())?,
             x: x.to_vec(),
             labels: labels.to_vec(),
-            gradient: vec![f32::NAN; params.len()],
-            params: params.clone(),
-            buffers: buffers.clone(),
-            loss_total: 0.0,
+            state: State {
+                gradient: vec![f32::NAN; params.len()],
+                params: params.clone(),
+                buffers: buffers.clone(),
+                ..State::default()
+            },
         })
     }
 
     fn step(&mut self) -> Result<()> {
-        let Self { ws, x, labels, params, buffers, gradient, .. } = self;
+        let Self { ws, x, labels, state, .. } = self;
+        let State { params, buffers, gradient, .. } = state;
         let mode = Mode { norm: NormMode::Update, dropout: Dropout::Off };
-        self.loss_total +=
+        state.loss_total +=
             ws.loss_gradient(params, buffers, x, &(Loss::CrossEntropy, LossTargets::labels(labels)), mode, gradient)?;
         self.optimizer.step(ws.cpu(), params, gradient, 1.0);
         Ok(())
     }
 
     fn evaluate(&mut self) -> Result<()> {
-        Ok(self.ws.forward(&self.params, &mut self.buffers, &self.x, Mode::EVAL)?)
+        Ok(self.ws.forward(&self.state.params, &mut self.state.buffers, &self.x, Mode::EVAL)?)
     }
 
     fn state(&self) -> State {
-        State {
-            logits: self.ws.output().to_vec(),
-            loss_total: self.loss_total,
-            gradient: self.gradient.clone(),
-            params: self.params.clone(),
-            buffers: self.buffers.clone(),
-        }
+        State { logits: self.ws.output().to_vec(), ..self.state.clone() }
     }
 }
 

@@ -35,7 +35,7 @@ use toml::{Table, Value};
 const MAX_WIDTH: usize = 1 << 24;
 
 /// Everything that decides a run's bytes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Seed of every random choice: partition, client sampling, initial weights, order of samples.
@@ -52,20 +52,6 @@ pub struct Config {
     pub local: LocalConfig,
     /// The method that runs, and a table of hyper-parameters per method.
     pub method: MethodConfig,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            preset: Preset::Clean,
-            data: DataConfig::default(),
-            model: ModelConfig::default(),
-            federation: FederationConfig::default(),
-            local: LocalConfig::default(),
-            method: MethodConfig::default(),
-        }
-    }
 }
 
 /// Data sets and how samples are partitioned among clients. The default is the embedded digits set.
