@@ -24,7 +24,7 @@ impl<'a> Values<'a> {
     fn next(&mut self) -> Option<(u8, &'a [u8], &'a [u8])> {
         let (&[tag, first], rest) = self.0.split_first_chunk()?;
         let (len, rest) = match first {
-            0..0x80 => (usize::from(first), rest),
+            ..=0x7f => (usize::from(first), rest),
             // Longer lengths are none of a certificate.
             0x81..=0x83 => {
                 let (bytes, rest) = rest.split_at_checked(usize::from(first & 3))?;
