@@ -102,10 +102,6 @@ impl PythonMethod {
 }
 
 impl Method for PythonMethod {
-    fn name(&self) -> &str {
-        &self.about.name
-    }
-
     fn check(&self, config: &Config) -> Result<()> {
         if !self.about.checks {
             return Ok(());

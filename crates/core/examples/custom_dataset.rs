@@ -46,7 +46,7 @@ fn main() -> Result<()> {
         ];
         let settings: Vec<String> = settings.iter().map(|s| (*s).to_owned()).collect();
         let config = Config::from_layers(None, &settings)?;
-        let method = config.method.build()?;
+        let (name, method) = (config.method.name.clone(), config.method.build()?);
         let experiment =
             Experiment::new(config, method.as_ref(), spirals(0, 900)?, spirals(1, 300)?, Some(plane(500)?))?;
         let mut simulation = Simulation::new(experiment, method, 2)?;
@@ -55,7 +55,6 @@ fn main() -> Result<()> {
             accuracies.extend(simulation.round(&|_| ())?.accuracy);
         }
         let last = &accuracies[accuracies.len() - 10..];
-        let name = simulation.method().name();
         println!("{name:<8} {:.1} %, mean of the last ten rounds", 100.0 * last.iter().sum::<f64>() / 10.0);
     }
     Ok(())

@@ -13,10 +13,6 @@ struct FedMedian {
 }
 
 impl Method for FedMedian {
-    fn name(&self) -> &'static str {
-        "fedmedian"
-    }
-
     /// What a client does with a mini-batch. Vectors are handles: nothing is copied.
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
@@ -46,9 +42,9 @@ fn main() -> Result<()> {
     let settings: Vec<String> =
         settings.iter().map(|s| (*s).to_owned()).chain(["method.name=fedavg".to_owned()]).collect();
     let config = Config::from_layers(None, &settings)?;
-    let methods: [Box<dyn Method>; 2] = [config.method.build()?, Box::new(FedMedian { clip: 10.0 })];
-    for method in methods {
-        let name = method.name().to_owned();
+    let methods: [(&str, Box<dyn Method>); 2] =
+        [("fedavg", config.method.build()?), ("fedmedian", Box::new(FedMedian { clip: 10.0 }))];
+    for (name, method) in methods {
         let experiment = Experiment::load(config.clone(), method.as_ref(), None)?;
         let mut simulation = Simulation::new(experiment, method, 2)?;
         let mut accuracy = 0.0;

@@ -132,16 +132,15 @@ impl Experiment {
                 return Err(Error::config(format!(
                     "method `{}` is set to use public labels, but `{}` has no labels of the classes of `{}`\n\
                      hint: memory.target = \"ensemble\" needs none",
-                    method.name(),
+                    config.method.name,
                     public.name(),
                     private.name()
                 )));
             }
         } else if method.needs_public() {
-            return Err(Error::config(format!(
-                "method `{}` needs a public set; set data.public to a data set or to \"split\"",
-                method.name()
-            )));
+            let name = &config.method.name;
+            let problem = format!("method `{name}` needs a public set; set data.public to a data set or to \"split\"");
+            return Err(Error::config(problem));
         }
         let graph = Self::network(&config, method, &private, data_dir)?;
         machine::check_memory(&graph, machine::N_VECTORS_MIN)?;

@@ -94,8 +94,7 @@ pub(crate) fn load(
             "{n_public_in_test} samples of the public set `{}` are test samples, and method `{}` is set to use public \
              labels: it would train on the answers\nhint: memory.target = \"ensemble\", data.public = \"split\", or another \
              public set",
-            data.public.name,
-            method.name()
+            data.public.name, config.method.name
         )));
     }
     let public = public.map(|p| if method.needs_public_labels() { p } else { p.without_labels() });

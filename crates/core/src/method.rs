@@ -14,9 +14,6 @@ use std::fmt::Debug;
 ///
 /// Methods do no I/O, read no clock and spawn no thread: the simulator and a networked server call the same code.
 pub trait Method: Send + Sync + Debug {
-    /// The name that users type.
-    fn name(&self) -> &str;
-
     /// Checks that the method works with the rest of the configuration.
     ///
     /// # Errors

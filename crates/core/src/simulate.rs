@@ -118,11 +118,6 @@ impl Simulation {
         self.server.experiment()
     }
 
-    /// The method.
-    pub fn method(&self) -> &dyn Method {
-        self.server.method()
-    }
-
     /// What the clients of the last round sent, in the order of their ids: their models after local training.
     ///
     /// # Errors

@@ -14,10 +14,6 @@ const SOURCE: &str = "FedProx once more";
 struct Prox(f32);
 
 impl Method for Prox {
-    fn name(&self) -> &'static str {
-        "Prox"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         Error::require(self.0 >= 0.0, "mu", self.0, "0 or positive")
     }

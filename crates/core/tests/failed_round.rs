@@ -21,10 +21,6 @@ impl Failing {
 }
 
 impl Method for Failing {
-    fn name(&self) -> &'static str {
-        "failing"
-    }
-
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         self.fail(step.place().round, false)?;
         let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;

@@ -115,10 +115,6 @@ fn feddf_is_fedproj_without_projection() {
 struct FedAvgWithHead(usize);
 
 impl Method for FedAvgWithHead {
-    fn name(&self) -> &'static str {
-        "fedavg-with-head"
-    }
-
     fn variant(&self, variant: Variant) -> Variant {
         Variant { projection_head: Some(self.0), ..variant }
     }

@@ -32,10 +32,6 @@ impl Default for FedAcg {
 }
 
 impl Method for FedAcg {
-    fn name(&self) -> &'static str {
-        "fedacg"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         let (lambda, beta) = (self.momentum, self.proximal_weight);
         Error::require((0.0..1.0).contains(&lambda), "method.fedacg.momentum", lambda, "in [0, 1)")?;

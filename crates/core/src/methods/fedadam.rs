@@ -32,10 +32,6 @@ impl Default for FedAdam {
 }
 
 impl Method for FedAdam {
-    fn name(&self) -> &'static str {
-        "fedadam"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         let betas = (0.0..1.0).contains(&self.beta1) && (0.0..1.0).contains(&self.beta2);
         Error::require(betas, "method.fedadam.beta1, beta2", format!("{}, {}", self.beta1, self.beta2), "in [0, 1)")?;

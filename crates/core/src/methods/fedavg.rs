@@ -13,8 +13,4 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 pub struct FedAvg {}
 
-impl Method for FedAvg {
-    fn name(&self) -> &'static str {
-        "fedavg"
-    }
-}
+impl Method for FedAvg {}

@@ -28,10 +28,6 @@ impl Default for FedAvgM {
 }
 
 impl Method for FedAvgM {
-    fn name(&self) -> &'static str {
-        "fedavgm"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         let beta = self.momentum;
         Error::require((0.0..1.0).contains(&beta), "method.fedavgm.momentum", beta, "in [0, 1)")?;

@@ -23,10 +23,6 @@ pub struct FedDf {
 }
 
 impl Method for FedDf {
-    fn name(&self) -> &'static str {
-        "feddf"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         self.distill.check("method.feddf.distill")
     }

@@ -37,10 +37,6 @@ impl FedDyn {
 }
 
 impl Method for FedDyn {
-    fn name(&self) -> &'static str {
-        "feddyn"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         self.correction().check("method.feddyn")
     }

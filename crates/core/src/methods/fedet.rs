@@ -52,10 +52,6 @@ impl Default for FedEt {
 }
 
 impl Method for FedEt {
-    fn name(&self) -> &'static str {
-        "fedet"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         Error::require(self.batch > 0, "method.fedet.batch", self.batch, "at least 1")?;
         let weight = self.diversity_weight;

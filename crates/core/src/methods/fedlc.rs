@@ -29,10 +29,6 @@ impl Default for FedLc {
 }
 
 impl Method for FedLc {
-    fn name(&self) -> &'static str {
-        "fedlc"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         Error::require(self.margin >= 0.0, "method.fedlc.margin", self.margin, "0 or positive")
     }

@@ -37,10 +37,6 @@ impl FedNova {
 }
 
 impl Method for FedNova {
-    fn name(&self) -> &'static str {
-        "fednova"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         let rho = self.momentum_formula;
         Error::require((0.0..1.0).contains(&rho), "method.fednova.momentum_formula", rho, "in [0, 1)")

@@ -30,10 +30,6 @@ impl Default for FedNtd {
 }
 
 impl Method for FedNtd {
-    fn name(&self) -> &'static str {
-        "fedntd"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         let (beta, tau) = (self.distill_weight, self.temperature);
         Error::require(beta >= 0.0, "method.fedntd.distill_weight", beta, "0 or positive")?;

@@ -79,10 +79,6 @@ impl FedProj {
 }
 
 impl Method for FedProj {
-    fn name(&self) -> &'static str {
-        "fedproj"
-    }
-
     fn check(&self, config: &Config) -> Result<()> {
         self.projection.check("method.fedproj.projection")?;
         self.memory.check("method.fedproj.memory")?;

@@ -26,10 +26,6 @@ impl Default for FedProx {
 }
 
 impl Method for FedProx {
-    fn name(&self) -> &'static str {
-        "fedprox"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         let mu = self.proximal_weight;
         Error::require(mu >= 0.0, "method.fedprox.proximal_weight", mu, "0 or positive")

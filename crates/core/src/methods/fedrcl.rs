@@ -33,10 +33,6 @@ impl Default for FedRcl {
 }
 
 impl Method for FedRcl {
-    fn name(&self) -> &'static str {
-        "fedrcl"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         Error::require(self.temperature > 0.0, "method.fedrcl.temperature", self.temperature, "positive")?;
         for (name, weight) in [("contrast_weight", self.contrast_weight), ("penalty_weight", self.penalty_weight)] {

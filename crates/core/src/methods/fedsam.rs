@@ -28,10 +28,6 @@ impl Default for FedSam {
 }
 
 impl Method for FedSam {
-    fn name(&self) -> &'static str {
-        "fedsam"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         Error::require(self.radius >= 0.0, "method.fedsam.radius", self.radius, "0 or positive")
     }

@@ -43,10 +43,6 @@ impl FedSpeed {
 }
 
 impl Method for FedSpeed {
-    fn name(&self) -> &'static str {
-        "fedspeed"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         Error::require(self.radius >= 0.0, "method.fedspeed.radius", self.radius, "0 or positive")?;
         self.correction().check("method.fedspeed")

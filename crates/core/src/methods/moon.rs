@@ -38,10 +38,6 @@ fn head(graph: &Graph) -> Option<NodeId> {
 }
 
 impl Method for Moon {
-    fn name(&self) -> &'static str {
-        "moon"
-    }
-
     fn check(&self, _: &Config) -> Result<()> {
         let (mu, tau) = (self.contrast_weight, self.temperature);
         Error::require(self.head > 0, "method.moon.head", self.head, "at least 1")?;

@@ -30,10 +30,6 @@ impl Default for Scaffold {
 }
 
 impl Method for Scaffold {
-    fn name(&self) -> &'static str {
-        "scaffold"
-    }
-
     fn check(&self, config: &Config) -> Result<()> {
         let optimizer = &config.local.optimizer;
         Error::require(optimizer.lr > 0.0, "local.optimizer.lr", optimizer.lr, "positive for scaffold")?;

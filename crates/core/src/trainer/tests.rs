@@ -132,10 +132,6 @@ struct Alternating {
 }
 
 impl Method for Alternating {
-    fn name(&self) -> &'static str {
-        "alternating"
-    }
-
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         self.n_calls.fetch_add(1, Ordering::Relaxed);
         let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
