@@ -27,11 +27,18 @@ fn check(page: &str, name: &str, expected: &str) {
     assert!(found == expected, "{page}, {name}: the files under results/ say\n{expected}\nthe page says\n{found}");
 }
 
-/// That a page has these words, however its lines are broken.
+/// That a page has these words, however its lines are broken, and no figure goes on before or after them.
 fn says(page: &str, words: &str) {
     let text = std::fs::read_to_string(root().join(page)).unwrap();
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(text.contains(words), "{page} does not say `{words}`");
+    let digit = |c: char| c.is_ascii_digit();
+    let stands_alone = |(at, _)| {
+        let (before, after): (&str, &str) = (&text[..at], &text[at + words.len()..]);
+        let goes_on_before = words.starts_with(digit) && before.trim_end_matches('.').ends_with(digit);
+        let goes_on_after = words.ends_with(digit) && after.starts_with(digit);
+        !goes_on_before && !goes_on_after
+    };
+    assert!(text.match_indices(words).any(stands_alone), "{page} does not say `{words}`");
 }
 
 /// `FedAvg` of `fedavg`.

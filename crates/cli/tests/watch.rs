@@ -42,6 +42,7 @@ fn the_page_follows_a_run_to_its_end() {
     let mut metrics = fs::OpenOptions::new().append(true).open(dir.join("metrics.jsonl")).unwrap();
     // Half a line is no round yet.
     metrics.write_all(&third.as_bytes()[..50]).unwrap();
+    assert!(Served::start(folder, &["watch", "."]).get("/").contains("Round 3 of 3"));
     metrics.write_all(&third.as_bytes()[50..]).unwrap();
     fs::rename(dir.join("later"), dir.join("summary.json")).unwrap();
     while !next_event(&mut events).contains("All 3 rounds are done") {}

@@ -152,6 +152,7 @@ fn a_changed_byte_or_a_missing_file_breaks_the_seal() {
     let dir = scene.copy();
     edit(&dir, "manifest.json", |manifest| manifest["seal"] = json!({}));
     assert!(StoredRun::open(&dir).is_err(), "an empty seal is no seal of an earlier version");
+    let dir = scene.copy();
     edit(&dir, "manifest.json", |manifest| manifest["note"] = "a key that nobody knows".into());
     assert!(StoredRun::open(&dir).is_err());
 }
