@@ -212,6 +212,11 @@ impl Step<'_> {
         self.recorder.push(Op::AddScaled { y: y.0, a, x: x.0 });
     }
 
+    /// y ← x
+    pub fn assign(&mut self, y: Vector, x: Vector) {
+        self.recorder.push(Op::Assign { y: y.0, x: x.0 });
+    }
+
     /// g ← g + a·(x − y)
     pub fn add_scaled_diff(&mut self, g: Vector, a: f32, x: Vector, y: Vector) {
         self.recorder.push(Op::AddScaledDiff { g: g.0, a, x: x.0, y: y.0 });

@@ -215,10 +215,17 @@ impl Setup {
         settings
     }
 
+    /// The same with the network of the preset: what the published code calls ResNet-8 has a fourth stage.
+    #[must_use]
+    pub fn of_preset(self, preset: &str) -> Self {
+        let is_authors = preset == "authors-code" && self.model == "resnet8";
+        Self { model: if is_authors { "resnet10" } else { self.model }, ..self }
+    }
+
     /// The same with a seed, a preset and FedProj.
     pub fn with_preset(&self, preset: &str) -> Vec<(&'static str, String)> {
         let mut settings = vec![("seed", "0".into()), ("preset", format!("\"{preset}\""))];
-        settings.extend(self.settings());
+        settings.extend(self.of_preset(preset).settings());
         settings.push(("method.name", "\"fedproj\"".into()));
         settings
     }

@@ -152,7 +152,8 @@ impl Study {
                 bail!(Error::config(format!("`{pair}`: the study sets this key itself\nhint: use {flag}")));
             }
         }
-        let mut settings: Vec<String> = setup.settings().iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let settings = setup.of_preset(&options.preset).settings();
+        let mut settings: Vec<String> = settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
         settings.extend(imagenet100(setup, data_dir));
         settings.push(format!("preset={}", options.preset));
         settings.extend(self.fixed.iter().map(|setting| (*setting).to_owned()));
@@ -340,6 +341,7 @@ fn check_data(runs: &[PlannedRun], data_dir: Option<&Path>) -> Result<()> {
 mod tests {
     use super::*;
     use crate::studies::{LEADING, TABLE1, TABLE2};
+    use fedproj_core::methods::FedDyn;
     use fedproj_core::{Draw, OptimizerConfig, StoredRun};
     use fedproj_nn::Init;
 
@@ -409,6 +411,20 @@ mod tests {
                 assert!((f64::from(distill.alpha) - alpha).abs() < 1e-6, "{dataset}, β = {beta}: {}", distill.alpha);
             }
         }
+    }
+
+    #[test]
+    fn the_published_code_has_its_own_network_memory_and_feddyn() {
+        let runs = plan(&TABLE1, &options("cifar10", "authors-code", &["feddyn", "fedproj"]));
+        for run in &runs {
+            let Config { data, model, method, .. } = &run.config;
+            let PartitionConfig::Dirichlet { beta, .. } = data.partition else { panic!() };
+            assert_eq!((&model.name[..], model.init), ("resnet10", Init::Xavier));
+            assert_eq!(method.fedproj.memory.size, if beta < 0.4 { 12_500 } else { 10_000 });
+            assert_eq!((format!("{:?}", method.feddyn.variant), method.feddyn.clip), ("Authors".into(), 5.0));
+        }
+        let clean = plan(&TABLE1, &options("cifar10", "clean", &["feddyn"]));
+        assert!(clean.iter().all(|run| run.config.method.feddyn == FedDyn::default()));
     }
 
     #[test]

@@ -198,6 +198,7 @@ impl Executor {
                 self.cohort.gather_embedding(values, *row, index)?;
             }
             Op::AddScaled { y, a, x } => self.cohort.axpy(a, self.rows(x), self.rows(y))?,
+            Op::Assign { y, x } => self.cohort.assign(self.rows(x), self.rows(y), self.theta.len())?,
             Op::AddScaledDiff { g, a, x, y } => {
                 self.cohort.axpy_difference(a, self.rows(x), self.rows(y), self.rows(g))?;
             }

@@ -4,7 +4,9 @@
 //! Server  wᵗ⁺¹ ← mean_k w_k + mean over all N clients of h_k
 //! State kept by a client: h_k.   Sent beyond FedAvg: nothing (the server knows w_k − wᵗ).
 //! Departures from the paper: the plain mean of the w_k is evaluated, as the official code does; gradients are clipped.
+//! Variant `authors` is what FedProj's code calls FedDyn (A.4.8).
 
+use crate::authors;
 use crate::config::Config;
 use crate::correction::Correction;
 use crate::error::Result;
@@ -22,11 +24,23 @@ pub struct FedDyn {
     pub alpha: f32,
     /// Largest norm of the gradient with the regulariser, above 0; longer ones are scaled down to it.
     pub clip: f32,
+    /// The FedDyn of its own paper, or that of FedProj's published code.
+    pub variant: FedDynVariant,
+}
+
+/// See [`FedDyn::variant`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FedDynVariant {
+    /// The algorithm of its paper.
+    Paper,
+    /// What FedProj's published code calls FedDyn: h_k is the last step's gradient.
+    Authors,
 }
 
 impl Default for FedDyn {
     fn default() -> Self {
-        Self { alpha: 0.01, clip: 10.0 }
+        Self { alpha: 0.01, clip: 10.0, variant: FedDynVariant::Paper }
     }
 }
 
@@ -43,17 +57,27 @@ impl Method for FedDyn {
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
+        if self.variant == FedDynVariant::Authors {
+            authors::correct_by_last_gradient(step, g, self.clip);
+            step.update(g);
+            return Ok(());
+        }
         self.correction().correct(step, g);
         step.update(g);
         Ok(())
     }
 
     fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
-        Correction::keep(client);
+        if self.variant == FedDynVariant::Paper {
+            Correction::keep(client);
+        }
         Ok(())
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
+        if self.variant == FedDynVariant::Authors {
+            return authors::average_and_drift(round);
+        }
         Correction::average(round)?;
         Correction::send(round);
         Ok(())

@@ -38,6 +38,8 @@ pub(crate) enum Op {
     Embed { index: usize },
     /// y ← y + a·x
     AddScaled { y: VectorId, a: f32, x: VectorId },
+    /// y ← x
+    Assign { y: VectorId, x: VectorId },
     /// g ← g + a·(x − y)
     AddScaledDiff { g: VectorId, a: f32, x: VectorId, y: VectorId },
     /// Scales g to a norm of at most `norm_max`.

@@ -132,6 +132,11 @@ impl Executor {
                 vector::axpy(self.ws.cpu(), a, self.vectors.get(x), &mut to);
                 self.vectors.put_back(y, to);
             }
+            Op::Assign { y, x } => {
+                let mut to = self.vectors.take(y);
+                to.copy_from_slice(self.vectors.get(x));
+                self.vectors.put_back(y, to);
+            }
             Op::AddScaledDiff { g, a, x, y } => {
                 let mut to = self.vectors.take(g);
                 vector::axpy_difference(self.ws.cpu(), a, self.vectors.get(x), self.vectors.get(y), &mut to);
