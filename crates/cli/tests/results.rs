@@ -374,7 +374,7 @@ fn the_full_study_in_more_detail_is_what_was_measured() {
 
 #[test]
 fn every_method_of_a_seed_begins_alike() {
-    for study in [QUICK, FULL, FULL_HALF, TEXT, SST2, MNLI, MARC, leading_results::DIGITS] {
+    for study in [QUICK, FULL, FULL_HALF, TEXT, SST2, MNLI, MARC, leading_results::DIGITS, leading_results::CIFAR10] {
         let runs = runs_of(study);
         let cohorts = |run: &StoredRun| run.rounds.iter().map(|r| r.cohort.clone()).collect::<Vec<_>>();
         let is_alike = |a: &StoredRun, b: &StoredRun| {
@@ -409,6 +409,8 @@ fn the_readmes_results_are_what_was_measured() {
         let half = half.iter().find(|other| other.name == row.name).map_or(" | ".into(), cells);
         format!("| {} | {} | {half} |", title(&row.name), cells(&row))
     });
+    let leading = format!("| FedProj, `preset=leading` | {} |  |  |", cells(&leading_results::leading_row()));
+    let rows = rows.chain([leading]);
     let head = "| method | β = 0.3: accuracy % | Δ vs FedAvg | β = 0.5: accuracy % | Δ vs FedAvg |";
     check("README.md", "table1", &markdown(head, "|---|---:|---:|---:|---:|", rows));
 }

@@ -1,6 +1,9 @@
 //! What makes `FedProj` work: preset `leading` and its parts beside the methods that it builds on.
 
-use crate::{accuracy, check, command, difference, interval, is_beta, manifest, markdown, mean, percent, root, says};
+use crate::{
+    FULL, accuracy, check, command, difference, interval, is_beta, manifest, markdown, mean, percent, root, run_of, says,
+    typographic,
+};
 use fedproj_core::methods::title;
 use fedproj_core::{StoredRun, Summary};
 use fedproj_study::{ComparedRow, compare, load};
@@ -8,6 +11,9 @@ use std::path::Path;
 
 /// The study on digits: 22 arms and 20 seeds.
 pub const DIGITS: (&str, usize) = ("leading-digits-full", 440);
+
+/// On CIFAR-10: `leading` and `FedDyn` with three seeds, and a repeated run of `FedAvg`.
+pub const CIFAR10: (&str, usize) = ("leading-cifar10-full", 7);
 
 /// What an arm's folder is called, and what the pages call it. Other arms are methods.
 const VARIANTS: [(&str, &str); 6] = [
@@ -55,10 +61,16 @@ fn swing(run: &StoredRun) -> f64 {
     percent(accuracies[accuracies.len() / 2..].windows(2).map(|pair| (pair[1] - pair[0]).abs()))
 }
 
+/// `leading` and `FedDyn` beside the other methods of Table 1.
+fn cifar10() -> Vec<(String, StoredRun)> {
+    let ours = runs_of(&[CIFAR10.0], 0.3).into_iter().filter(|(arm, _)| arm != "fedavg");
+    let others = runs_of(&[FULL.0], 0.3).into_iter().filter(|(arm, _)| arm != "feddyn");
+    ours.chain(others).collect()
+}
+
 /// One row per arm, best first.
-fn table(folders: &[&str], beta: f64) -> String {
-    let runs = runs_of(folders, beta);
-    let (mut rows, to_leading) = (against("feddyn", &runs), against("leading", &runs));
+fn table(runs: &[(String, StoredRun)]) -> String {
+    let (mut rows, to_leading) = (against("feddyn", runs), against("leading", runs));
     rows.sort_by(|a, b| b.mean.total_cmp(&a.mean));
     let rows = rows.iter().map(|row| {
         let other = to_leading.iter().find(|other| other.name == row.name).unwrap();
@@ -73,7 +85,7 @@ fn table(folders: &[&str], beta: f64) -> String {
 
 #[test]
 fn digits_are_what_was_measured() {
-    let expected = table(&[DIGITS.0], 0.1);
+    let expected = table(&runs_of(&[DIGITS.0], 0.1));
     for page in ["docs/leading.md", "results/leading-digits-full/README.md"] {
         check(page, "leading digits", &expected);
     }
@@ -105,6 +117,38 @@ fn sentences_on_digits_are_what_was_measured() {
     ] {
         says("docs/leading.md", &sentence);
     }
+}
+
+#[test]
+fn cifar10_is_what_was_measured() {
+    let runs = cifar10();
+    let expected = table(&runs);
+    for page in ["docs/leading.md", "results/leading-cifar10-full/README.md"] {
+        check(page, "leading cifar10", &expected);
+    }
+    let of = |second| lead(&runs, "leading", second);
+    let (feddyn, fedproj, fedavg) = (of("feddyn"), of("fedproj"), of("fedavg"));
+    let leads = format!("`leading` is {feddyn} points above FedDyn, {fedproj} above FedProj as the paper has it, and");
+    says("docs/leading.md", &format!("{leads} {fedavg} above FedAvg"));
+    says("README.md", &format!("It is {feddyn} points above FedDyn"));
+}
+
+/// What other kernels change, run by run.
+#[test]
+fn repeated_runs_differ_as_the_page_says() {
+    let change = |method, seed| {
+        let headline = |study| 100.0 * run_of(study, 0.3, method, seed).summary.headline;
+        typographic(&format!("{:+.2}", headline(CIFAR10) - headline(FULL)))
+    };
+    let [zero, one, two] = [0, 1, 2].map(|seed| change("feddyn", seed));
+    let fedavg = change("fedavg", 0);
+    let feddyn = format!("FedDyn's seeds 0, 1 and 2 differ by {zero}, {one} and {two} points");
+    says("docs/leading.md", &format!("{feddyn}, FedAvg's seed 0 by {fedavg}"));
+}
+
+/// The row of `leading` at β = 0.3 against `FedAvg`.
+pub fn leading_row() -> ComparedRow {
+    against("fedavg", &cifar10()).into_iter().find(|row| row.name == "leading").unwrap()
 }
 
 /// The arms of the picture: what `leading` is made of, and what it builds on.
