@@ -1,8 +1,8 @@
 //! What makes `FedProj` work: preset `leading` and its parts beside the methods that it builds on.
 
 use crate::{
-    FULL, accuracy, check, command, difference, interval, is_beta, manifest, markdown, mean, percent, root, run_of, says,
-    typographic,
+    FULL, accuracy, check, command, difference, interval, is_beta, manifest, markdown, mean, percent, root, run_of,
+    says, typographic,
 };
 use fedproj_core::methods::title;
 use fedproj_core::{StoredRun, Summary};
