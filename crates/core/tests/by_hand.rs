@@ -265,6 +265,40 @@ fn feddyn_adds_the_mean_of_all_corrections() {
     });
 }
 
+#[test]
+fn a_correction_of_absent_clients_moves_them_with_the_mean() {
+    let problem = Problem::new(&[8, 14, 9]);
+    let settings = [
+        FULL_BATCH,
+        "local.epochs=2",
+        "federation.fraction=0.67",
+        "method.feddyn.alpha=0.3",
+        "method.feddyn.absent=true",
+    ];
+    let experiment = problem.simulation("feddyn", &settings);
+    let zero = vec![0.0; CLASSES * (FEATURES + 1)];
+    // h holds what its client adds up; all clients share the drift, which the client adds to it.
+    let (mut h, mut drift) = ([(); 3].map(|()| zero.clone()), zero.clone());
+    problem.check("feddyn", &settings, |round, theta| {
+        let cohort = experiment.experiment().cohort(round);
+        assert_eq!(cohort.len(), 2);
+        let mut models = Vec::new();
+        for k in cohort.into_iter().map(|k| k as usize) {
+            let own = plus(&h[k], 1.0, &drift);
+            let local = (0..2).fold(theta.clone(), |w, _| {
+                let pulled = plus(&problem.full_gradient(&w, k), 0.3, &plus(&minus(&w, &theta), 1.0, &own));
+                plus(&w, -LR, &pulled)
+            });
+            h[k] = plus(&h[k], 1.0, &minus(&local, &theta));
+            models.push(local);
+        }
+        let mean = mix(&[0.5; 2], &models);
+        drift = plus(&drift, 1.0 / 3.0, &minus(&mean, &theta));
+        // The mean of h + drift over all clients.
+        plus(&plus(&mean, 1.0, &mix(&[1.0 / 3.0; 3], &h)), 1.0, &drift)
+    });
+}
+
 /// ∇F_k at w + ρ g/‖g‖, g = ∇F_k(w), on all samples of a client.
 fn gradient_uphill(problem: &Problem, w: &[f64], radius: f64, client: usize) -> Vec<f64> {
     let g = problem.full_gradient(w, client);

@@ -52,6 +52,8 @@ fn simulate(settings: &[&str]) -> String {
 #[test]
 fn server_and_clients_apart_are_the_simulator() {
     let sgd = "local.optimizer={kind='sgd', lr=0.05}";
+    let absent = ["method.name=feddyn", "method.feddyn.absent=true", "federation.fraction=0.3"];
+    assert_eq!(federate(&absent, |_| ()).1, simulate(&absent), "corrections of absent clients");
     let methods = CATALOGUE.iter().map(|(method, _)| (*method, "clean"));
     for (method, preset) in methods.chain([("fedproj", "leading")]) {
         let (name, preset) = (format!("method.name={method}"), format!("preset={preset}"));

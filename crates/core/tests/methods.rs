@@ -98,6 +98,12 @@ fn fedproj_with_a_look_ahead_only_is_fedacg() {
 }
 
 #[test]
+fn where_nobody_is_absent_a_correction_of_absent_clients_changes_nothing() {
+    let on = ["method.feddyn.alpha=0.1", "method.feddyn.absent=true"];
+    check_equal(("feddyn", &on), ("feddyn", &on[..1]), &["federation.fraction=1.0"]);
+}
+
+#[test]
 fn feddf_is_fedproj_without_projection() {
     let distill = |method: &str| {
         let keys = ["epochs=2", "alpha=0.1", "feature_weight=0.01", "weights=samples", "temperature=2.0"];
@@ -178,11 +184,11 @@ fn check_live(method: &str, base: &[&str], settings: &[&str]) {
 #[test]
 fn settings_of_client_side_methods_are_live() {
     check_live("fedprox", &[], &["proximal_weight=0.0", "proximal_weight=1.0"]);
-    check_live("feddyn", &[], &["alpha=0.0", "alpha=0.5", "clip=0.1"]);
+    check_live("feddyn", &[], &["alpha=0.0", "alpha=0.5", "clip=0.1", "absent=true"]);
     check_live("fedlc", &[], &["margin=0.0", "margin=2.0"]);
     check_live("fedntd", &[], &["distill_weight=0.0", "distill_weight=5.0", "temperature=3.0"]);
     check_live("fedsam", &[], &["radius=0.0", "radius=0.5"]);
-    check_live("fedspeed", &[], &["radius=0.0", "radius=0.5", "alpha=0.0", "alpha=0.5", "clip=0.1"]);
+    check_live("fedspeed", &[], &["radius=0.0", "radius=0.5", "alpha=0.0", "alpha=0.5", "clip=0.1", "absent=true"]);
     check_live("moon", &["method.moon.head=8"], &["contrast_weight=0.0", "contrast_weight=5.0", "temperature=0.1"]);
     let settings =
         ["temperature=0.5", "threshold=0.99", "contrast_weight=0.0", "contrast_weight=2.0", "penalty_weight=0.0"];
@@ -273,7 +279,7 @@ fn settings_of_the_projection_are_live() {
     check_live("fedproj", &long, &["projection.reference=round_start"]);
     check_live("fedproj", &["method.fedproj.projection.dropout=0.5"], &["projection.dropout_unit=step"]);
     check_live("fedproj", &[], &["correction.alpha=0.1", "averages.teacher=0.5", "averages.memory=0.5"]);
-    check_live("fedproj", &["method.fedproj.correction.alpha=0.1"], &["correction.clip=0.1"]);
+    check_live("fedproj", &["method.fedproj.correction.alpha=0.1"], &["correction.clip=0.1", "correction.absent=true"]);
     check_live("fedproj", &[], &["lookahead=0.85"]);
     check_live("fedproj", &["method.fedproj.projection.mode=soft"], &["projection.soft_weight=0.1"]);
 }

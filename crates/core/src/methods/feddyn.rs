@@ -24,6 +24,8 @@ pub struct FedDyn {
     pub alpha: f32,
     /// Largest norm of the gradient with the regulariser, above 0; longer ones are scaled down to it.
     pub clip: f32,
+    /// Whether the corrections of absent clients move, too, as in A-FedPD. It costs one more vector down per round.
+    pub absent: bool,
     /// The FedDyn of its own paper, or that of FedProj's published code.
     pub variant: FedDynVariant,
 }
@@ -40,13 +42,13 @@ pub enum FedDynVariant {
 
 impl Default for FedDyn {
     fn default() -> Self {
-        Self { alpha: 0.01, clip: 10.0, variant: FedDynVariant::Paper }
+        Self { alpha: 0.01, clip: 10.0, absent: false, variant: FedDynVariant::Paper }
     }
 }
 
 impl FedDyn {
     fn correction(&self) -> Correction {
-        Correction { alpha: self.alpha, clip: self.clip }
+        Correction { alpha: self.alpha, clip: self.clip, absent: self.absent }
     }
 }
 
@@ -78,7 +80,7 @@ impl Method for FedDyn {
         if self.variant == FedDynVariant::Authors {
             return authors::average_and_drift(round);
         }
-        Correction::average(round)?;
+        self.correction().average(round)?;
         Correction::send(round);
         Ok(())
     }

@@ -126,7 +126,7 @@ impl Method for FedProj {
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
         let previous = round.state.weights.clone();
         if self.corrects() {
-            Correction::average(round)?;
+            self.correction.average(round)?;
         } else {
             round.average()?;
         }

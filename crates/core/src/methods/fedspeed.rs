@@ -28,17 +28,19 @@ pub struct FedSpeed {
     pub alpha: f32,
     /// Largest norm of a corrected gradient, above 0; longer ones are scaled down to it.
     pub clip: f32,
+    /// Whether the corrections of absent clients move, too, as in A-FedPD. It costs one more vector down per round.
+    pub absent: bool,
 }
 
 impl Default for FedSpeed {
     fn default() -> Self {
-        Self { radius: 0.1, alpha: 0.1, clip: 10.0 }
+        Self { radius: 0.1, alpha: 0.1, clip: 10.0, absent: false }
     }
 }
 
 impl FedSpeed {
     fn correction(&self) -> Correction {
-        Correction { alpha: self.alpha, clip: self.clip }
+        Correction { alpha: self.alpha, clip: self.clip, absent: self.absent }
     }
 }
 
@@ -63,7 +65,7 @@ impl Method for FedSpeed {
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        Correction::average(round)?;
+        self.correction().average(round)?;
         Correction::send(round);
         Ok(())
     }
