@@ -45,7 +45,7 @@ const TRACES: &[(&str, &str, &[&str])] = &[
     ("fednova", "fednova", &[]),
     ("fednova_momentum", "fednova", &["local.optimizer.momentum=0.9"]),
     ("feddyn", "feddyn", &["method.feddyn.alpha=0.1"]),
-    ("feddyn_authors", "feddyn", &["method.feddyn.variant=authors", "method.feddyn.clip=1.0"]),
+    ("feddyn_authors", "feddyn", &["method.feddyn.authors=true", "method.feddyn.clip=1.0"]),
     ("feddyn_clip", "feddyn", &["method.feddyn.alpha=0.1", "method.feddyn.clip=1.0"]),
     ("scaffold", "scaffold", &[]),
     ("fedavgm", "fedavgm", &[]),

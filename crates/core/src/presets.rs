@@ -63,7 +63,7 @@ pub(crate) fn table(preset: Preset, given: &Table) -> Result<Table> {
             [method.fedprox]
             proximal_weight = 0.0
             [method.feddyn]
-            variant = 'authors'
+            authors = true
             clip = 5.0
             [method.fednova]
             momentum_formula = 0.9

@@ -421,7 +421,7 @@ mod tests {
             let PartitionConfig::Dirichlet { beta, .. } = data.partition else { panic!() };
             assert_eq!((&model.name[..], model.init), ("resnet10", Init::Xavier));
             assert_eq!(method.fedproj.memory.size, if beta < 0.4 { 12_500 } else { 10_000 });
-            assert_eq!((format!("{:?}", method.feddyn.variant), method.feddyn.clip), ("Authors".into(), 5.0));
+            assert_eq!((method.feddyn.authors, method.feddyn.clip), (true, 5.0));
         }
         let clean = plan(&TABLE1, &options("cifar10", "clean", &["feddyn"]));
         assert!(clean.iter().all(|run| run.config.method.feddyn == FedDyn::default()));

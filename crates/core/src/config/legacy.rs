@@ -18,6 +18,7 @@ const ADDED: &[(&str, Value)] = &[
     ("federation.robust.clip_ratio", Value::Float(0.0)),
     ("federation.robust.claim_ratio", Value::Float(0.0)),
     ("method.feddyn.absent", Value::Boolean(false)),
+    ("method.feddyn.authors", Value::Boolean(false)),
     ("method.fedspeed.absent", Value::Boolean(false)),
     ("method.fedproj.correction.absent", Value::Boolean(false)),
     ("method.fedproj.averages.teacher", Value::Float(0.0)),

@@ -4,7 +4,7 @@
 //! Server  wᵗ⁺¹ ← mean_k w_k + mean over all N clients of h_k
 //! State kept by a client: h_k.   Sent beyond FedAvg: nothing (the server knows w_k − wᵗ).
 //! Departures from the paper: the plain mean of the w_k is evaluated, as the official code does; gradients are clipped.
-//! Variant `authors` is what FedProj's code calls FedDyn (A.4.8).
+//! Key `authors` makes it what FedProj's code calls FedDyn (A.4.8).
 
 use crate::authors;
 use crate::config::Config;
@@ -26,23 +26,13 @@ pub struct FedDyn {
     pub clip: f32,
     /// Whether the corrections of absent clients move, too, as in A-FedPD. It costs one more vector down per round.
     pub absent: bool,
-    /// The FedDyn of its own paper, or that of FedProj's published code.
-    pub variant: FedDynVariant,
-}
-
-/// See [`FedDyn::variant`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FedDynVariant {
-    /// The algorithm of its paper.
-    Paper,
-    /// What FedProj's published code calls FedDyn: h_k is the last step's gradient.
-    Authors,
+    /// Whether it is what FedProj's published code calls FedDyn: h_k is the last step's gradient.
+    pub authors: bool,
 }
 
 impl Default for FedDyn {
     fn default() -> Self {
-        Self { alpha: 0.01, clip: 10.0, absent: false, variant: FedDynVariant::Paper }
+        Self { alpha: 0.01, clip: 10.0, absent: false, authors: false }
     }
 }
 
@@ -59,25 +49,24 @@ impl Method for FedDyn {
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
-        if self.variant == FedDynVariant::Authors {
+        if self.authors {
             authors::correct_by_last_gradient(step, g, self.clip);
-            step.update(g);
-            return Ok(());
+        } else {
+            self.correction().correct(step, g);
         }
-        self.correction().correct(step, g);
         step.update(g);
         Ok(())
     }
 
     fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
-        if self.variant == FedDynVariant::Paper {
+        if !self.authors {
             Correction::keep(client);
         }
         Ok(())
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        if self.variant == FedDynVariant::Authors {
+        if self.authors {
             return authors::average_and_drift(round);
         }
         self.correction().average(round)?;
