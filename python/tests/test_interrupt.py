@@ -7,7 +7,10 @@ import time
 
 import fedproj
 
+# A shell that starts its jobs in the background has them ignore Ctrl-C, and a child inherits that.
 LONG = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import fedproj
 try:
     fedproj.run(method="fedavg", settings={"federation.rounds": 100000, "local.epochs": 1, "model.hidden": [8]}, out=OUT)
