@@ -1,7 +1,9 @@
 //! What the clients of a round sent, as fusion reads it: from memory in the simulator, from disk on a server.
 
+use crate::distill::EnsembleWeights;
 use crate::error::Result;
 use crate::evaluate::{Evaluator, Outputs};
+use crate::fixed::Sum;
 use crate::trainer::{ClientResult, LocalStats};
 use std::fmt::Debug;
 
@@ -57,6 +59,13 @@ pub trait Contributions: Debug + Sync {
     /// than by reading each vector.
     fn weighted_sum(&self, chosen: &[usize], weights: &[f32], part: Part<'_>) -> Option<Result<Vec<f32>>> {
         let _ = (chosen, weights, part);
+        None
+    }
+
+    /// The sum of a part over all contributions in integers, see [`crate::fixed`], where they were summed before they arrived:
+    /// on workers, or under masks. Such contributions need no vectors that can be read.
+    fn summed(&self, by: EnsembleWeights, part: Part<'_>) -> Option<Result<Sum>> {
+        let _ = (by, part);
         None
     }
 

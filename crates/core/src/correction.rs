@@ -9,6 +9,8 @@
 //! `absent` does so on average: the h_k of all clients move by (1 − m/N)(w̄ − wᵗ) per round. The sum d of that is sent, and a
 //! client adds it: h_k + d takes the place of h_k, and h̄ moves by w̄ − wᵗ.
 
+use crate::contributions::Part;
+use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, SEND};
 use crate::step::{Finish, Step, Vector};
@@ -64,7 +66,7 @@ impl Correction {
 
     /// Replaces the weights by the plain mean of the w_k and takes the round into h̄.
     pub(crate) fn average(self, round: &mut Fusion<'_>) -> Result<()> {
-        let mean = round.weighted(&round.uniform_weights())?;
+        let mean = round.mean(EnsembleWeights::Uniform, Part::Weights)?;
         round.average_buffers()?;
         // Σ_k h_k of all N clients moves by Σ_{k in the round} (w_k − wᵗ) = m (mean − wᵗ).
         let share = round.n_results() as f32 / round.n_clients() as f32;

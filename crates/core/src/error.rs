@@ -44,6 +44,17 @@ pub enum Error {
         /// What.
         what: &'static str,
     },
+    /// A client's value that has no place in sums in integers.
+    #[error(
+        "the value {value} does not fit federation.sum = \"fixed\": it must stay below {limit} at this client's number of \
+         samples\nhint: federation.sum=float"
+    )]
+    OutOfRange {
+        /// The value.
+        value: f32,
+        /// What it must stay below.
+        limit: f64,
+    },
     /// A method from outside this program failed.
     #[error("method `{name}`: {source}")]
     Method {

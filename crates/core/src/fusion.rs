@@ -5,9 +5,10 @@
 use crate::averages::mix;
 use crate::contributions::{Contributions, Head, Part};
 use crate::distill::{Anchor, Distill, DistillTargets, DistillTask, EnsembleWeights, Student};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Model, Outputs, Score, Which};
 use crate::experiment::Experiment;
+use crate::fixed::{self, Scale, Sum};
 use crate::gpu::GpuStudent;
 use crate::memory::Targets;
 use crate::pull::Clip;
@@ -97,6 +98,8 @@ pub struct Fusion<'a> {
     claims_max: (usize, u32),
     /// How vectors are clipped. Empty: none is.
     clips: Vec<Clip<'a>>,
+    /// The scale of sums in integers; `None` if they are in floating point.
+    scale: Option<Scale>,
     /// Becomes the next state. `weights` still hold what the clients received.
     pub state: &'a mut ServerState,
     pub(crate) before_distillation: Option<Score>,
@@ -115,6 +118,14 @@ impl<'a> Fusion<'a> {
     ) -> Result<Self> {
         state.evaluated = None;
         let robust = &experiment.config.federation.robust;
+        let scale = experiment.config.federation.scale(experiment.partition.n_clients());
+        if let Some(scale) = scale.filter(|scale| results.n() > scale.n_clients_max()) {
+            let (n, most) = (results.n(), scale.n_clients_max());
+            return Err(Error::config(format!(
+                "{n} contributions in a round, but federation.sum = \"fixed\" has room for {most}\n\
+                 hint: a lower server.over_selection, or federation.sum=float"
+            )));
+        }
         let heads = || (0..results.n()).map(|at| results.head(at));
         let clips = Clip::all(robust, results, &state.weights, &state.buffers, uploads)?;
         let mut fusion = Self {
@@ -129,6 +140,7 @@ impl<'a> Fusion<'a> {
                 robust.claim_max(heads().map(|head| u64::from(head.n_steps))).try_into().unwrap_or(u32::MAX),
             ),
             clips,
+            scale,
             state,
             before_distillation: None,
             distill_loss: None,
@@ -179,6 +191,26 @@ impl Fusion<'_> {
         self.sum(weights, Part::Weights)
     }
 
+    /// The mean of any vector of the results. Under a robust rule: the rule's value.
+    ///
+    /// # Errors
+    /// If a contribution cannot be read, or a value is out of the range of sums in integers.
+    pub fn mean(&self, by: EnsembleWeights, part: Part<'_>) -> Result<Vec<f32>> {
+        let Some(scale) = self.scale else { return self.sum(&self.shares(by), part) };
+        let sum = match self.results.summed(by, part) {
+            Some(sum) => sum?,
+            None => self.fixed_sum(&self.fixed_weights(by), part, scale)?,
+        };
+        Ok(sum.mean(scale))
+    }
+
+    fn shares(&self, by: EnsembleWeights) -> Vec<f32> {
+        match by {
+            EnsembleWeights::Uniform => self.uniform_weights(),
+            EnsembleWeights::Samples => self.sample_weights(),
+        }
+    }
+
     /// Σ_k w_k of any vector of the results. Under a robust rule: (Σ_k w_k) times the rule's value.
     ///
     /// # Errors
@@ -188,6 +220,11 @@ impl Fusion<'_> {
         if self.is_by_column() {
             let total: f32 = weights.iter().sum();
             return self.by_coordinate(part, |column| total * robust.of_column(column));
+        }
+        if let Some(scale) = self.scale {
+            let factor = fixed::factor_of(weights);
+            let weights: Vec<f64> = weights.iter().map(|w| f64::from(*w) * factor).collect();
+            return Ok(fixed::decode(&self.fixed_sum(&weights, part, scale)?.values, factor, scale));
         }
         if self.clips.is_empty()
             && let Some(sum) = self.results.weighted_sum(&self.chosen, weights, part)
@@ -204,6 +241,30 @@ impl Fusion<'_> {
             }
         }
         Ok(out)
+    }
+
+    /// The weights of the clients in sums in integers.
+    fn fixed_weights(&self, by: EnsembleWeights) -> Vec<f64> {
+        self.heads().map(|head| fixed::weight_of(by, head.n_samples)).collect()
+    }
+
+    /// As [`Fusion::sum`], in integers.
+    fn fixed_sum(&self, weights: &[f64], part: Part<'_>, scale: Scale) -> Result<Sum> {
+        let mut sum = Sum { weight: weights.iter().sum(), ..Sum::of_length(self.len_of(part)) };
+        let mut row = vec![0.0; BLOCK.min(sum.values.len())];
+        for (block, sum) in sum.values.chunks_mut(BLOCK).enumerate() {
+            let row = &mut row[..sum.len()];
+            for (&at, &w) in self.chosen.iter().zip(weights) {
+                self.read(at, part, block * BLOCK, row)?;
+                fixed::accumulate(row, w, scale, sum).map_err(|error| self.blame(at, error))?;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// An error that one contribution causes.
+    fn blame(&self, at: usize, error: Error) -> Error {
+        Error::Client { round: self.round, client: self.results.head(at).client, source: Box::new(error) }
     }
 
     /// Any function of a coordinate's values, with one value per client.
@@ -271,7 +332,7 @@ impl Fusion<'_> {
     /// # Errors
     /// If a contribution cannot be read.
     pub fn average(&mut self) -> Result<()> {
-        self.state.weights = self.weighted(&self.sample_weights())?;
+        self.state.weights = self.mean(EnsembleWeights::Samples, Part::Weights)?;
         self.average_buffers()
     }
 
@@ -280,7 +341,7 @@ impl Fusion<'_> {
     /// # Errors
     /// If a contribution cannot be read.
     pub fn average_buffers(&mut self) -> Result<()> {
-        self.state.buffers = self.sum(&self.sample_weights(), Part::Buffers)?;
+        self.state.buffers = self.mean(EnsembleWeights::Samples, Part::Buffers)?;
         Ok(())
     }
 
@@ -321,12 +382,15 @@ impl Fusion<'_> {
     /// If a model does not fit the network or cannot be read.
     pub fn client_outputs(&self, with_features: bool) -> Result<Vec<Outputs>> {
         let mut all = Vec::with_capacity(self.n_results());
-        self.each_output(with_features, |_, outputs| all.push(outputs))?;
+        self.each_output(with_features, |_, outputs| {
+            all.push(outputs);
+            Ok(())
+        })?;
         Ok(all)
     }
 
     /// Every client's outputs, a few clients at a time: those that it sent, else computed from its model.
-    fn each_output(&self, with_features: bool, mut take: impl FnMut(usize, Outputs)) -> Result<()> {
+    fn each_output(&self, with_features: bool, mut take: impl FnMut(usize, Outputs) -> Result<()>) -> Result<()> {
         if self.experiment.public.is_none() {
             return Ok(());
         }
@@ -351,7 +415,7 @@ impl Fusion<'_> {
                     models.iter().map(|(weights, buffers)| Model { weights, buffers }).collect();
                 self.evaluator.outputs_on(self.experiment, Which::Public, &models, with_features)?
             };
-            outputs.into_iter().enumerate().for_each(|(i, out)| take(batch * at_once + i, out));
+            outputs.into_iter().enumerate().try_for_each(|(i, out)| take(batch * at_once + i, out))?;
         }
         Ok(())
     }
@@ -361,10 +425,10 @@ impl Fusion<'_> {
     /// # Errors
     /// If a model does not fit the network or cannot be read.
     pub fn ensemble(&self, weights: EnsembleWeights, with_features: bool) -> Result<Targets> {
-        let w = match weights {
-            EnsembleWeights::Uniform => self.uniform_weights(),
-            EnsembleWeights::Samples => self.sample_weights(),
-        };
+        if let Some(scale) = self.scale {
+            return self.fixed_ensemble(weights, with_features, scale);
+        }
+        let w = self.shares(weights);
         if self.is_by_column() {
             let outputs = self.client_outputs(with_features)?;
             let robust = &self.experiment.config.federation.robust;
@@ -389,8 +453,30 @@ impl Fusion<'_> {
             targets.features.resize(out.features.len(), 0.0);
             vector::axpy(cpu, w[k], &out.logits, &mut targets.logits);
             vector::axpy(cpu, w[k], &out.features, &mut targets.features);
+            Ok(())
         })?;
         Ok(targets)
+    }
+
+    /// As [`Fusion::ensemble`], in integers.
+    fn fixed_ensemble(&self, by: EnsembleWeights, with_features: bool, scale: Scale) -> Result<Targets> {
+        let summed = |part| self.results.summed(by, part).transpose();
+        if let Some(logits) = summed(Part::Logits)? {
+            let features = if with_features { summed(Part::Features)? } else { None };
+            return Ok(Targets {
+                logits: logits.mean(scale),
+                features: features.map_or_else(Vec::new, |features| features.mean(scale)),
+            });
+        }
+        let (w, mut logits, mut features) = (self.fixed_weights(by), Sum::of_length(0), Sum::of_length(0));
+        self.each_output(with_features, |k, out| {
+            for (sum, values) in [(&mut logits, &out.logits), (&mut features, &out.features)] {
+                sum.values.resize(values.len(), 0);
+                sum.add_client(values, w[k], scale).map_err(|error| self.blame(self.chosen[k], error))?;
+            }
+            Ok(())
+        })?;
+        Ok(Targets { logits: logits.mean(scale), features: features.mean(scale) })
     }
 
     /// Outputs of the state's weights on the public set.

@@ -17,6 +17,7 @@ mod error;
 mod evaluate;
 mod experiment;
 mod files;
+pub mod fixed;
 mod fusion;
 mod gpu;
 mod loading;
@@ -40,7 +41,7 @@ pub use authors::Authors;
 pub use averages::Averages;
 pub use config::{
     Config, DataConfig, Draw, FederationConfig, Key, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
-    ScheduleConfig, WHOLE_TABLES, parse_value, read_value,
+    ScheduleConfig, SumKind, WHOLE_TABLES, parse_value, read_value,
 };
 pub use contributions::{Contributions, Head, Part};
 pub use coordinator::{Coordinator, Opening, model_hash};

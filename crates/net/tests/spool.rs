@@ -8,7 +8,8 @@ use fedproj_net::wire::{Contribution, NamedBlob, encode_f32, part_name};
 
 #[test]
 fn order_of_arrival_and_the_way_through_the_disk_do_not_show() {
-    for rule in ["rule='none'", "rule='median'", "rule='krum'", "clip=0.05", "clip_ratio=0.5, claim_ratio=1.0"] {
+    let rules = ["rule='none'", "rule='median'", "rule='krum'", "clip=0.05", "clip_ratio=0.5, claim_ratio=1.0"];
+    for (rule, sum) in rules.into_iter().map(|rule| (rule, "float")).chain([("rule='none'", "fixed")]) {
         let settings = [
             "method.name=scaffold".to_owned(),
             "local.optimizer={kind='sgd', lr=0.1}".into(),
@@ -16,6 +17,7 @@ fn order_of_arrival_and_the_way_through_the_disk_do_not_show() {
             // More weights than a block of any reader holds.
             "model.hidden=[400]".into(),
             format!("federation.robust={{ {rule} }}"),
+            format!("federation.sum={sum}"),
         ];
         let config = Config::from_layers(None, &settings).unwrap();
         let server = || {

@@ -85,7 +85,16 @@ async fn a_model_that_would_break_fusion_is_rejected_before_it_counts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_round_whose_fusion_fails_is_fused_without_the_contribution_to_blame() {
     // The clients send their logits. Divided by this temperature, logits of a million leave the finite numbers.
-    let settings = ["federation.rounds=2", "method.name=feddf", "method.feddf.distill.temperature=1e-34"];
+    logits_of_a_million_are_left_out("method.feddf.distill.temperature=1e-34", "not finite").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_contribution_out_of_the_range_of_sums_is_left_out() {
+    logits_of_a_million_are_left_out("federation.sum=fixed", "does not fit federation.sum").await;
+}
+
+async fn logits_of_a_million_are_left_out(setting: &str, why: &str) {
+    let settings = ["federation.rounds=2", "method.name=feddf", setting];
     let mut scene = Scene::new(3, &settings, |server| server.ensemble = Ensemble::Clients).await;
     let honest: Vec<_> = (1..3).map(|client| scene.honest(client)).collect();
     for round in 0..2 {
@@ -106,7 +115,7 @@ async fn a_round_whose_fusion_fails_is_fused_without_the_contribution_to_blame()
     assert_eq!(excluded.len(), 2);
     assert!(
         excluded.iter().all(|e| matches!(e, Event::Excluded { client: 0, node, reason, .. }
-        if node == "n0" && reason.contains("not finite"))),
+        if node == "n0" && reason.contains(why))),
         "{excluded:?}"
     );
     repeats(&scene);

@@ -28,6 +28,9 @@ const ADDED: &[(&str, Value)] = &[
     ("method.fedproj.lookahead", Value::Float(0.0)),
 ];
 
+/// Likewise, where the value is a word.
+const ADDED_WORDS: &[(&str, &str)] = &[("federation.sum", "float")];
+
 /// The methods that every version knows. The settings of another one count only where it runs.
 const FIRST_METHODS: &[&str] = &[
     "fedavg", "fedprox", "fednova", "feddyn", "moon", "fedrcl", "feddf", "fedet", "fedproj", "scaffold", "fedavgm",
@@ -51,6 +54,11 @@ pub(super) fn restore(table: &mut Table) {
     }
     for (path, unchanged) in ADDED {
         if find(table, path) == Some(unchanged) {
+            take(table, path);
+        }
+    }
+    for (path, unchanged) in ADDED_WORDS {
+        if find(table, path).and_then(Value::as_str) == Some(unchanged) {
             take(table, path);
         }
     }
@@ -128,5 +136,11 @@ mod tests {
         let mut table = robust("clip = 0.0\nclip_ratio = 0.0\nclaim_ratio = 3.0");
         restore(&mut table);
         assert_eq!(table, robust("clip = 0.0\nclaim_ratio = 3.0"));
+        let sum =
+            |word: &str| toml::from_str::<Table>(&format!("federation = {{ rounds = 1, sum = '{word}' }}")).unwrap();
+        let (mut float, mut fixed) = (sum("float"), sum("fixed"));
+        restore(&mut float);
+        restore(&mut fixed);
+        assert_eq!((float, fixed), (toml::from_str("federation.rounds = 1").unwrap(), sum("fixed")));
     }
 }

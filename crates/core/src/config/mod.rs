@@ -19,9 +19,10 @@ pub use reference::Key;
 
 use crate::averages::check_rate;
 use crate::error::{Error, Result};
+use crate::fixed::Scale;
 use crate::methods::{External, MethodConfig};
 use crate::presets::{self, Preset};
-use crate::robust::RobustConfig;
+use crate::robust::{RobustConfig, RobustRule};
 use fedproj_data::{PartitionConfig, SourceConfig, TextConfig};
 use fedproj_nn::models::Layer;
 use fedproj_nn::{Init, models};
@@ -179,6 +180,9 @@ pub struct FederationConfig {
     pub headline_rounds: u32,
     /// Rounds between checkpoints, from which a run resumes.
     pub checkpoint_every: u32,
+    /// How clients' vectors are summed. `"fixed"` sums 64-bit integers, so partial sums and any order of clients give the same
+    /// bytes; a client with a value out of their range ends the run.
+    pub sum: SumKind,
     /// Robust aggregation, where not every client is trusted.
     pub robust: RobustConfig,
 }
@@ -193,12 +197,28 @@ impl Default for FederationConfig {
             average_evaluated: 0.0,
             headline_rounds: 0,
             checkpoint_every: 1,
+            sum: SumKind::Float,
             robust: RobustConfig::default(),
         }
     }
 }
 
+/// See [`FederationConfig::sum`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SumKind {
+    /// Single precision, in the order of client ids.
+    Float,
+    /// 64-bit integers, in any order.
+    Fixed,
+}
+
 impl FederationConfig {
+    /// The scale of sums in integers, if the run has such sums.
+    pub fn scale(&self, n_clients: usize) -> Option<Scale> {
+        (self.sum == SumKind::Fixed).then(|| Scale::of(self, n_clients))
+    }
+
     /// Whether the global model is evaluated after a round, counted from 0.
     pub fn is_evaluated(&self, round: u32) -> bool {
         (round + 1).is_multiple_of(self.evaluate_every) || round + 1 == self.rounds
@@ -327,6 +347,11 @@ impl Config {
         Error::require(f.checkpoint_every > 0, "federation.checkpoint_every", f.checkpoint_every, "at least 1")?;
         check_rate("federation.average_evaluated", f.average_evaluated)?;
         f.robust.check()?;
+        if f.sum == SumKind::Fixed && f.robust.rule != RobustRule::None {
+            let rule =
+                "federation.robust.rule compares single contributions, but federation.sum = \"fixed\" is a sum of all";
+            return Err(Error::config(format!("{rule}\nhint: federation.sum=float, or federation.robust.rule=none")));
+        }
         Error::require(l.epochs > 0, "local.epochs", l.epochs, "at least 1")?;
         Error::require(l.batch > 0, "local.batch", l.batch, "at least 1")?;
         Error::require(l.clip >= 0.0, "local.clip", l.clip, "0 (no limit) or positive")?;

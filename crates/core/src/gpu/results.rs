@@ -16,12 +16,15 @@ pub(crate) struct GpuResults<'a> {
     trainer: &'a GpuTrainer,
     results: &'a [ClientResult],
     lanes: &'a [u32],
-    read: Vec<[OnceLock<Vec<f32>>; 2]>,
+    /// What was copied of each result: weights, buffers, uploads.
+    read: Vec<Vec<OnceLock<Vec<f32>>>>,
 }
 
 impl<'a> GpuResults<'a> {
     pub fn new(trainer: &'a GpuTrainer, results: &'a [ClientResult], lanes: &'a [u32]) -> Self {
-        Self { trainer, results, lanes, read: results.iter().map(|_| [OnceLock::new(), OnceLock::new()]).collect() }
+        let n_vectors = 2 + trainer.executor.uploads.len();
+        let read = results.iter().map(|_| (0..n_vectors).map(|_| OnceLock::new()).collect()).collect();
+        Self { trainer, results, lanes, read }
     }
 
     /// What the client of a result sends beside its model, by places among the uploads.
@@ -29,18 +32,23 @@ impl<'a> GpuResults<'a> {
         &self.trainer.uploaded[self.lanes[at] as usize]
     }
 
-    /// The vectors of all lanes that hold a part of one result; none if it was not sent.
-    fn vectors(&self, at: usize, part: Part<'_>) -> Option<&'a Vectors> {
+    /// The vectors of all lanes that hold a part of one result, and the part's place; none if it was not sent.
+    fn find(&self, at: usize, part: Part<'_>) -> Option<(&'a Vectors, usize)> {
+        let executor = &self.trainer.executor;
         match part {
-            Part::Weights => Some(&self.trainer.executor.theta),
-            Part::Buffers => Some(&self.trainer.executor.buffers),
+            Part::Weights => Some((&executor.theta, 0)),
+            Part::Buffers => Some((&executor.buffers, 1)),
             Part::Upload(name) => {
                 let names = &self.trainer.planner.names().uploads;
-                let upload = self.uploaded(at).iter().find(|&&upload| names[upload] == name)?;
-                Some(&self.trainer.executor.uploads[*upload])
+                let upload = *self.uploaded(at).iter().find(|&&upload| names[upload] == name)?;
+                Some((&executor.uploads[upload], 2 + upload))
             }
             Part::Logits | Part::Features => None,
         }
+    }
+
+    fn vectors(&self, at: usize, part: Part<'_>) -> Option<&'a Vectors> {
+        self.find(at, part).map(|(vectors, _)| vectors)
     }
 }
 
@@ -64,21 +72,13 @@ impl Contributions for GpuResults<'_> {
     }
 
     fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
-        let Some(vectors) = self.vectors(at, part) else {
+        let Some((vectors, place)) = self.find(at, part) else {
             out.fill(0.0);
             return Ok(());
         };
-        let lane = self.lanes[at] as usize;
-        let whole = match part {
-            Part::Weights => &self.read[at][0],
-            Part::Buffers => &self.read[at][1],
-            _ => {
-                out.copy_from_slice(&self.trainer.executor.cohort.read(vectors, lane)?[from..from + out.len()]);
-                return Ok(());
-            }
-        };
+        let whole = &self.read[at][place];
         if whole.get().is_none() {
-            let _ = whole.set(self.trainer.executor.cohort.read(vectors, lane)?);
+            let _ = whole.set(self.trainer.executor.cohort.read(vectors, self.lanes[at] as usize)?);
         }
         if let Some(values) = whole.get() {
             out.copy_from_slice(&values[from..from + out.len()]);

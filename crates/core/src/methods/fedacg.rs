@@ -7,6 +7,8 @@
 //! Departures from the paper: the proximal term has no factor ½, as in the official code.
 
 use crate::config::Config;
+use crate::contributions::Part;
+use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::lookahead::look_ahead;
@@ -47,7 +49,7 @@ impl Method for FedAcg {
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        let mean = round.weighted(&round.uniform_weights())?;
+        let mean = round.mean(EnsembleWeights::Uniform, Part::Weights)?;
         round.average_buffers()?;
         let sent = std::mem::replace(&mut round.state.weights, mean);
         look_ahead(round, self.momentum, &sent);

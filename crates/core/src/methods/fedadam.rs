@@ -6,6 +6,8 @@
 //! Departures from the paper: none; v starts at ε², no bias correction, as in its Alg. 2.
 
 use crate::config::Config;
+use crate::contributions::Part;
+use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
@@ -42,7 +44,7 @@ impl Method for FedAdam {
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
         let Self { server_lr, beta1, beta2, eps } = *self;
         let mut next = std::mem::take(&mut round.state.weights);
-        let average = round.weighted(&round.sample_weights())?;
+        let average = round.mean(EnsembleWeights::Samples, Part::Weights)?;
         let mut v = std::mem::take(round.vector("variance", eps * eps));
         let m = round.vector("momentum", 0.0);
         for (((w, average), m), v) in next.iter_mut().zip(&average).zip(m).zip(&mut v) {

@@ -6,6 +6,8 @@
 //! State kept by a client: none.   Sent beyond FedAvg: nothing.   Departures from the paper: none.
 
 use crate::config::Config;
+use crate::contributions::Part;
+use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
@@ -36,7 +38,7 @@ impl Method for FedAvgM {
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
         let mut next = std::mem::take(&mut round.state.weights);
-        let average = round.weighted(&round.sample_weights())?;
+        let average = round.mean(EnsembleWeights::Samples, Part::Weights)?;
         let m = round.vector("momentum", 0.0);
         for ((w, average), m) in next.iter_mut().zip(&average).zip(m) {
             *m = self.momentum * *m + (average - *w);

@@ -8,6 +8,7 @@
 
 use crate::config::{Config, OptimizerKind};
 use crate::contributions::Part;
+use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, SEND};
 use crate::method::Method;
@@ -65,7 +66,7 @@ impl Method for Scaffold {
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        let mean = round.weighted(&round.uniform_weights())?;
+        let mean = round.mean(EnsembleWeights::Uniform, Part::Weights)?;
         round.average_buffers()?;
         for (w, mean) in round.state.weights.iter_mut().zip(&mean) {
             *w += self.server_lr * (mean - *w);

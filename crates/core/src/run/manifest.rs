@@ -23,7 +23,7 @@ pub struct Manifest {
     pub hardware: BTreeMap<String, String>,
     /// BLAKE3 of private, test and public data, of the partition and of the initial weights.
     pub hashes: BTreeMap<String, String>,
-    /// Counts: clients, cohort, samples, parameters; if any, texts that were cut, public samples in the test set.
+    /// Counts: clients, cohort, samples, parameters; if any, digits of sums in integers, texts that were cut, public samples in the test set.
     pub sizes: BTreeMap<String, usize>,
     /// Names of the classes; empty in runs of earlier versions.
     #[serde(default)]
@@ -118,6 +118,9 @@ impl Manifest {
             (text("public_samples"), e.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples)),
             (text("parameters"), e.weights.len()),
         ]);
+        if let Some(scale) = e.config.federation.scale(n_clients) {
+            sizes.insert(text("sum_scale_bits"), scale.bits() as usize);
+        }
         let sets = [("private", Some(&e.private)), ("test", Some(&e.test)), ("public", e.public.as_ref())];
         let truncated =
             sets.iter().filter_map(|(name, data)| Some((format!("{name}_truncated"), data.as_ref()?.n_truncated())));

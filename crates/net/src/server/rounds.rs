@@ -193,22 +193,31 @@ impl Rounds {
         }
     }
 
-    /// Fuses a round. If that leaves the finite numbers, it is repeated without each contribution, those that stand out
-    /// first: no single member may end the run.
+    /// Fuses a round. A contribution that has no place in it is left out. If fusion leaves the finite numbers, it is repeated
+    /// without each contribution, those that stand out first: no single member may end the run.
     fn fuse(&mut self, opening: &Opening, mut results: Spooled, local: f64) -> Result<(RoundRecord, Vec<Pull>)> {
         let before = self.coordinator.state().clone();
         let close = |rounds: &mut Self, results: &Spooled| match rounds.coordinator.close(opening, results, local) {
             Ok(record) => Ok(Ok((record, opening.pulls(results)?))),
-            Err(error @ fedproj_core::Error::FusionNotFinite { .. }) => {
+            Err(error @ (fedproj_core::Error::FusionNotFinite { .. } | fedproj_core::Error::Client { .. })) => {
                 rounds.coordinator.restore(before.clone());
                 Ok(Err(error))
             }
             Err(error) => Err(Error::from(error)),
         };
-        let error = match close(self, &results)? {
+        let mut error = match close(self, &results)? {
             Ok(closed) => return Ok(closed),
             Err(error) => error,
         };
+        while let (2.., fedproj_core::Error::Client { client, .. }) = (results.n(), &error) {
+            let others = (0..results.n()).find(|at| results.head(*at).client == *client).map(|at| results.without(at));
+            self.exclude(opening.download.round, *client, &error)?;
+            results = others.unwrap_or(results);
+            error = match close(self, &results)? {
+                Ok(closed) => return Ok(closed),
+                Err(error) => error,
+            };
+        }
         while results.n() > 1 {
             let order = self.coordinator.outliers(opening, &results)?;
             for at in &order {

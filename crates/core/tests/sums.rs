@@ -1,0 +1,178 @@
+//! Sums in integers: neither the order of clients nor partial sums show, and results stay what they are in floating point.
+
+#![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
+
+mod small;
+
+use fedproj_core::fixed::{self, Scale, Sum};
+use fedproj_core::methods::CATALOGUE;
+use fedproj_core::{
+    ClientResult, ClientState, Config, Contributions, Coordinator, EnsembleWeights, Error, Experiment, Head,
+    LocalTraining, Opening, Part, Result, StoredRun, SumKind, Summary,
+};
+use small::{config, run_all, settings_of, simulation};
+use std::path::Path;
+
+const FIXED: &str = "federation.sum=fixed";
+
+/// A server, and a round with the results of its clients.
+fn round(config: Config) -> (Coordinator, Opening, Vec<ClientResult>) {
+    let method = config.method.build().unwrap();
+    let experiment = Experiment::load(config, method.as_ref(), None).unwrap();
+    let mut server = Coordinator::new(experiment, method, 1).unwrap();
+    let opening = server.open().unwrap();
+    let mut training = LocalTraining::new(server.experiment(), server.method()).unwrap();
+    let cohort = server.experiment().cohort(0);
+    let train = |client: u32| training.run(server.method(), &opening.download, client, &ClientState::new()).unwrap();
+    let results = cohort.into_iter().map(train).collect();
+    (server, opening, results)
+}
+
+/// The state after a round whose results come in this order.
+fn fused(method: &str, sum: &str, reversed: bool) -> (Vec<f32>, Vec<f32>) {
+    let settings = [settings_of(method), &[sum]].concat();
+    let (mut server, opening, mut results) = round(config(method, &settings));
+    if reversed {
+        results.reverse();
+    }
+    server.close(&opening, &results, 0.0).unwrap();
+    (server.state().weights.clone(), server.state().buffers.clone())
+}
+
+#[test]
+fn the_order_of_clients_does_not_show() {
+    let mut n_moved = 0;
+    for (method, _) in CATALOGUE {
+        // FedET and FedNova compute their weights of clients in floating point.
+        if !["fedet", "fednova"].contains(method) {
+            assert_eq!(fused(method, FIXED, false), fused(method, FIXED, true), "{method}");
+            n_moved += usize::from(fused(method, "seed=5", false) != fused(method, "seed=5", true));
+        }
+    }
+    assert!(n_moved > 10, "in floating point the order shows: {n_moved}");
+}
+
+/// Results that workers have summed. Nobody can read a client's own vectors any more.
+#[derive(Debug)]
+struct Summed {
+    results: Vec<ClientResult>,
+    /// Which clients are summed together.
+    groups: Vec<Vec<usize>>,
+    scale: Scale,
+}
+
+impl Contributions for Summed {
+    fn n(&self) -> usize {
+        self.results.len()
+    }
+
+    fn head(&self, at: usize) -> Head<'_> {
+        self.results.head(at)
+    }
+
+    fn len_of(&self, _: usize, _: Part<'_>) -> usize {
+        0
+    }
+
+    fn n_values(&self, at: usize) -> usize {
+        self.results.n_values(at)
+    }
+
+    fn read(&self, _: usize, _: Part<'_>, _: usize, _: &mut [f32]) -> Result<()> {
+        panic!("a client's vector is read")
+    }
+
+    fn summed(&self, by: EnsembleWeights, part: Part<'_>) -> Option<Result<Sum>> {
+        let mut whole = Sum::of_length(self.results.len_of(0, part));
+        for group in &self.groups {
+            let mut sum = Sum::of_length(whole.values.len());
+            for &at in group {
+                let mut values = vec![0.0; sum.values.len()];
+                self.results.read(at, part, 0, &mut values).unwrap();
+                let weight = fixed::weight_of(by, self.results[at].n_samples);
+                sum.add_client(&values, weight, self.scale).unwrap();
+            }
+            fixed::add(&mut whole.values, &sum.values);
+            whole.weight += sum.weight;
+        }
+        Some(Ok(whole))
+    }
+}
+
+#[test]
+fn partial_sums_of_workers_give_the_same_bytes() {
+    for method in ["fedavg", "feddyn", "fedadam", "fedacg"] {
+        let expected = fused(method, FIXED, false);
+        for groups in [vec![vec![0, 1, 2]], vec![vec![2], vec![1, 0]], vec![vec![1], vec![2], vec![0]]] {
+            let (mut server, opening, results) = round(config(method, &[FIXED]));
+            let scale = Scale::of(&server.experiment().config.federation, 4);
+            server.close(&opening, &Summed { results, groups, scale }, 0.0).unwrap();
+            assert_eq!((server.state().weights.clone(), server.state().buffers.clone()), expected, "{method}");
+        }
+    }
+}
+
+#[test]
+fn a_value_out_of_range_is_its_clients_error() {
+    for (part, weights) in [(Part::Weights, true), (Part::Upload("control_variate"), false)] {
+        let (mut server, opening, mut results) = round(config("scaffold", &[small::SGD, FIXED]));
+        let client = results[1].client;
+        let vector =
+            if weights { &mut results[1].weights } else { results[1].uploads.get_mut("control_variate").unwrap() };
+        vector[3] = 2e8;
+        let error = server.close(&opening, &results, 0.0).unwrap_err();
+        assert!(matches!(&error, Error::Client { client: at, .. } if *at == client), "{part:?}: {error}");
+        assert!(error.to_string().contains("does not fit federation.sum"), "{error}");
+    }
+}
+
+#[test]
+fn rules_that_compare_single_clients_are_rejected() {
+    for rule in ["median", "trimmed_mean", "krum"] {
+        let settings = [FIXED.to_owned(), format!("federation.robust.rule={rule}")];
+        let error = Config::from_layers(None, &settings).unwrap_err().to_string();
+        assert!(error.contains("federation.robust.rule") && error.contains("federation.sum=float"), "{error}");
+    }
+}
+
+#[test]
+fn the_scale_is_recorded_and_the_run_repeats() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config("fedproj", &[FIXED]);
+    let mut run = fedproj_core::Run::open(dir.path(), &config, None, 1, false).unwrap();
+    while run.round(&|_| ()).unwrap().is_some() {}
+    run.finish().unwrap();
+    let manifest = fedproj_core::Manifest::read(dir.path()).unwrap().unwrap();
+    assert_eq!(manifest.sizes["sum_scale_bits"], 24);
+    fedproj_core::verify(dir.path(), None, 2, fedproj_core::VerifyPart::default(), &|_| ()).unwrap();
+    let float = run_all(&mut simulation(small::config("fedproj", &[]), 1));
+    assert_ne!(run.rounds()[2].model_hash, float[2].model_hash, "the setting does something");
+}
+
+/// A committed run with sums in integers.
+fn rerun(name: &str) -> (Summary, Summary, f64) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/leading-digits-full").join(name);
+    let stored = StoredRun::open(&dir).unwrap();
+    let mut config = stored.config.clone();
+    let mut float = simulation(config.clone(), 2);
+    float.round(&|_| ()).unwrap();
+    config.federation.sum = SumKind::Fixed;
+    let mut fixed = simulation(config.clone(), 2);
+    let mut rounds = vec![fixed.round(&|_| ()).unwrap()];
+    let pairs = || fixed.state().weights.iter().zip(&float.state().weights);
+    let distance: f64 = pairs().map(|(a, b)| f64::from(a - b).powi(2)).sum();
+    let norm: f64 = pairs().map(|(_, b)| f64::from(*b).powi(2)).sum();
+    let difference = (distance / norm).sqrt();
+    rounds.extend(run_all(&mut fixed));
+    let summary = Summary::of(&config.method.name, config.seed, &config.federation, 3, &rounds);
+    (stored.summary, summary, difference)
+}
+
+#[test]
+fn a_committed_run_is_the_same_within_rounding() {
+    for name in ["beta0.1-fedavg-seed0", "beta0.1-fedproj-seed0"] {
+        let (stored, fixed, difference) = rerun(name);
+        assert!(difference > 0.0 && difference < 1e-7, "{name}: after one round {difference:e}");
+        assert!((stored.headline - fixed.headline).abs() < 0.01, "{name}: {} {}", stored.headline, fixed.headline);
+    }
+}
