@@ -41,20 +41,10 @@ pub(crate) fn load(
     let read = |source: &SourceConfig| -> Result<Splits> {
         Ok(fedproj_data::load_with(source, data_dir, tokenizer.as_ref())?)
     };
-    let splits = read(&data.private)?;
-    let (mut private, test) = if let Some(test) = splits.test {
-        (splits.train, test)
-    } else {
-        let how = SplitConfig { fraction: data.test_fraction, stratified: true };
-        let (kept, held_out) = fedproj_data::split(&splits.train, SplitFor::Test, how, config.seed)?;
-        let (mut private, mut test) = (splits.train.subset(&kept), splits.train.subset(&held_out));
-        if data.private.standardise == Some(true) {
-            // The reader measured all samples; nothing of the test set may enter.
-            let normalisation = private.measured_normalisation();
-            private = private.with_normalisation(normalisation.clone())?;
-            test = test.with_normalisation(normalisation)?;
-        }
-        (private, test)
+    let Splits { train, test } = read(&data.private)?;
+    let (mut private, test) = match test {
+        Some(test) => (train, test),
+        None => hold_out(&train, config)?,
     };
     if let [only] = private.class_names() {
         return Err(Error::config(format!(
@@ -103,6 +93,19 @@ pub(crate) fn load(
         return Ok(Loaded { private, test, public: public.map(Dataset::with_byte_cast), n_public_in_test });
     }
     Ok(Loaded { private, test, public, n_public_in_test })
+}
+
+/// Private and test samples of a set without a test part.
+fn hold_out(all: &Dataset, config: &Config) -> Result<(Dataset, Dataset)> {
+    let how = SplitConfig { fraction: config.data.test_fraction, stratified: true };
+    let (kept, held_out) = fedproj_data::split(all, SplitFor::Test, how, config.seed)?;
+    let (private, test) = (all.subset(&kept), all.subset(&held_out));
+    if config.data.private.standardise != Some(true) {
+        return Ok((private, test));
+    }
+    // The reader measured all samples; nothing of the test set may enter.
+    let normalisation = private.measured_normalisation();
+    Ok((private.with_normalisation(normalisation.clone())?, test.with_normalisation(normalisation)?))
 }
 
 /// The tokeniser of a run on texts; none where samples are numbers.
