@@ -108,7 +108,7 @@ fn bad_texts_vocabularies_and_checkpoints_are_named() {
     write("bad.tsv", b"label\ttext\nugly\tfine\n");
     check(&["data.private={name='text', path='reviews.tsv', test='bad.tsv'}"], 1, &["bad.tsv", "line 2", "`ugly`"]);
     check(&["data.private={name='text', path='reviews.tsv', text='body'}"], 1, &["reviews.tsv", "line 1", "`body`"]);
-    check(&["data.private={name='text', path='reviews.tsv', txt='body'}"], 2, &["unknown field `txt`", "`text`"]);
+    check(&["data.private={name='text', path='reviews.tsv', txt='body'}"], 2, &["unknown key `txt`", "`text`"]);
     check(&["model.name=resnet8", "model.checkpoint="], 2, &["vocabulary"]);
     check(&["model.name=mlp", "model.checkpoint=", "data.text.vocabulary=tiny/vocab.txt"], 1, &["12 words", "30522"]);
     check(&["data.private=digits", "data.public=split"], 2, &["`bert` is for texts", "`digits` are numbers"]);
