@@ -6,7 +6,7 @@ use super::layers::{Pool, SHARES, activation, chunks, norm_mode, vec_of};
 use super::memory::{Extent, Rows, Vectors};
 use super::products::{After, Operands, Won};
 use crate::error::{Error, Result};
-use crate::graph::{NodeId, Op};
+use crate::graph::{NodeId, Op, Shape};
 use crate::mode::Dropout;
 
 /// A gradient that a step adds to.
@@ -236,15 +236,7 @@ impl Cohort {
         let [dw, bias, _] = self.params_of(step.node, grad);
         if node.has_bias() {
             if self.tokens_of(step.node) == 0 {
-                let (chunk_rows, n_chunks) = chunks(len / c);
-                let (pixels, none) = (node.shape.pixels() as i32, Rows::NONE);
-                let (valid, partial) = (self.valid.at(), self.partial.rows());
-                let rows = chunk_rows as i32;
-                let p: [&dyn Parameter; 11] =
-                    [&lanes, &valid, &pixels, &(c as i32), &rows, &none, &dy, &none, &none, &0i32, &partial];
-                self.launch(&format!("reduce_COLUMNS_{}", vec_of(c).1), [n_chunks, 1], [256, 1], 0, &p)?;
-                let p: [&dyn Parameter; 5] = [&lanes, &(c as i32), &(n_chunks as i32), &partial, &bias];
-                self.launch("column_sums", [c.div_ceil(32), 1], [32, SHARES], 0, &p)?;
+                self.sum_columns(node.shape, len, dy, bias)?;
             } else {
                 self.bias_backward(extent, c, dy, bias)?;
             }
@@ -293,6 +285,18 @@ impl Cohort {
                 Some(_),
             ) => Ok(()),
         }
+    }
+
+    /// The gradient of a bias: the sum of dy over samples and pixels, per channel.
+    fn sum_columns(&self, shape: Shape, len: usize, dy: Rows, sums: Rows) -> Result<()> {
+        let (lanes, valid, partial) = (self.lanes.at(), self.valid.at(), self.partial.rows());
+        let (c, pixels, none) = (shape.c as i32, shape.pixels() as i32, Rows::NONE);
+        let (chunk_rows, n_chunks) = chunks(len / shape.c);
+        let p: [&dyn Parameter; 11] =
+            [&lanes, &valid, &pixels, &c, &(chunk_rows as i32), &none, &dy, &none, &none, &0i32, &partial];
+        self.launch(&format!("reduce_COLUMNS_{}", vec_of(shape.c).1), [n_chunks, 1], [256, 1], 0, &p)?;
+        let p: [&dyn Parameter; 5] = [&lanes, &c, &(n_chunks as i32), &partial, &sums];
+        self.launch("column_sums", [shape.c.div_ceil(32), 1], [32, SHARES], 0, &p)
     }
 
     /// The gradients of a dropout's input and of the residual added to its result.
