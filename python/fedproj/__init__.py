@@ -10,7 +10,16 @@
 from fedproj._data import Dataset
 from fedproj._fedproj import RunError, SettingsError, StoppedError
 from fedproj._graph import Graph, from_torch
-from fedproj._method import Method, contrast, cross_entropy, kl, masked_squares, not_true_kl, relaxed_contrast
+from fedproj._losses import (
+    contrast,
+    cross_entropy,
+    kl,
+    masked_squares,
+    not_true_kl,
+    offset_cross_entropy,
+    relaxed_contrast,
+)
+from fedproj._method import Method
 from fedproj._run import Comparison, Run, compare, load, run, sweep
 from fedproj._server import Outputs
 
@@ -32,6 +41,7 @@ __all__ = [
     "load",
     "masked_squares",
     "not_true_kl",
+    "offset_cross_entropy",
     "relaxed_contrast",
     "run",
     "sweep",

@@ -27,6 +27,7 @@ struct About {
     projection_head: Option<usize>,
     /// Which of its functions are its own.
     checks: bool,
+    offsets: bool,
     finishes: bool,
     fuses: bool,
 }
@@ -136,6 +137,13 @@ impl Method for PythonMethod {
 
     fn uploads(&self) -> Vec<&str> {
         self.about.uploads.iter().map(String::as_str).collect()
+    }
+
+    fn class_offsets(&self, counts: &[u32]) -> Result<Vec<f32>> {
+        if !self.about.offsets {
+            return Ok(Vec::new());
+        }
+        self.call(|object| object.call_method1("_class_offsets", (counts.to_vec(),))?.extract())
     }
 
     fn memory(&self) -> Option<&MemoryConfig> {

@@ -115,6 +115,8 @@ pub enum Call {
     Embed { weights: Name, at: String },
     /// y ← y + a·x
     AddScaled { y: Name, a: f32, x: Name },
+    /// y ← x
+    Assign { y: Name, x: Name },
     /// g ← g + a·(x − y)
     AddScaledDiff { g: Name, a: f32, x: Name, y: Name },
     /// Scales g to a norm of at most `norm_max`.
@@ -186,6 +188,7 @@ pub struct TermSpec {
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 enum LossSpec {
     CrossEntropy,
+    OffsetCrossEntropy,
     Kl {
         temperature: f32,
         direction: Direction,
@@ -227,6 +230,7 @@ impl Played {
             |at: usize| self.embeddings.get(at).copied().ok_or_else(|| mismatch("there is no such embedding"));
         Ok(match spec {
             LossSpec::CrossEntropy => Loss::CrossEntropy,
+            LossSpec::OffsetCrossEntropy => Loss::OffsetCrossEntropy,
             LossSpec::Kl { temperature, direction, times_t_squared } => {
                 Loss::Kl { temperature, direction, times_t_squared, only_marked: false }
             }
@@ -314,6 +318,10 @@ impl Recorded for Step<'_> {
             Call::AddScaled { y, a, x } => {
                 let (y, x) = (vector_of(self, y, played)?, vector_of(self, x, played)?);
                 self.add_scaled(y, *a, x);
+            }
+            Call::Assign { y, x } => {
+                let (y, x) = (vector_of(self, y, played)?, vector_of(self, x, played)?);
+                self.assign(y, x);
             }
             Call::AddScaledDiff { g, a, x, y } => {
                 let g = vector_of(self, g, played)?;

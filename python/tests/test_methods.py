@@ -113,6 +113,33 @@ class MyNtd(fedproj.Method):
         step.update(step.gradient(step.private, objective))
 
 
+class MyLc(fedproj.Method):
+    margin: float = 1.0
+
+    def class_offsets(self, counts):
+        margin = np.float32(self.margin)
+        return [-margin * np.float32(n**-0.25) if n else -math.inf for n in counts.tolist()]
+
+    def local_step(self, step):
+        step.update(step.gradient(step.private, fedproj.offset_cross_entropy))
+
+
+class MyLastGradient(fedproj.Method):
+    """What FedProj's published code calls FedDyn."""
+
+    def local_step(self, step):
+        g, h = step.gradient(step.private, fedproj.cross_entropy), step.state("h")
+        step.add_scaled(g, -1.0, h)
+        step.clip(g, 5.0)
+        step.assign(h, g)
+        step.update(g)
+
+    def fuse(self, server):
+        mean, h_mean = server.average(), server.vector("h_mean")
+        h_mean += (mean - server.weights) / np.float32(server.n_clients)
+        server.weights[:] = mean + h_mean
+
+
 class MyAdam(fedproj.Method):
     """FedAdam's server, to see that vectors are kept between rounds."""
 
@@ -140,6 +167,8 @@ SGD = {"local.optimizer": {"kind": "sgd", "lr": 0.05}}
         (MyMoon(), "moon", {}),
         (MySam(radius=0.1), "fedsam", {"method.fedsam.radius": 0.1}),
         (MyNtd(), "fedntd", {}),
+        (MyLc(margin=0.7), "fedlc", {"method.fedlc.margin": 0.7}),
+        (MyLastGradient(), "feddyn", {"method.feddyn.authors": True, "method.feddyn.clip": 5.0}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -327,3 +356,13 @@ def test_recorded_operations_are_plain_data():
     assert answer["facts"] == []
     assert [call["op"] for call in answer["calls"]] == ["gradient", "add_scaled_diff", "update"]
     assert answer["calls"][1] == {"op": "add_scaled_diff", "g": {"gradient": 0}, "a": 0.25, "x": "weights", "y": "start"}
+
+
+@pytest.mark.parametrize("offsets", [[0.0], [[0.0] * 10], [np.inf] * 10, [np.nan] * 10, "ten"])
+def test_class_offsets_are_one_number_per_class(tmp_path, offsets):
+    class Wrong(MyLc):
+        def class_offsets(self, counts):
+            return offsets
+
+    with pytest.raises(ValueError):
+        made(tmp_path / "wrong", Wrong())

@@ -55,9 +55,12 @@ pub trait Method: Send + Sync + Debug {
     }
 
     /// Offsets of the classes for [`Loss::OffsetCrossEntropy`], from the client's number of samples per class.
-    fn class_offsets(&self, counts: &[u32]) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// What a method written in Python raises.
+    fn class_offsets(&self, counts: &[u32]) -> Result<Vec<f32>> {
         let _ = counts;
-        Vec::new()
+        Ok(Vec::new())
     }
 
     /// The clients' memory of public samples, if the method has one.

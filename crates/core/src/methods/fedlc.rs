@@ -33,9 +33,9 @@ impl Method for FedLc {
         Error::require(self.margin >= 0.0, "method.fedlc.margin", self.margin, "0 or positive")
     }
 
-    fn class_offsets(&self, counts: &[u32]) -> Vec<f32> {
+    fn class_offsets(&self, counts: &[u32]) -> Result<Vec<f32>> {
         let offset = |&n: &u32| if n == 0 { f32::NEG_INFINITY } else { -self.margin * (n as f32).powf(-0.25) };
-        counts.iter().map(offset).collect()
+        Ok(counts.iter().map(offset).collect())
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {

@@ -158,7 +158,7 @@ impl Planner {
         plan.embeddings = (0..self.names().embeddings.len()).filter(|&index| self.uses(&plan, index)).collect();
         let (labels, n_classes) = (experiment.private.labels().unwrap_or_default(), experiment.private.n_classes());
         let counts = experiment.partition.class_counts(client as usize, labels, n_classes);
-        plan.offsets = method.class_offsets(&counts);
+        plan.offsets = method.class_offsets(&counts)?;
         plan.samples = samples;
         Ok(plan)
     }

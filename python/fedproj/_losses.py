@@ -1,0 +1,78 @@
+"""The losses of which a method's objective is a sum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Iterable
+
+if TYPE_CHECKING:
+    from fedproj._step import Embedding
+
+
+class Objective:
+    """A sum of losses, each with a weight and a place in the network.
+
+    >>> cross_entropy + 0.5 * kl(3.0)
+    1.0 * cross_entropy at output + 0.5 * kl at output
+    >>> masked_squares.at("features")
+    1.0 * masked_squares at features
+    """
+
+    def __init__(self, terms: Iterable[dict[str, Any]]) -> None:
+        self._terms = list(terms)
+
+    def at(self, node: str) -> Objective:
+        """The same losses at another node: ``"output"``, ``"features"``, ``"levels"``, or a node's name."""
+        return Objective({**term, "at": str(node)} for term in self._terms)
+
+    def __add__(self, other: Objective) -> Objective:
+        return Objective(self._terms + other._terms) if isinstance(other, Objective) else NotImplemented
+
+    def __mul__(self, weight: float) -> Objective:
+        return Objective({**term, "weight": term["weight"] * float(weight)} for term in self._terms)
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return " + ".join(f"{term['weight']} * {term['loss']['kind']} at {term['at']}" for term in self._terms)
+
+
+def _loss(kind: str, **constants: Any) -> Objective:
+    return Objective([{"loss": {"kind": kind, **constants}, "at": "output", "weight": 1.0}])
+
+
+cross_entropy = _loss("cross_entropy")
+"""−log softmax(z)[label], on the labels of the batch."""
+
+offset_cross_entropy = _loss("offset_cross_entropy")
+"""−log softmax(z + o)[label]; o are the client's :meth:`Method.class_offsets`."""
+
+masked_squares = _loss("masked_squares")
+"""Σ (z − t)² over the dimensions where z or t is positive; t are the targets' features."""
+
+
+def kl(temperature: float, *, towards_teacher: bool = False, times_t_squared: bool = False) -> Objective:
+    """The divergence KL(teacher ‖ student) at a temperature; ``towards_teacher`` swaps its arguments."""
+    direction = "student_to_teacher" if towards_teacher else "teacher_to_student"
+    return _loss("kl", temperature=float(temperature), direction=direction, times_t_squared=bool(times_t_squared))
+
+
+def contrast(positive: Embedding, negative: Embedding, temperature: float) -> Objective:
+    """MOON's contrast between two embeddings of the batch."""
+    places = {"positive": positive._index, "negative": negative._index}
+    return _loss("contrast", **places, temperature=float(temperature))
+
+
+def not_true_kl(teacher: Embedding, temperature: float) -> Objective:
+    """FedNTD's divergence over all classes but the label's; the teacher is ``step.embed(step.start, "output")``."""
+    return _loss("not_true_kl", teacher=teacher._index, temperature=float(temperature))
+
+
+def relaxed_contrast(temperature: float, threshold: float, contrast_weight: float, penalty_weight: float) -> Objective:
+    """FedRCL's relaxed contrastive loss."""
+    return _loss(
+        "relaxed_contrast",
+        temperature=float(temperature),
+        threshold=float(threshold),
+        contrast_weight=float(contrast_weight),
+        penalty_weight=float(penalty_weight),
+    )
