@@ -148,6 +148,24 @@ class Run:
         options = _options(data_dir, device, precision, threads, 1, False)
         return json.loads(_fedproj.verify(self.directory, rounds, options))
 
+    def to_mlflow(self) -> str:
+        """Logs settings and metrics to MLflow, as it is set up in this process, and returns the id of MLflow's run.
+
+        Needs the package ``mlflow``. A second call makes a second run.
+        """
+        from fedproj._trackers import to_mlflow
+
+        return to_mlflow(self)
+
+    def to_wandb(self, **init: Any) -> str:
+        """Logs settings and metrics to Weights & Biases, and returns the path of its run's files.
+
+        Needs the package ``wandb``. ``init`` goes to ``wandb.init``: ``project="fedproj", mode="offline"``.
+        """
+        from fedproj._trackers import to_wandb
+
+        return to_wandb(self, **init)
+
     def curves(self) -> str:
         """The accuracies of all rounds as an SVG picture."""
         return _fedproj.curves([self.directory])
