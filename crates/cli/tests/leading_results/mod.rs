@@ -162,17 +162,31 @@ const PICTURED: [&str; 7] = [
     "leading-no-correction",
 ];
 
-#[test]
-fn the_picture_of_the_parts_is_drawn_from_the_metrics() {
+/// Those of the curves over rounds, each with its folder.
+const CURVES: [(&str, &str); 5] = [
+    ("leading-cifar10-full", "leading"),
+    ("leading-cifar10-full", "feddyn"),
+    ("table1-cifar10-full", "fedprox"),
+    ("table1-cifar10-full", "fedproj"),
+    ("table1-cifar10-full", "fedavg"),
+];
+
+/// Checks that a picture of the docs is what `fedproj report` draws of these runs.
+fn check_picture(drawn: &str, shown: &str, runs: impl Iterator<Item = String>) {
     let out = tempfile::tempdir().unwrap();
-    let runs_of = |arm: &str| {
-        (0..20).map(|seed| format!("results/leading-digits-full/beta0.1-{arm}-seed{seed}")).collect::<Vec<_>>()
-    };
-    let runs = PICTURED.iter().flat_map(|arm| runs_of(arm));
     let mut args = vec!["report".to_owned(), "--out".to_owned(), out.path().to_str().unwrap().to_owned()];
     args.extend(runs);
     command::stdout(&root(), &args.iter().map(String::as_str).collect::<Vec<_>>());
     let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap();
-    let is_same = read(out.path().join("figures/outcome.svg")) == read(root().join("docs/figures/leading-digits.svg"));
-    assert!(is_same, "docs/figures/leading-digits.svg is not figures/outcome.svg of `fedproj report` of its arms");
+    let is_same = read(out.path().join("figures").join(drawn)) == read(root().join("docs/figures").join(shown));
+    assert!(is_same, "docs/figures/{shown} is not figures/{drawn} of `fedproj report` of its arms");
+}
+
+#[test]
+fn the_pictures_of_leading_are_drawn_from_the_metrics() {
+    let digits = |arm: &&str| format!("results/leading-digits-full/beta0.1-{arm}");
+    let seeds = |dir: String, n: u64| (0..n).map(move |seed| format!("{dir}-seed{seed}"));
+    check_picture("outcome.svg", "leading-digits.svg", PICTURED.iter().flat_map(|arm| seeds(digits(arm), 20)));
+    let cifar10 = CURVES.iter().flat_map(|(folder, arm)| seeds(format!("results/{folder}/beta0.3-{arm}"), 3));
+    check_picture("accuracy.svg", "leading-cifar10-rounds.svg", cifar10);
 }
