@@ -3,7 +3,7 @@
 use crate::server::{self, Questions};
 use crate::trace::{Trace, node};
 use fedproj_core::methods::External;
-use fedproj_core::{Config, Error, Finish, Fusion, GlobalModel, MemoryConfig, Method, Result, Step, Targets};
+use fedproj_core::{Config, Error, Finish, Fusion, GlobalModel, Mean, MemoryConfig, Method, Result, Step, Targets};
 use fedproj_nn::models::Variant;
 use fedproj_nn::{Graph, NodeId};
 use pyo3::prelude::*;
@@ -103,6 +103,11 @@ impl PythonMethod {
 }
 
 impl Method for PythonMethod {
+    fn means(&self) -> Option<Vec<Mean>> {
+        // `fuse` is Python's.
+        None
+    }
+
     fn check(&self, config: &Config) -> Result<()> {
         if !self.about.checks {
             return Ok(());

@@ -3,6 +3,7 @@
 //! Layout, little-endian: magic `FEDPROJC`, version u32, header length u64, header (JSON: completed rounds, hash of the
 //! configuration, sections with name and length), all sections as consecutive f32, BLAKE3 of everything before.
 
+use crate::bytes::{Named, PREFIX, Sections, lengths, pack, split, unpack};
 use crate::error::{Error, Result};
 use crate::files::write_atomically;
 use crate::fusion::ServerState;
@@ -12,22 +13,49 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
-const MAGIC: &[u8; 8] = b"FEDPROJC";
+const MAGIC: &[u8] = b"FEDPROJC";
 const VERSION: u32 = 1;
-const HASH_BYTES: usize = 32;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
     n_rounds_done: u32,
     config_hash: String,
-    sections: Vec<(String, usize)>,
+    sections: Sections,
+}
+
+/// What a checkpoint holds.
+pub(crate) struct Checkpoint {
+    pub state: ServerState,
+    pub clients: ClientStates,
+    pub config_hash: String,
 }
 
 /// Writes the server's state and the state of simulated clients.
 pub(crate) fn save(path: &Path, state: &ServerState, clients: &ClientStates, config_hash: &str) -> Result<()> {
-    let mut sections: Vec<(String, &[f32])> =
-        vec![("weights".into(), &state.weights), ("buffers".into(), &state.buffers)];
+    write_atomically(path, &to_bytes(state, clients, config_hash)?)
+}
+
+/// Reads a state that was saved with the same configuration: its hash is one of these.
+pub(crate) fn load(path: &Path, config_hashes: &[String]) -> Result<(ServerState, ClientStates)> {
+    let name = path.file_name().unwrap_or_default().display();
+    let hint =
+        format!("hint: remove `{name}`; the run then resumes from the checkpoint before it, else from the start");
+    let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+    let Checkpoint { state, clients, config_hash } = from_bytes(&bytes)
+        .map_err(|problem| Error::Corrupt { path: path.into(), problem: format!("{problem}\n{hint}") })?;
+    if !config_hashes.contains(&config_hash) {
+        let path = path.display();
+        return Err(Error::config(format!(
+            "`{path}` belongs to another configuration; resume with the run's own config.toml"
+        )));
+    }
+    Ok((state, clients))
+}
+
+/// A checkpoint as bytes.
+pub(crate) fn to_bytes(state: &ServerState, clients: &ClientStates, config_hash: &str) -> Result<Vec<u8>> {
+    let mut sections: Vec<Named<'_>> = vec![("weights".into(), &state.weights), ("buffers".into(), &state.buffers)];
     sections.extend(state.vectors.iter().map(|(name, v)| (format!("vector:{name}"), &v[..])));
     if let Some(targets) = &state.targets {
         sections.push(("targets.logits".into(), &targets.logits));
@@ -40,67 +68,28 @@ pub(crate) fn save(path: &Path, state: &ServerState, clients: &ClientStates, con
     for (client, vectors) in clients {
         sections.extend(vectors.iter().map(|(name, v)| (format!("client:{client}:{name}"), &v[..])));
     }
-    let header = Header {
-        n_rounds_done: state.n_rounds_done,
-        config_hash: config_hash.to_owned(),
-        sections: sections.iter().map(|(name, v)| (name.clone(), v.len())).collect(),
-    };
-    let header = serde_json::to_vec(&header).map_err(Error::internal("writing a checkpoint"))?;
-    let n_floats: usize = sections.iter().map(|(_, v)| v.len()).sum();
-    let mut bytes = Vec::with_capacity(20 + header.len() + 4 * n_floats + HASH_BYTES);
-    bytes.extend_from_slice(MAGIC);
-    bytes.extend_from_slice(&VERSION.to_le_bytes());
-    bytes.extend_from_slice(&(header.len() as u64).to_le_bytes());
-    bytes.extend_from_slice(&header);
-    for (_, values) in &sections {
-        for v in *values {
-            bytes.extend_from_slice(&v.to_le_bytes());
-        }
-    }
+    let (n_rounds_done, config_hash) = (state.n_rounds_done, config_hash.to_owned());
+    let header = Header { n_rounds_done, config_hash, sections: lengths(&sections) };
+    let mut bytes = pack(MAGIC, VERSION, &header, &sections)?;
     let hash = blake3::hash(&bytes);
     bytes.extend_from_slice(hash.as_bytes());
-    write_atomically(path, &bytes)
+    Ok(bytes)
 }
 
-/// Reads a state that was saved with the same configuration: its hash is one of these.
-pub(crate) fn load(path: &Path, config_hashes: &[String]) -> Result<(ServerState, ClientStates)> {
-    let name = path.file_name().unwrap_or_default().display();
-    let hint =
-        format!("hint: remove `{name}`; the run then resumes from the checkpoint before it, else from the start");
-    let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
-    let corrupt = |problem: &str| Error::Corrupt { path: path.into(), problem: format!("{problem}\n{hint}") };
-    if bytes.len() < 20 + HASH_BYTES || &bytes[..8] != MAGIC {
-        return Err(corrupt("not a checkpoint"));
+/// A checkpoint from bytes, or what is wrong with them.
+pub(crate) fn from_bytes(bytes: &[u8]) -> std::result::Result<Checkpoint, String> {
+    if bytes.len() < PREFIX + blake3::OUT_LEN || !bytes.starts_with(MAGIC) {
+        return Err("not a checkpoint".into());
     }
-    let (body, hash) = bytes.split_at(bytes.len() - HASH_BYTES);
+    let (body, hash) = bytes.split_at(bytes.len() - blake3::OUT_LEN);
     if blake3::hash(body).as_bytes() != hash {
-        return Err(corrupt("damaged checkpoint: its checksum does not match"));
+        return Err("damaged checkpoint: its checksum does not match".into());
     }
-    let word = |at: usize| body.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
-    if word(8) != Some(VERSION) {
-        return Err(corrupt("checkpoint of another version"));
-    }
-    let header_len = u64::from(word(12).unwrap_or(0)) | (u64::from(word(16).unwrap_or(0)) << 32);
-    let header_end = usize::try_from(header_len).ok().and_then(|n| n.checked_add(20)).filter(|&end| end <= body.len());
-    let header_end = header_end.ok_or_else(|| corrupt("its header is longer than the file"))?;
-    let header: Header = serde_json::from_slice(&body[20..header_end]).map_err(|e| corrupt(&format!("header: {e}")))?;
-    if !config_hashes.contains(&header.config_hash) {
-        let path = path.display();
-        return Err(Error::config(format!(
-            "`{path}` belongs to another configuration; resume with the run's own config.toml"
-        )));
-    }
-    let mut payload = &body[header_end..];
+    let (header, payload) = unpack::<Header>(MAGIC, VERSION, "checkpoint", body)?;
     let mut state = ServerState { n_rounds_done: header.n_rounds_done, ..ServerState::default() };
     let mut clients = ClientStates::new();
     let (mut targets, mut has_targets) = (Targets::default(), false);
-    for (name, len) in header.sections {
-        let n_bytes = len.checked_mul(4).filter(|&n| n <= payload.len());
-        let n_bytes = n_bytes.ok_or_else(|| corrupt(&format!("section `{name}` is cut short")))?;
-        let (section, rest) = payload.split_at(n_bytes);
-        payload = rest;
-        let (quads, _) = section.as_chunks::<4>();
-        let values: Vec<f32> = quads.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    for (name, values) in split(header.sections, payload)? {
         match name.split(':').collect::<Vec<_>>()[..] {
             ["weights"] => state.weights = values,
             ["buffers"] => state.buffers = values,
@@ -110,16 +99,16 @@ pub(crate) fn load(path: &Path, config_hashes: &[String]) -> Result<(ServerState
             ["evaluated.buffers"] => state.evaluated.get_or_insert_default().1 = values,
             ["vector", name] => drop(state.vectors.insert(name.to_owned(), values)),
             ["client", id, name] => {
-                let id: u32 = id.parse().map_err(|_| corrupt(&format!("section `{id}`")))?;
+                let id: u32 = id.parse().map_err(|_| format!("section `{id}`"))?;
                 clients.entry(id).or_default().insert(name.to_owned(), values);
             }
-            _ => return Err(corrupt(&format!("unknown section `{name}`"))),
+            _ => return Err(format!("unknown section `{name}`")),
         }
     }
     if has_targets {
         state.targets = Some(Arc::new(targets));
     }
-    Ok((state, clients))
+    Ok(Checkpoint { state, clients, config_hash: header.config_hash })
 }
 
 #[cfg(test)]

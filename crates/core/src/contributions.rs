@@ -1,7 +1,7 @@
 //! What the clients of a round sent, as fusion reads it: from memory in the simulator, from disk on a server.
 
 use crate::distill::EnsembleWeights;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Outputs};
 use crate::fixed::Sum;
 use crate::trainer::{ClientResult, LocalStats};
@@ -97,12 +97,13 @@ impl Contributions for Vec<ClientResult> {
     }
 
     fn n_values(&self, at: usize) -> usize {
-        let r = &self[at];
-        r.weights.len() + r.buffers.len() + r.uploads.values().map(Vec::len).sum::<usize>()
+        self[at].n_values()
     }
 
     fn read(&self, at: usize, part: Part<'_>, from: usize, out: &mut [f32]) -> Result<()> {
-        out.copy_from_slice(&self[at].part(part)[from..from + out.len()]);
+        let values = self[at].part(part);
+        let misfit = Error::Misfit { what: "a client's vector", found: values.len(), expected: from + out.len() };
+        out.copy_from_slice(values.get(from..from + out.len()).ok_or(misfit)?);
         Ok(())
     }
 }
@@ -113,8 +114,12 @@ impl ClientResult {
         Head { client, n_samples, n_steps, stats }
     }
 
+    pub(crate) fn n_values(&self) -> usize {
+        self.weights.len() + self.buffers.len() + self.uploads.values().map(Vec::len).sum::<usize>()
+    }
+
     /// A vector of the result. Simulated clients never compute the ensemble's parts.
-    fn part(&self, part: Part<'_>) -> &[f32] {
+    pub(crate) fn part(&self, part: Part<'_>) -> &[f32] {
         match part {
             Part::Weights => &self.weights,
             Part::Buffers => &self.buffers,

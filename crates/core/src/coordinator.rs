@@ -9,6 +9,7 @@ use crate::experiment::Experiment;
 use crate::fusion::{Fusion, GlobalModel, SEND, ServerState};
 use crate::memory;
 use crate::method::Method;
+use crate::partial::{self, Mean};
 use crate::pull::{self, Pull};
 use crate::record::{RoundRecord, Seconds};
 use crate::trainer::Download;
@@ -114,6 +115,12 @@ impl Coordinator {
         self.method.as_ref()
     }
 
+    /// The means of a round, if clients may be summed before they arrive ([`crate::Partial`]); `None` if something looks at
+    /// single clients.
+    pub fn means(&self) -> Option<Vec<Mean>> {
+        partial::means_of(&self.experiment.config, self.method())
+    }
+
     /// The device that it computes on.
     pub(crate) fn device(&self) -> &Device {
         &self.device
@@ -157,6 +164,7 @@ impl Coordinator {
         let round = self.state.n_rounds_done;
         let start = Instant::now();
         let (n_threads, uploads) = (self.device.n_threads(), self.method.uploads());
+        check_lengths(&experiment, round, results, &uploads)?;
         let published_before = self.state.evaluated.take();
         let mut fusing = Fusion::new(&experiment, &self.evaluator, n_threads, results, &uploads, &mut self.state)?;
         self.method.fuse(&mut fusing)?;
@@ -270,6 +278,27 @@ impl Coordinator {
         record.personal_accuracy = Some(personal);
         Ok(())
     }
+}
+
+/// Whether all vectors have the lengths of this network.
+fn check_lengths(experiment: &Experiment, round: u32, results: &dyn Contributions, uploads: &[&str]) -> Result<()> {
+    let (graph, n) = (&experiment.graph, experiment.weights.len());
+    let n_public = experiment.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples);
+    let outputs = |node| n_public * graph.shape(node).len();
+    let always = [(Part::Weights, n), (Part::Buffers, experiment.buffers.len())];
+    let optional = [(Part::Logits, outputs(graph.output())), (Part::Features, graph.features().map_or(0, outputs))];
+    for at in 0..results.n() {
+        let check = |(part, expected): (Part<'_>, usize), needed: bool| match results.len_of(at, part) {
+            0 if !needed => Ok(()),
+            found => Error::check_len("a client's vector", found, expected),
+        };
+        let checked = always.into_iter().try_for_each(|part| check(part, true));
+        let checked = checked.and_then(|()| optional.into_iter().try_for_each(|part| check(part, false)));
+        let checked = checked.and_then(|()| uploads.iter().try_for_each(|u| check((Part::Upload(u), n), false)));
+        let client = results.head(at).client;
+        checked.map_err(|e| Error::Client { round, client, source: Box::new(e) })?;
+    }
+    Ok(())
 }
 
 /// BLAKE3 of weights and buffers, little-endian.

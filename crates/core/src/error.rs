@@ -55,6 +55,27 @@ pub enum Error {
         /// What it must stay below.
         limit: f64,
     },
+    /// Local training was stopped within a round.
+    #[error("stopped within a round; the rounds before are on disk")]
+    Cancelled,
+    /// A vector that does not fit the network.
+    #[error("{what}: {found} values; this network has {expected}")]
+    Misfit {
+        /// The vector.
+        what: &'static str,
+        /// Its values.
+        found: usize,
+        /// What it should have.
+        expected: usize,
+    },
+    /// Bytes that are not the message that they should be.
+    #[error("these bytes are not {what}: {problem}\nhint: both sides must run the same version")]
+    Message {
+        /// The message.
+        what: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
     /// A method from outside this program failed.
     #[error("method `{name}`: {source}")]
     Method {
@@ -156,6 +177,11 @@ impl Error {
     /// [`Error::Config`] unless `ok`.
     pub fn require(ok: bool, key: &str, value: impl std::fmt::Display, expected: &str) -> Result<()> {
         if ok { Ok(()) } else { Err(Self::Config(format!("{key} = {value}: must be {expected}"))) }
+    }
+
+    /// Rejects a vector of another length.
+    pub(crate) fn check_len(what: &'static str, found: usize, expected: usize) -> Result<()> {
+        if found == expected { Ok(()) } else { Err(Self::Misfit { what, found, expected }) }
     }
 
     /// A setting that cannot be used.

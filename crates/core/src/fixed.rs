@@ -27,7 +27,7 @@ const ROUNDER: f64 = 6_755_399_441_055_744.0;
 pub struct Scale(u32);
 
 /// A sum of clients' integers, and of their weights.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sum {
     /// Σ_k round(w_k · x_k · 2^s)
     pub values: Vec<i64>,

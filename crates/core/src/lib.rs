@@ -6,6 +6,7 @@
 mod augment;
 mod authors;
 mod averages;
+mod bytes;
 mod checkpoint;
 mod config;
 mod contributions;
@@ -20,12 +21,14 @@ mod files;
 pub mod fixed;
 mod fusion;
 mod gpu;
+mod halves;
 mod loading;
 mod lookahead;
 mod machine;
 mod memory;
 mod method;
 pub mod methods;
+mod partial;
 mod plan;
 mod presets;
 mod projection;
@@ -39,6 +42,7 @@ mod trainer;
 
 pub use authors::Authors;
 pub use averages::Averages;
+pub use bytes::{client_state_from_bytes, client_state_to_bytes};
 pub use config::{
     Config, DataConfig, Draw, FederationConfig, Key, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
     ScheduleConfig, SumKind, WHOLE_TABLES, parse_value, read_value,
@@ -55,9 +59,11 @@ pub use fedproj_data::spelling::did_you_mean;
 pub use fedproj_nn::Loss;
 pub use files::{read_if_exists, remove_if_exists, write_atomically, write_private};
 pub use fusion::{Fusion, GlobalModel, ServerState};
+pub use halves::{LocalTraining, Stop};
 pub use machine::memory;
 pub use memory::{MemoryConfig, MemoryTarget, Resample, Round0, Targets};
 pub use method::Method;
+pub use partial::{Mean, Partial};
 pub use presets::Preset;
 pub use projection::{DropoutUnit, Projection, ProjectionMode, Reference, Space};
 pub use pull::Pull;
@@ -66,4 +72,4 @@ pub use robust::{RobustConfig, RobustRule};
 pub use run::{Extended, Manifest, Run, RunDir, StoredRun, Verified, VerifyPart, check_rollback, rollback, verify};
 pub use simulate::{Progress, Simulation};
 pub use step::{At, Batch, Finish, Place, ProjectionRule, Scope, Step, Term, Vector};
-pub use trainer::{ClientResult, ClientState, ClientStates, Download, LocalStats, LocalTraining};
+pub use trainer::{ClientResult, ClientState, ClientStates, Download, LocalStats};

@@ -1,9 +1,11 @@
 //! The interface of a federated method.
 
 use crate::config::Config;
+use crate::distill::EnsembleWeights;
 use crate::error::Result;
 use crate::fusion::{Fusion, GlobalModel};
 use crate::memory::{MemoryConfig, Targets};
+use crate::partial::{Mean, averages};
 use crate::step::{Batch, Finish, Step};
 use fedproj_nn::models::Variant;
 use fedproj_nn::{Graph, Loss, NodeId};
@@ -99,6 +101,12 @@ pub trait Method: Send + Sync + Debug {
     fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
         let _ = client;
         Ok(())
+    }
+
+    /// The means over clients that [`Method::fuse`] asks for, so that clients can be summed before they arrive. `None`: it looks
+    /// at single clients. A mean that is not listed is an error there, never a wrong result.
+    fn means(&self) -> Option<Vec<Mean>> {
+        Some(averages(EnsembleWeights::Samples))
     }
 
     /// How the server fuses the clients' results into the next global model.

@@ -2,17 +2,15 @@
 
 use crate::coordinator::Coordinator;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::fusion::ServerState;
-use crate::gpu::{GpuResults, GpuTrainer};
+use crate::gpu::GpuResults;
+use crate::halves::{LocalTraining, Stop};
 use crate::machine;
 use crate::method::Method;
 use crate::record::RoundRecord;
-use crate::trainer::{ClientResult, ClientState, ClientStates, Download, Trainer};
-use fedproj_data::Partition;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::trainer::{ClientResult, ClientState, ClientStates};
 use std::time::Instant;
 
 /// A federation simulated in this process: each thread trains one client at a time, or a GPU trains many.
@@ -31,22 +29,13 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Simulation {
     server: Coordinator,
-    workers: Workers,
+    training: LocalTraining,
     /// What clients keep between rounds. A failed round leaves it unchanged.
     clients: ClientStates,
     /// What the clients of the last round sent.
     last_results: Vec<ClientResult>,
     /// The lanes that still hold their vectors, if a GPU trained them.
     last_lanes: Option<Vec<u32>>,
-}
-
-/// What trains clients.
-#[derive(Debug)]
-enum Workers {
-    /// One client per thread.
-    Threads(Vec<Mutex<Trainer>>),
-    /// All clients at once, as far as memory allows.
-    Gpu(Box<GpuTrainer>),
 }
 
 /// Events for a progress bar.
@@ -88,19 +77,8 @@ impl Simulation {
             let n_vectors = machine::n_vectors(&experiment.config, n_clients, server.device().n_threads());
             machine::check_memory(&experiment.graph, n_vectors)?;
         }
-        let workers = Self::workers(&server)?;
-        Ok(Self { server, workers, clients, last_results: Vec::new(), last_lanes: None })
-    }
-
-    fn workers(server: &Coordinator) -> Result<Workers> {
-        if let Some(on) = server.on_gpu() {
-            return Ok(Workers::Gpu(Box::new(GpuTrainer::new(on, server.method(), server.device().lanes_max())?)));
-        }
-        let experiment = server.experiment();
-        let cohort = experiment.config.federation.cohort(experiment.partition.n_clients());
-        let trainer = |_| Trainer::new(experiment, server.method()).map(Mutex::new);
-        let n_threads = server.device().n_threads();
-        Ok(Workers::Threads((0..n_threads.min(cohort)).map(trainer).collect::<Result<_>>()?))
+        let training = LocalTraining::beside(&server)?;
+        Ok(Self { server, training, clients, last_results: Vec::new(), last_lanes: None })
     }
 
     /// What the server keeps.
@@ -123,11 +101,16 @@ impl Simulation {
     /// # Errors
     /// If they are on a GPU that does not respond.
     pub fn last_results(&mut self) -> Result<&[ClientResult]> {
-        if let (Workers::Gpu(trainer), Some(lanes)) = (&self.workers, self.last_lanes.take()) {
+        if let (Some(trainer), Some(lanes)) = (self.training.gpu(), self.last_lanes.take()) {
             let mut results = self.last_results.iter_mut().zip(lanes);
             results.try_for_each(|(result, lane)| trainer.download(lane as usize, result))?;
         }
         Ok(&self.last_results)
+    }
+
+    /// What ends a round while its clients train. The simulation is then as before the round.
+    pub fn stop(&self) -> &Stop {
+        self.training.stop()
     }
 
     /// Whether all rounds are done.
@@ -154,16 +137,9 @@ impl Simulation {
         let start = Instant::now();
         let opening = self.server.open()?;
         let none = ClientState::new();
-        let jobs = jobs(&self.server.experiment().partition, cohort, &self.clients, &none);
-        let mut on_gpu = None;
-        let mut results = match &mut self.workers {
-            Workers::Threads(trainers) => train(trainers, self.server.method(), &jobs, &opening.download, progress)?,
-            Workers::Gpu(trainer) => {
-                let (results, lanes) = trainer.train(self.server.method(), &opening.download, &jobs, progress)?;
-                on_gpu = lanes;
-                results
-            }
-        };
+        let clients: Vec<_> =
+            cohort.iter().map(|client| (*client, self.clients.get(client).unwrap_or(&none))).collect();
+        let (mut results, on_gpu) = self.training.train(self.server.method(), &opening.download, &clients, progress)?;
         let local = start.elapsed().as_secs_f64();
         progress(Progress::Fusing);
         let kept: Vec<(u32, ClientState)> = results
@@ -171,7 +147,7 @@ impl Simulation {
             .map(|r| (r.client, std::mem::take(&mut r.state)))
             .filter(|(_, s)| !s.is_empty())
             .collect();
-        if let (Workers::Gpu(trainer), Some(lanes)) = (&self.workers, on_gpu) {
+        if let (Some(trainer), Some(lanes)) = (self.training.gpu(), on_gpu) {
             let record = self.server.close(&opening, &GpuResults::new(trainer, &results, &lanes), local)?;
             self.clients.extend(kept);
             (self.last_results, self.last_lanes) = (results, Some(lanes));
@@ -182,52 +158,4 @@ impl Simulation {
         self.last_results = results;
         Ok(record)
     }
-}
-
-/// The clients of a round and what they keep, largest first.
-fn jobs<'a>(
-    partition: &Partition,
-    cohort: &[u32],
-    kept: &'a ClientStates,
-    none: &'a ClientState,
-) -> Vec<(u32, &'a ClientState)> {
-    let mut jobs: Vec<_> = cohort.iter().map(|client| (*client, kept.get(client).unwrap_or(none))).collect();
-    jobs.sort_by_key(|(client, _)| std::cmp::Reverse(partition.size(*client as usize)));
-    jobs
-}
-
-/// Trains clients in the given order on all threads. Results are in the order of client ids.
-fn train(
-    trainers: &[Mutex<Trainer>],
-    method: &dyn Method,
-    jobs: &[(u32, &ClientState)],
-    download: &Arc<Download>,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Vec<ClientResult>> {
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(Vec::with_capacity(jobs.len()));
-    let work = |trainer: &mut Trainer| {
-        while let Some((client, state)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let result = trainer.train(method, download, *client, state);
-            let failed = result.is_err();
-            results.lock().unwrap_or_else(PoisonError::into_inner).push((*client, result));
-            if failed {
-                // After a failure no thread starts another client.
-                next.store(jobs.len(), Ordering::Relaxed);
-            }
-            progress(Progress::ClientDone);
-        }
-    };
-    std::thread::scope(|scope| {
-        for trainer in trainers {
-            scope.spawn(|| work(&mut trainer.lock().unwrap_or_else(PoisonError::into_inner)));
-        }
-    });
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.sort_by_key(|(client, _)| *client);
-    let place = |client: u32, error: Error| match error {
-        Error::NotFinite { .. } => error,
-        source => Error::Client { round: download.round, client, source: Box::new(source) },
-    };
-    results.into_iter().map(|(client, result)| result.map_err(|e| place(client, e))).collect()
 }

@@ -4,8 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{ClientResult, ClientState, Config, Coordinator, Experiment, LocalTraining, Simulation};
+use fedproj_core::{ClientResult, ClientState, Config, Coordinator, Download, Experiment, LocalTraining, Simulation};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 fn experiment(settings: &[&str]) -> (Experiment, Box<dyn fedproj_core::Method>) {
     let small = ["model.hidden=[16]", "local.epochs=1", "federation.rounds=4"];
@@ -15,7 +16,7 @@ fn experiment(settings: &[&str]) -> (Experiment, Box<dyn fedproj_core::Method>) 
     (Experiment::load(config, method.as_ref(), None).unwrap(), method)
 }
 
-/// Runs all rounds with a server and clients that share nothing but messages; the last accuracy and model hash.
+/// Runs all rounds with a server and clients that share nothing but bytes; the last accuracy and model hash.
 fn federate(settings: &[&str], tamper: impl Fn(&mut ClientResult)) -> (f64, String) {
     let (experiment, method) = experiment(settings);
     let mut server = Coordinator::new(experiment, method, 2).unwrap();
@@ -23,15 +24,16 @@ fn federate(settings: &[&str], tamper: impl Fn(&mut ClientResult)) -> (f64, Stri
     let mut last = (0.0, String::new());
     while !server.is_done() {
         let opening = server.open().unwrap();
+        let download = Arc::new(Download::from_bytes(&opening.download.to_bytes().unwrap()).unwrap());
         let mut results = Vec::new();
         for client in server.experiment().cohort(opening.download.round) {
             let (training, state) = clients.entry(client).or_insert_with(|| {
                 (LocalTraining::new(server.experiment(), server.method()).unwrap(), ClientState::new())
             });
-            let mut result = training.run(server.method(), &opening.download, client, state).unwrap();
+            let mut result = training.run(server.method(), &download, client, state).unwrap();
             *state = std::mem::take(&mut result.state);
             tamper(&mut result);
-            results.push(result);
+            results.push(ClientResult::from_bytes(&result.to_bytes().unwrap()).unwrap());
         }
         let record = server.close(&opening, &results, 0.0).unwrap();
         last = (record.accuracy.unwrap(), record.model_hash);

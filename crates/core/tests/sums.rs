@@ -4,11 +4,10 @@
 
 mod small;
 
-use fedproj_core::fixed::{self, Scale, Sum};
 use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{
-    ClientResult, ClientState, Config, Contributions, Coordinator, EnsembleWeights, Error, Experiment, Head,
-    LocalTraining, Opening, Part, Result, StoredRun, SumKind, Summary,
+    ClientResult, ClientState, ClientStates, Config, Coordinator, Error, Experiment, LocalTraining, Opening, Part,
+    Partial, StoredRun, SumKind, Summary,
 };
 use small::{config, run_all, settings_of, simulation};
 use std::path::Path;
@@ -52,63 +51,56 @@ fn the_order_of_clients_does_not_show() {
     assert!(n_moved > 10, "in floating point the order shows: {n_moved}");
 }
 
-/// Results that workers have summed. Nobody can read a client's own vectors any more.
-#[derive(Debug)]
-struct Summed {
-    results: Vec<ClientResult>,
-    /// Which clients are summed together.
-    groups: Vec<Vec<usize>>,
-    scale: Scale,
-}
-
-impl Contributions for Summed {
-    fn n(&self) -> usize {
-        self.results.len()
-    }
-
-    fn head(&self, at: usize) -> Head<'_> {
-        self.results.head(at)
-    }
-
-    fn len_of(&self, _: usize, _: Part<'_>) -> usize {
-        0
-    }
-
-    fn n_values(&self, at: usize) -> usize {
-        self.results.n_values(at)
-    }
-
-    fn read(&self, _: usize, _: Part<'_>, _: usize, _: &mut [f32]) -> Result<()> {
-        panic!("a client's vector is read")
-    }
-
-    fn summed(&self, by: EnsembleWeights, part: Part<'_>) -> Option<Result<Sum>> {
-        let mut whole = Sum::of_length(self.results.len_of(0, part));
-        for group in &self.groups {
-            let mut sum = Sum::of_length(whole.values.len());
-            for &at in group {
-                let mut values = vec![0.0; sum.values.len()];
-                self.results.read(at, part, 0, &mut values).unwrap();
-                let weight = fixed::weight_of(by, self.results[at].n_samples);
-                sum.add_client(&values, weight, self.scale).unwrap();
+#[test]
+fn partial_sums_of_workers_give_the_same_bytes() {
+    let mut n_summed = 0;
+    for (method, _) in CATALOGUE {
+        let settings = [settings_of(method), &[FIXED]].concat();
+        let (mut server, _, _) = round(config(method, &settings));
+        let Some(means) = server.means() else { continue };
+        n_summed += 1;
+        let mut simulation = simulation(config(method, &settings), 2);
+        let mut workers: Vec<LocalTraining> =
+            (0..3).map(|_| LocalTraining::new(server.experiment(), server.method()).unwrap()).collect();
+        let mut states = ClientStates::new();
+        while !server.is_done() {
+            let opening = server.open().unwrap();
+            let mut whole = Partial::new(&means);
+            // The last worker is ready first; each trains the clients of its number.
+            for (worker, training) in workers.iter_mut().enumerate().rev() {
+                let cohort = server.experiment().cohort(opening.download.round).into_iter();
+                let mine = cohort.filter(|client| *client as usize % 3 == worker);
+                let mine: Vec<_> =
+                    mine.map(|client| (client, states.get(&client).cloned().unwrap_or_default())).collect();
+                let mine: Vec<_> = mine.iter().map(|(client, state)| (*client, state)).collect();
+                if !mine.is_empty() {
+                    let sums = training.run_summed(server.method(), &opening.download, &mine).unwrap();
+                    whole.merge(Partial::from_bytes(&sums.to_bytes().unwrap(), &means).unwrap()).unwrap();
+                }
             }
-            fixed::add(&mut whole.values, &sum.values);
-            whole.weight += sum.weight;
+            let record = server.close(&opening, &whole, 0.0).unwrap();
+            states.extend(whole.states);
+            let expected = simulation.round(&|_| ()).unwrap();
+            assert_eq!(
+                (record.model_hash, record.cohort, record.train_loss.to_bits(), record.bytes_up),
+                (expected.model_hash, expected.cohort, expected.train_loss.to_bits(), expected.bytes_up),
+                "{method}, round {}",
+                record.round
+            );
         }
-        Some(Ok(whole))
     }
+    assert!(n_summed >= 14, "{n_summed}");
 }
 
 #[test]
-fn partial_sums_of_workers_give_the_same_bytes() {
-    for method in ["fedavg", "feddyn", "fedadam", "fedacg"] {
-        let expected = fused(method, FIXED, false);
-        for groups in [vec![vec![0, 1, 2]], vec![vec![2], vec![1, 0]], vec![vec![1], vec![2], vec![0]]] {
-            let (mut server, opening, results) = round(config(method, &[FIXED]));
-            let scale = Scale::of(&server.experiment().config.federation, 4);
-            server.close(&opening, &Summed { results, groups, scale }, 0.0).unwrap();
-            assert_eq!((server.state().weights.clone(), server.state().buffers.clone()), expected, "{method}");
-        }
+fn clients_are_not_summed_where_something_looks_at_each() {
+    for setting in ["federation.evaluate_clients=true", "federation.robust.clip=1.0", "federation.sum=float"] {
+        let (mut server, _, _) = round(config("fedavg", &[FIXED, setting]));
+        assert!(server.means().is_none(), "{setting}");
+        let opening = server.open().unwrap();
+        let mut training = LocalTraining::new(server.experiment(), server.method()).unwrap();
+        let summed = training.run_summed(server.method(), &opening.download, &[(0, &ClientState::new())]);
+        assert!(summed.unwrap_err().to_string().contains("federation.sum"), "{setting}");
     }
 }
 

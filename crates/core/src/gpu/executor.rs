@@ -3,6 +3,7 @@
 use super::OnGpu;
 use super::feed::Feed;
 use crate::error::Result;
+use crate::halves::Stop;
 use crate::plan::{LocalPlan, Names, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
 use fedproj_nn::cuda::{Batches, Cohort, LossOf, Moments, NOBODY, Rows, Vectors};
@@ -49,6 +50,8 @@ pub(super) struct Executor {
     n_memory: usize,
     /// Whether a loss was added for the current batch.
     has_loss: bool,
+    /// Looked at before every step.
+    pub stop: Stop,
 }
 
 impl Executor {
@@ -69,6 +72,7 @@ impl Executor {
             embeddings: Vec::new(),
             n_memory: 0,
             has_loss: false,
+            stop: Stop::default(),
             on: Arc::clone(on),
             cohort,
             feeds,
@@ -139,6 +143,7 @@ impl Executor {
     pub fn run(&mut self, plans: &[LocalPlan], programs: &[Program]) -> Result<()> {
         let n_steps = plans.iter().map(|plan| plan.steps.len()).max().unwrap_or(0);
         for at in 0..n_steps {
+            self.stop.check()?;
             // In the order of the programs.
             let mut groups: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
             for (lane, plan) in plans.iter().enumerate() {

@@ -6,6 +6,7 @@ use super::feed::Feed;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::evaluate::Which;
+use crate::halves::Stop;
 use crate::memory::MemoryConfig;
 use crate::method::Method;
 use crate::plan::{LocalPlan, Planner, VectorId};
@@ -48,6 +49,11 @@ impl GpuTrainer {
             }
         };
         Ok(Self { on: Arc::clone(on), planner, executor, uploaded: Vec::new() })
+    }
+
+    /// Ends training within a wave when asked.
+    pub fn stop_with(&mut self, stop: &Stop) {
+        self.executor.stop = stop.clone();
     }
 
     /// The number of clients that train at a time.

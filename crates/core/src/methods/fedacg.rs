@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::lookahead::look_ahead;
 use crate::method::Method;
+use crate::partial::{Mean, averages};
 use crate::step::{Batch, Step};
 use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,10 @@ impl Method for FedAcg {
         step.add_scaled_diff(g, 2.0 * self.proximal_weight, step.weights(), step.weights_round_start());
         step.update(g);
         Ok(())
+    }
+
+    fn means(&self) -> Option<Vec<Mean>> {
+        Some(averages(EnsembleWeights::Uniform))
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

@@ -8,10 +8,11 @@
 //! projection off and shares its code.
 
 use crate::config::Config;
-use crate::distill::{Distill, DistillTargets};
+use crate::distill::{Distill, DistillTargets, EnsembleWeights};
 use crate::error::Result;
 use crate::fusion::Fusion;
 use crate::method::Method;
+use crate::partial::{Mean, averages, ensemble};
 use serde::{Deserialize, Serialize};
 
 /// Hyper-parameters of FedDF.
@@ -33,6 +34,14 @@ impl Method for FedDf {
 
     fn needs_features(&self) -> bool {
         self.distill.feature_weight > 0.0
+    }
+
+    fn means(&self) -> Option<Vec<Mean>> {
+        let mut means = averages(EnsembleWeights::Samples);
+        if self.distill.epochs > 0 {
+            means.extend(ensemble(self.distill.weights, self.needs_features()));
+        }
+        Some(means)
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

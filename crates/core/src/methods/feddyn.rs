@@ -9,9 +9,11 @@
 use crate::authors;
 use crate::config::Config;
 use crate::correction::Correction;
+use crate::distill::EnsembleWeights;
 use crate::error::Result;
 use crate::fusion::Fusion;
 use crate::method::Method;
+use crate::partial::{Mean, averages};
 use crate::step::{Batch, Finish, Step};
 use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
@@ -63,6 +65,11 @@ impl Method for FedDyn {
             Correction::keep(client);
         }
         Ok(())
+    }
+
+    fn means(&self) -> Option<Vec<Mean>> {
+        // The published code weighs clients by their samples.
+        Some(averages(if self.authors { EnsembleWeights::Samples } else { EnsembleWeights::Uniform }))
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

@@ -16,6 +16,7 @@ use crate::evaluate::argmax;
 use crate::fusion::Fusion;
 use crate::memory::Targets;
 use crate::method::Method;
+use crate::partial::Mean;
 use serde::{Deserialize, Serialize};
 
 /// Hyper-parameters of FedET.
@@ -61,6 +62,10 @@ impl Method for FedEt {
 
     fn needs_public(&self) -> bool {
         true
+    }
+
+    fn means(&self) -> Option<Vec<Mean>> {
+        None
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

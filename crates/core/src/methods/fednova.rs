@@ -11,6 +11,7 @@ use crate::config::{Config, OptimizerKind};
 use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
+use crate::partial::Mean;
 use serde::{Deserialize, Serialize};
 
 /// Hyper-parameters of FedNova.
@@ -40,6 +41,10 @@ impl Method for FedNova {
     fn check(&self, _: &Config) -> Result<()> {
         let rho = self.momentum_formula;
         Error::require((0.0..1.0).contains(&rho), "method.fednova.momentum_formula", rho, "in [0, 1)")
+    }
+
+    fn means(&self) -> Option<Vec<Mean>> {
+        None
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

@@ -13,12 +13,13 @@ use crate::authors::Authors;
 use crate::averages::Averages;
 use crate::config::Config;
 use crate::correction::Correction;
-use crate::distill::{Distill, DistillTargets};
+use crate::distill::{Distill, DistillTargets, EnsembleWeights};
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, GlobalModel};
 use crate::lookahead::look_ahead;
 use crate::memory::{MemoryConfig, MemoryTarget, Round0, Targets};
 use crate::method::Method;
+use crate::partial::{Mean, averages, ensemble};
 use crate::projection::Projection;
 use crate::step::{Batch, Finish, Step, Vector};
 use fedproj_data::PartitionConfig;
@@ -121,6 +122,14 @@ impl Method for FedProj {
             Correction::keep(client);
         }
         Ok(())
+    }
+
+    fn means(&self) -> Option<Vec<Mean>> {
+        let mut means = averages(if self.corrects() { EnsembleWeights::Uniform } else { EnsembleWeights::Samples });
+        if self.needs_public() {
+            means.extend(ensemble(self.distill.weights, self.needs_features()));
+        }
+        Some(means)
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

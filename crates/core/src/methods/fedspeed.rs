@@ -11,9 +11,11 @@
 
 use crate::config::Config;
 use crate::correction::Correction;
+use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
+use crate::partial::{Mean, averages};
 use crate::step::{Batch, Finish, Step};
 use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
@@ -62,6 +64,10 @@ impl Method for FedSpeed {
     fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
         Correction::keep(client);
         Ok(())
+    }
+
+    fn means(&self) -> Option<Vec<Mean>> {
+        Some(averages(EnsembleWeights::Uniform))
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

@@ -12,6 +12,7 @@ use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, SEND};
 use crate::method::Method;
+use crate::partial::Mean;
 use crate::step::{Batch, Finish, Step};
 use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
@@ -63,6 +64,10 @@ impl Method for Scaffold {
         client.add_scaled_diff(change, per_rate, client.weights_round_start(), client.weights());
         client.add_scaled(c_k, 1.0, change);
         Ok(())
+    }
+
+    fn means(&self) -> Option<Vec<Mean>> {
+        None
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

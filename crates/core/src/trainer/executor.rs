@@ -4,6 +4,7 @@ use super::batch::{Feed, Gathered};
 use super::vectors::Vectors;
 use super::{Download, LocalStats};
 use crate::error::{Error, Result};
+use crate::halves::Stop;
 use crate::plan::{LocalPlan, LocalStep, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
 use fedproj_data::gather_rows;
@@ -49,6 +50,8 @@ pub(crate) struct Executor {
     loss: f64,
     /// Memory batches taken so far.
     n_memory: usize,
+    /// Looked at before every step.
+    pub stop: Stop,
 }
 
 /// The step that is executed.
@@ -69,6 +72,7 @@ impl Executor {
             embeddings: Vec::new(),
             loss: 0.0,
             n_memory: 0,
+            stop: Stop::default(),
             ws,
             optimizer,
             clip,
@@ -86,6 +90,7 @@ impl Executor {
     /// Runs all steps of a plan.
     pub fn run(&mut self, plan: &LocalPlan, programs: &[Program], feeds: &Feeds<'_>) -> Result<()> {
         for (at, step) in plan.steps.iter().enumerate() {
+            self.stop.check()?;
             let current = Current { plan, feeds, step, at: at as u32 };
             programs[step.program].ops.iter().try_for_each(|op| self.execute(op, current))?;
         }

@@ -7,8 +7,9 @@ mod student;
 mod tests;
 mod vectors;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::experiment::Experiment;
+use crate::halves::Stop;
 use crate::memory::{MemoryConfig, TargetTables, Targets};
 use crate::method::Method;
 use crate::plan::{LocalPlan, Planner, VectorId};
@@ -43,7 +44,7 @@ pub struct Download {
 }
 
 /// What a client sends back, and what it keeps.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClientResult {
     /// The client.
     pub client: u32,
@@ -89,34 +90,6 @@ pub struct LocalStats {
     pub seconds: f64,
 }
 
-/// The local training of clients one after another, for whoever is not the simulator: a node trains its one client.
-#[derive(Debug)]
-pub struct LocalTraining(Trainer);
-
-impl LocalTraining {
-    /// Memory for clients of this experiment.
-    ///
-    /// # Errors
-    /// If the network cannot be laid out.
-    pub fn new(experiment: &Arc<Experiment>, method: &dyn Method) -> Result<Self> {
-        Trainer::new(experiment, method).map(Self)
-    }
-
-    /// Trains one client from what it received and what it keeps.
-    ///
-    /// # Errors
-    /// If its loss leaves the finite numbers.
-    pub fn run(
-        &mut self,
-        method: &dyn Method,
-        download: &Arc<Download>,
-        client: u32,
-        state: &ClientState,
-    ) -> Result<ClientResult> {
-        self.0.train(method, download, client, state)
-    }
-}
-
 /// One thread that trains clients one after another: it plans a client's round, then executes it.
 #[derive(Debug)]
 pub(crate) struct Trainer {
@@ -149,6 +122,11 @@ impl Trainer {
         })
     }
 
+    /// Ends training within a client when asked.
+    pub fn stop_with(&mut self, stop: &Stop) {
+        self.executor.stop = stop.clone();
+    }
+
     /// The local training of one client.
     pub fn train(
         &mut self,
@@ -161,7 +139,7 @@ impl Trainer {
         self.planner.receive(download);
         let plan = self.planner.plan(method, download, client, state)?;
         self.executor.begin(&download.weights, &download.buffers, download);
-        self.place_vectors(&plan, download, state);
+        self.place_vectors(&plan, download, state)?;
         self.embed(&plan)?;
         let Self { experiment, memory, truncates_memory, planner, executor, .. } = self;
         let feeds = feeds(experiment, memory.as_ref(), *truncates_memory, download);
@@ -175,15 +153,19 @@ impl Trainer {
     }
 
     /// Vectors for every name that the plan uses.
-    fn place_vectors(&mut self, plan: &LocalPlan, download: &Download, state: &ClientState) {
+    fn place_vectors(&mut self, plan: &LocalPlan, download: &Download, state: &ClientState) -> Result<()> {
         self.executor.gathered.offsets.clone_from(&plan.offsets);
         let (names, vectors) = (self.planner.names(), &mut self.executor.vectors);
         let (n, n_buffers) = (vectors.theta.len(), vectors.buffers.len());
         vectors.states.resize(names.states.len(), Buffer::default());
         for &at in &plan.kept {
+            let len = if names.is_buffers(at) { n_buffers } else { n };
             vectors.states[at] = match state.get(&names.states[at]) {
-                Some(values) => Buffer::from(&values[..]),
-                None => Buffer::zeros(if names.is_buffers(at) { n_buffers } else { n }),
+                Some(values) => {
+                    Error::check_len("a vector that the client keeps", values.len(), len)?;
+                    Buffer::from(&values[..])
+                }
+                None => Buffer::zeros(len),
             };
         }
         let received = |name: &String| download.vectors.get(name).map(|v| Buffer::from(&v[..]));
@@ -192,6 +174,7 @@ impl Trainer {
         for &at in &plan.uploaded {
             vectors.uploads[at] = Buffer::zeros(n);
         }
+        Ok(())
     }
 
     /// Values of nodes for every sample of the client, under weights that do not move within the round.

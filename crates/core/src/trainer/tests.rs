@@ -85,7 +85,7 @@ fn allocations_of_steps(config: Config, wanted: impl Fn(&Op) -> bool) -> (usize,
     trainer.planner.receive(&download);
     let mut plan = trainer.planner.plan(server.method(), &download, 0, &state).unwrap();
     trainer.executor.begin(&download.weights, &download.buffers, &download);
-    trainer.place_vectors(&plan, &download, &state);
+    trainer.place_vectors(&plan, &download, &state).unwrap();
     trainer.embed(&plan).unwrap();
     let Trainer { experiment, memory, truncates_memory, planner, executor, .. } = &mut trainer;
     let feeds = feeds(experiment, memory.as_ref(), *truncates_memory, &download);
