@@ -70,7 +70,7 @@ impl Watch for Follower {
 }
 
 /// Makes all jobs. Ctrl-C ends them after the current round.
-pub fn run(py: Python<'_>, driver: Driver, jobs: Vec<Job>, progress: &Bound<'_, PyAny>) -> PyResult<Vec<Summary>> {
+pub fn run(py: Python<'_>, driver: Driver, jobs: Vec<Job>, progress: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Summary>>> {
     let (events, received) = channel();
     let shared = Arc::new(Shared::default());
     let follower = Follower { shared: Arc::clone(&shared), events };
@@ -118,5 +118,6 @@ fn follow(
 /// The directories' devices and data, as the command line opens them.
 pub fn driver(options: &crate::Options, n_jobs: usize) -> Result<Driver> {
     let devices = options.device().open_for(usize::from(options.jobs).min(n_jobs))?;
-    Ok(Driver { data_dir: fedproj::data_dir(options.data_dir.clone())?, devices, resume: options.resume })
+    let data_dir = fedproj::data_dir(options.data_dir.clone())?;
+    Ok(Driver { data_dir, devices, resume: options.resume, shares: false })
 }

@@ -23,6 +23,8 @@ mod run;
 mod sbom;
 mod selftest;
 mod settings;
+mod shard;
+mod status;
 mod verify;
 mod watch;
 
@@ -56,6 +58,8 @@ enum Command {
     /// Write stored runs in the formats of other programs
     #[command(subcommand)]
     Export(export::Export),
+    /// Show how far the runs of a plan are, and who makes them
+    Status(status::StatusArgs),
     /// Follow a run in a browser while it is made
     Watch(watch::WatchArgs),
     /// Repeat a stored run and compare it bit for bit
@@ -131,6 +135,7 @@ pub fn main(args: Vec<OsString>, host: Vec<OsString>) -> u8 {
         Command::Compare(args) => args.run(),
         Command::Report(args) => args.run(),
         Command::Export(format) => format.run(),
+        Command::Status(args) => args.run(),
         Command::Watch(args) => args.run(),
         Command::Verify(args) => args.run(),
         Command::Serve(args) => args.run(),

@@ -5,6 +5,7 @@ use crate::device::{DeviceArgs, default_threads};
 use crate::interrupt::{self, command_line_with};
 use crate::progress::Progress;
 use crate::say;
+use crate::shard::ShardArgs;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use fedproj_report::duration;
@@ -73,6 +74,8 @@ pub struct StudyArgs {
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
+    shard: ShardArgs,
+    #[command(flatten)]
     device: DeviceArgs,
     /// Runs at a time, which share the GPU or the threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -102,19 +105,30 @@ impl StudyArgs {
         };
         let data_dir = crate::data::data_dir(self.data_dir)?;
         let prepared = study.prepare(&options, self.out, data_dir.as_deref())?;
+        let (shard, all) = (self.shard.shard()?, prepared.jobs.clone());
+        let mine = shard.map_or_else(|| all.clone(), |shard| shard.of(all.clone()));
         if !self.quiet {
-            eprintln!("{}: {} runs in `{}`", prepared.title, prepared.jobs.len(), prepared.out.display());
+            let part = shard.map_or(String::new(), |shard| format!(", {shard}: {} of them", mine.len()));
+            eprintln!("{}: {} runs in `{}`{part}", prepared.title, all.len(), prepared.out.display());
         }
-        let devices = self.device.open_for(usize::from(self.jobs).min(prepared.jobs.len()))?;
+        let devices = self.device.open_for(usize::from(self.jobs).min(mine.len()).max(1))?;
         let progress = Progress::new(self.quiet, devices.len(), |title, _, summary, left| {
             if let (Some(left), false) = (left, self.quiet) {
                 let (accuracy, took, left) = (100.0 * summary.headline, duration(summary.seconds), duration(left));
                 eprintln!("{title}accuracy {accuracy:.2} % after {took}, {left} left for all runs");
             }
         });
-        let driver = Driver { data_dir, devices, resume: true };
+        let driver = Driver { data_dir, devices, resume: true, shares: shard.is_some() };
         interrupt::watch(command_line_with(None))?;
-        let result = study.run(&prepared, &driver, &progress)?;
+        let Some(result) = study.run(&prepared, &mine, &driver, &progress)? else {
+            if !self.quiet {
+                let out = prepared.out.display();
+                eprintln!(
+                    "other shards are at work; the last one writes tables and report (`fedproj status --out {out}`)"
+                );
+            }
+            return Ok(());
+        };
         if self.json {
             say!("{}", serde_json::to_string(&result)?);
         } else if !self.quiet {

@@ -5,6 +5,7 @@ use crate::interrupt::{self, command_line_with};
 use crate::progress::Progress;
 use crate::say;
 use crate::settings::Settings;
+use crate::shard::ShardArgs;
 use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_core::{Config, Error, RunDir, Summary};
@@ -26,6 +27,8 @@ pub struct RunArgs {
     /// Resume an unfinished run, or extend a finished one by a larger federation.rounds (sweeps always resume)
     #[arg(long)]
     resume: bool,
+    #[command(flatten)]
+    shard: ShardArgs,
     #[command(flatten)]
     device: DeviceArgs,
     /// Runs at a time, which share the GPU or the threads
@@ -52,11 +55,15 @@ impl RunArgs {
         self.settings.settings.extend(self.seeds.map(|n| format!("seeds={n}")));
         let runs = self.settings.runs()?;
         let in_plan = runs.len() > 1;
-        let job = |planned: PlannedRun| {
-            Ok(Job { dir: self.dir_of(&planned, in_plan)?, id: planned.id, config: planned.config })
-        };
-        let jobs = runs.into_iter().map(job).collect::<Result<Vec<_>>>()?;
-        let devices = self.device.open_for(usize::from(self.jobs).min(jobs.len()))?;
+        let (mut jobs, shard) = (jobs(runs, self.out.as_deref(), self.resume)?, self.shard.shard()?);
+        if let Some(shard) = shard {
+            let n = jobs.len();
+            jobs = shard.of(jobs);
+            if !self.quiet {
+                eprintln!("{shard}: {} of {n} runs", jobs.len());
+            }
+        }
+        let devices = self.device.open_for(usize::from(self.jobs).min(jobs.len()).max(1))?;
         let progress = Progress::new(self.quiet, devices.len(), |title: &str, job: &Job, summary: &Summary, _| {
             if !self.quiet && !self.json {
                 say!(
@@ -70,11 +77,13 @@ impl RunArgs {
                 );
             }
         });
-        let driver = Driver { data_dir: self.settings.data_dir()?, devices, resume: self.resume || in_plan };
+        let (data_dir, resume) = (self.settings.data_dir()?, self.resume || in_plan || shard.is_some());
+        let driver = Driver { data_dir, devices, resume, shares: shard.is_some() };
         interrupt::watch(command_line_with((!in_plan).then_some("--resume")))?;
         let summaries = driver.run_all(&jobs, &progress)?;
         if self.json {
-            let finished = jobs.into_iter().zip(summaries).map(|(job, summary)| Finished { run: job.dir, summary });
+            let finished = jobs.into_iter().zip(summaries);
+            let finished = finished.filter_map(|(job, summary)| Some(Finished { run: job.dir, summary: summary? }));
             match &finished.collect::<Vec<_>>()[..] {
                 [only] => say!("{}", serde_json::to_string(only)?),
                 all => say!("{}", serde_json::json!({ "runs": all })),
@@ -82,17 +91,21 @@ impl RunArgs {
         }
         Ok(())
     }
+}
 
-    /// `--out`, or a directory below `runs` that the configuration names.
-    fn dir_of(&self, planned: &PlannedRun, in_plan: bool) -> Result<PathBuf> {
-        let config = &planned.config;
-        Ok(match &self.out {
-            Some(out) if in_plan => out.join(&planned.id),
-            Some(out) => out.clone(),
-            None if self.resume && !in_plan => dir_to_resume(config)?,
-            None => default_dir(config)?,
-        })
-    }
+/// The runs of a plan with their directories: `--out`, or a directory below `runs` that the configuration names.
+pub(crate) fn jobs(runs: Vec<PlannedRun>, out: Option<&Path>, resume: bool) -> Result<Vec<Job>> {
+    let in_plan = runs.len() > 1;
+    let job = |PlannedRun { id, config }: PlannedRun| {
+        let dir = match out {
+            Some(out) if in_plan => out.join(&id),
+            Some(out) => out.to_path_buf(),
+            None if resume && !in_plan => dir_to_resume(&config)?,
+            None => default_dir(&config)?,
+        };
+        Ok(Job { id, dir, config })
+    };
+    runs.into_iter().map(job).collect()
 }
 
 /// The directory of a run without `--out`: below `runs`, named by its configuration.

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 /// One run to be made.
+#[derive(Clone)]
 pub struct Job {
     /// Its name among the jobs; empty if it is the only one.
     pub id: String,
@@ -28,6 +29,8 @@ pub struct Driver {
     pub devices: Vec<Device>,
     /// Whether an unfinished run may be resumed.
     pub resume: bool,
+    /// Whether other processes share the plan. A run that one of them makes is left to it.
+    pub shares: bool,
 }
 
 /// Follows the work, and may end it. A slot is the place of a run's device.
@@ -67,11 +70,12 @@ impl std::error::Error for Stopped {}
 
 impl Driver {
     /// Finishes all jobs, one per device at a time. Directories that hold another run are found before the first job starts.
-    /// A job that finds too little GPU memory beside others waits until one of them has ended.
+    /// A job that finds too little GPU memory beside others waits until one of them has ended. Returns a summary per job; none
+    /// where another process makes it.
     ///
     /// # Errors
     /// If a directory holds another run, a run fails, or [`Stopped`] when the watch asks for it.
-    pub fn run_all(&self, jobs: &[Job], watch: &dyn Watch) -> Result<Vec<Summary>> {
+    pub fn run_all(&self, jobs: &[Job], watch: &dyn Watch) -> Result<Vec<Option<Summary>>> {
         let finished = jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
         let plan = Plan {
             driver: self,
@@ -82,8 +86,7 @@ impl Driver {
             noted: Mutex::default(),
         };
         plan.queue.run(&|slot, at| plan.make(slot, at), &plan)?;
-        let summaries = plan.summaries.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok(summaries.into_iter().flatten().collect())
+        Ok(plan.summaries.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -111,14 +114,20 @@ impl Plan<'_> {
         }
         let made = self.run(slot, at, &title);
         self.watch.end(slot);
-        let summary = made?;
+        let summary = match made {
+            Err(error) if self.driver.shares && matches!(error.downcast_ref(), Some(Error::Locked(_))) => {
+                self.watch.note(&format!("{title}`{}` is being made by another process", job.dir.display()));
+                return Ok(());
+            }
+            made => made?,
+        };
         self.summaries.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(summary.clone());
         self.watch.result(&title, job, &summary, self.seconds_left(at, &[]));
         Ok(())
     }
 
     fn run(&self, slot: usize, at: usize, title: &str) -> Result<Summary> {
-        let (Driver { data_dir, devices, resume }, Job { dir, config, .. }) = (self.driver, &self.jobs[at]);
+        let (Driver { data_dir, devices, resume, .. }, Job { dir, config, .. }) = (self.driver, &self.jobs[at]);
         let watch = self.watch;
         let mut run = Run::open(dir, config, data_dir.as_deref(), devices[slot].clone(), *resume)?;
         for note in run.notes() {
@@ -255,7 +264,8 @@ mod tests {
         let settings = ["method.name=fedavg", "model.hidden=[4]", "local.epochs=1", "federation.rounds=2"];
         let config = Config::from_layers(None, &settings.map(str::to_owned)).unwrap();
         let job = Job { id: String::new(), dir: folder.path().join("a"), config };
-        let (told, driver) = (Told::default(), Driver { data_dir: None, devices: vec![1.into()], resume: false });
+        let (told, driver) =
+            (Told::default(), Driver { data_dir: None, devices: vec![1.into()], resume: false, shares: false });
         driver.run_all(&[job], &told).unwrap();
         let (begun, done) = (told.begun.into_inner().unwrap(), told.done.into_inner().unwrap());
         assert_eq!(begun.len(), 2, "{begun:?}");

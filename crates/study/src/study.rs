@@ -9,7 +9,7 @@ use crate::setups::{self, Setup};
 use crate::sweep::{PlannedRun, expand};
 use anyhow::{Result, bail};
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{Config, Error, Manifest, Summary, did_you_mean};
+use fedproj_core::{Config, Error, Manifest, Run, Summary, did_you_mean};
 use fedproj_data::{PartitionConfig, SourceConfig, registry};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -106,13 +106,21 @@ impl Study {
         Ok(Prepared { title: self.describe(options, &setup, &jobs[0].config), jobs, out })
     }
 
-    /// Makes the runs that are not finished yet, and the report of all.
+    /// Makes the runs `mine` that are not finished yet, and the report of all; `None` while other processes make the others.
     ///
     /// # Errors
     /// If a run fails or is stopped, or the report cannot be written.
-    pub fn run(&self, prepared: &Prepared, driver: &Driver, watch: &dyn Watch) -> Result<StudyResult> {
+    pub fn run(
+        &self,
+        prepared: &Prepared,
+        mine: &[Job],
+        driver: &Driver,
+        watch: &dyn Watch,
+    ) -> Result<Option<StudyResult>> {
         let Prepared { title, jobs, out } = prepared;
-        let summaries = driver.run_all(jobs, watch)?;
+        driver.run_all(mine, watch)?;
+        let all = jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Option<Vec<_>>, _>>();
+        let Some(summaries) = all? else { return Ok(None) };
         let runs: Vec<PathBuf> = jobs.iter().map(|job| job.dir.clone()).collect();
         let tables = Self::tables(jobs, &summaries)?;
         let title = format!("{title}{}", samples(&runs)?);
@@ -123,7 +131,7 @@ impl Study {
             unfinished: false,
             data_dir: driver.data_dir.as_deref(),
         })?;
-        Ok(StudyResult { study: self.name, title, report, tables, notes })
+        Ok(Some(StudyResult { study: self.name, title, report, tables, notes }))
     }
 
     fn setup(&self, options: &StudyOptions) -> Result<Setup> {

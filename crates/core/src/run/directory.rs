@@ -8,14 +8,18 @@ use crate::checkpoint;
 use crate::config::{Config, FederationConfig};
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
-use crate::files::{remove_if_exists, write_atomically};
+use crate::files::{read_if_exists, remove_if_exists, write_atomically};
 use crate::fusion::ServerState;
 use crate::record::{RoundRecord, Summary};
 use crate::trainer::ClientStates;
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Locked while a process writes to the directory.
+const LOCK: &str = ".lock";
 
 /// A run directory that is being written, by the simulator or by a server.
 #[derive(Debug)]
@@ -49,6 +53,18 @@ impl RunDir {
     /// Whether the directory holds a run that this configuration resumes or extends.
     pub fn holds(dir: &Path, config: &Config) -> bool {
         dir.join("config.toml").exists() && config_for(dir, config).is_ok()
+    }
+
+    /// Whether a process makes the run in a directory, and the machine and process that make it, or made it last.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub fn holder(dir: &Path) -> Result<(bool, String)> {
+        let path = dir.join(LOCK);
+        let Some(name) = read_if_exists(&path)? else { return Ok((false, String::new())) };
+        let file = File::open(&path).map_err(Error::io("open", &path))?;
+        let is_held = matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
+        Ok((is_held, String::from_utf8_lossy(&name).into_owned()))
     }
 
     /// Makes a directory for a run with this manifest. If it holds an unfinished run, or one of fewer rounds, and `resume`
@@ -244,13 +260,23 @@ pub(super) fn checkpoints(dir: &Path) -> Result<Vec<(u32, PathBuf)>> {
     Ok(all)
 }
 
-/// An exclusive lock on the run directory. It ends with the process, however that ends.
+/// An exclusive lock on the run directory. It ends with the process, however that ends. Its file names the holder.
 pub(super) fn lock(dir: &Path) -> Result<File> {
-    let path = dir.join(".lock");
-    let file = File::create(&path).map_err(Error::io("create", &path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Locked(dir.into())),
-        Err(std::fs::TryLockError::Error(source)) => Err(Error::Io { action: "lock", path, source }),
+    let path = dir.join(LOCK);
+    let options = OpenOptions::new().create(true).truncate(false).write(true).to_owned();
+    let mut file = options.open(&path).map_err(Error::io("create", &path))?;
+    // [`RunDir::holder`] holds it for a moment.
+    let mut tries = 0..10;
+    while let Err(error) = file.try_lock() {
+        match error {
+            TryLockError::Error(source) => return Err(Error::Io { action: "lock", path, source }),
+            TryLockError::WouldBlock if tries.next().is_none() => return Err(Error::Locked(dir.into())),
+            TryLockError::WouldBlock => std::thread::sleep(Duration::from_millis(5)),
+        }
     }
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
+    let host = host.unwrap_or_else(|| "this machine".into());
+    let named = file.set_len(0).and_then(|()| write!(file, "{}, process {}", host.trim(), std::process::id()));
+    named.map_err(Error::io("write", &path))?;
+    Ok(file)
 }

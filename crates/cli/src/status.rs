@@ -1,0 +1,55 @@
+//! `fedproj status`: which runs of a plan are finished, and who makes the others.
+
+use crate::say;
+use crate::settings::Settings;
+use anyhow::Result;
+use clap::Args;
+use fedproj_report::Table;
+use fedproj_study::{RunProgress, RunState, progress_in, progress_of};
+use std::path::PathBuf;
+
+/// Arguments of `status`.
+#[derive(Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    settings: Settings,
+    /// Number of seeds, as `fedproj run` takes it
+    #[arg(long, value_name = "N")]
+    seeds: Option<u16>,
+    /// Directory of all run directories, as `fedproj run` takes it; alone: the runs that were begun there
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl StatusArgs {
+    /// Prints the runs.
+    pub fn run(mut self) -> Result<()> {
+        let all = match &self.out {
+            Some(out) if self.settings.settings.is_empty() && self.seeds.is_none() => progress_in(out)?,
+            _ => {
+                self.settings.settings.extend(self.seeds.map(|n| format!("seeds={n}")));
+                let jobs = crate::run::jobs(self.settings.runs()?, self.out.as_deref(), false)?;
+                jobs.iter().map(progress_of).collect::<Result<_>>()?
+            }
+        };
+        if self.json {
+            say!("{}", serde_json::json!({ "runs": all }));
+            return Ok(());
+        }
+        let row = |run: &RunProgress| {
+            let accuracy = run.accuracy.map_or(String::new(), |a| format!("{:.2} %", 100.0 * a));
+            let rounds = format!("{}/{}", run.n_rounds_done, run.n_rounds);
+            vec![run.id.clone(), run.state.to_string(), run.by.clone(), rounds, accuracy]
+        };
+        let headers = ["run", "state", "by", "rounds", "accuracy"].map(str::to_owned).into();
+        let table = Table { headers, n_names: 3, rows: all.iter().map(row).collect(), ..Table::default() };
+        say!("{}", table.to_text().trim_end());
+        let n = |state| all.iter().filter(|run| run.state == state).count();
+        let (finished, running) = (n(RunState::Finished), n(RunState::Running));
+        say!("{finished} of {} runs are finished, {running} are being made", all.len());
+        Ok(())
+    }
+}
