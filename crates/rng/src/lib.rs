@@ -2,7 +2,7 @@
 //!
 //! There is no global generator. A [`Stream`] is a pure function of a seed, a [`Purpose`] and up to three ids
 //! (round, client, epoch …), so a draw never depends on which thread asked first or on what else was drawn before.
-//! New randomness takes a new purpose; old runs then keep their draws.
+//! New randomness takes a new purpose; old runs then keep their draws. Draws that nobody may repeat come from [`System`].
 //!
 //! ```
 //! use fedproj_rng::{Purpose, Stream};
@@ -13,8 +13,10 @@
 //! ```
 
 mod philox;
+mod system;
 
 pub use philox::philox4x32_10;
+pub use system::System;
 
 /// What a stream is for. The numbers are part of every recorded run: never reuse or renumber them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,28 +48,43 @@ pub enum Purpose {
     VirtualClient = 12,
     /// Crops and flips of a client's images; ids: round, client, step.
     Augment = 13,
+    /// Noise and coins of a run whose privacy is nominal; ids: round, what is drawn.
+    Privacy = 14,
 }
 
-/// A sequence of random numbers fixed by (seed, purpose, ids).
+/// A source of random bits.
+pub trait Bits {
+    /// The next 32 random bits.
+    fn next_u32(&mut self) -> u32;
+}
+
+impl<B: Bits + ?Sized> Bits for Box<B> {
+    fn next_u32(&mut self) -> u32 {
+        (**self).next_u32()
+    }
+}
+
+/// Bits fixed by (seed, purpose, ids).
 #[derive(Clone, Debug)]
-pub struct Stream {
+pub struct Philox {
     key: [u32; 2],
     counter: u64,
     block: [u32; 4],
     used: usize,
 }
 
-impl Stream {
-    /// The stream of (`seed`, `purpose`, `ids`); unused ids are 0.
+impl Philox {
+    /// The bits of (`seed`, `purpose`, `ids`); unused ids are 0.
     pub fn new(seed: u64, purpose: Purpose, ids: [u32; 3]) -> Self {
         let seed_key = [seed as u32, (seed >> 32) as u32];
         // One Philox call mixes purpose and ids into a key of its own, which leaves the whole counter for draws.
         let [k0, k1, ..] = philox4x32_10([purpose as u32, ids[0], ids[1], ids[2]], seed_key);
         Self { key: [k0, k1], counter: 0, block: [0; 4], used: 4 }
     }
+}
 
-    /// The next 32 random bits.
-    pub fn next_u32(&mut self) -> u32 {
+impl Bits for Philox {
+    fn next_u32(&mut self) -> u32 {
         if self.used == 4 {
             self.block = philox4x32_10([self.counter as u32, (self.counter >> 32) as u32, 0, 0], self.key);
             self.counter += 1;
@@ -75,6 +92,31 @@ impl Stream {
         }
         self.used += 1;
         self.block[self.used - 1]
+    }
+}
+
+/// A sequence of random numbers, by default one that is fixed by (seed, purpose, ids).
+#[derive(Clone, Debug)]
+pub struct Stream<B = Philox> {
+    bits: B,
+}
+
+impl Stream {
+    /// The stream of (`seed`, `purpose`, `ids`); unused ids are 0.
+    pub fn new(seed: u64, purpose: Purpose, ids: [u32; 3]) -> Self {
+        Self::over(Philox::new(seed, purpose, ids))
+    }
+}
+
+impl<B: Bits> Stream<B> {
+    /// The numbers that these bits make.
+    pub fn over(bits: B) -> Self {
+        Self { bits }
+    }
+
+    /// The next 32 random bits.
+    pub fn next_u32(&mut self) -> u32 {
+        self.bits.next_u32()
     }
 
     /// The next 64 random bits.
@@ -195,6 +237,17 @@ mod tests {
         ];
         let distinct: std::collections::BTreeSet<_> = all.iter().collect();
         assert_eq!(distinct.len(), all.len());
+    }
+
+    #[test]
+    fn the_systems_bits_never_repeat() {
+        let mut all = std::collections::BTreeSet::new();
+        for _ in 0..2 {
+            let mut stream = Stream::over(System::default());
+            // More than one buffer.
+            all.extend((0..1000).map(|_| stream.next_u64()));
+        }
+        assert_eq!(all.len(), 2000);
     }
 
     #[test]
