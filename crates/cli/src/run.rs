@@ -66,8 +66,9 @@ impl RunArgs {
         let devices = self.device.open_for(usize::from(self.jobs).min(jobs.len()).max(1))?;
         let progress = Progress::new(self.quiet, devices.len(), |title: &str, job: &Job, summary: &Summary, _| {
             if !self.quiet && !self.json {
+                let epsilon = summary.privacy.as_ref().map_or(String::new(), |p| format!(", ε = {}", p.shown()));
                 say!(
-                    "{title}{}: accuracy {:.2} % (mean of the last rounds), last {:.2} %, best {:.2} %, {:.1} s, {}",
+                    "{title}{}: accuracy {:.2} % (mean of the last rounds), last {:.2} %, best {:.2} %{epsilon}, {:.1} s, {}",
                     summary.method,
                     100.0 * summary.headline,
                     100.0 * summary.last,

@@ -40,6 +40,12 @@ impl Settings {
         let (mut table, mut overrides) = self.parts()?;
         let server = ServerConfig::take(&mut table, &mut overrides)?;
         let earlier = one_run(&table, &overrides)?;
+        if earlier.privacy.is_on() {
+            bail!(Error::config(
+                "privacy: a federation's server draws clients from those that are online and shows how hard each one pulls; \
+                 neither is accounted for\nhint: `fedproj run` simulates privacy"
+            ));
+        }
         let robust = table.get("federation").and_then(|federation| federation.get("robust"));
         for (key, value) in RobustConfig::FEDERATION {
             let is_set = robust.is_some_and(|robust| robust.get(key).is_some());

@@ -76,6 +76,9 @@ fn look(path: &Path) -> Result<Live> {
     };
     let round = rounds.len() + 1;
     let now = match pace {
+        Pace::Finished if rounds.len() < n_rounds as usize => {
+            format!("Ended after {} of {n_rounds} rounds: the privacy budget is spent", rounds.len())
+        }
         Pace::Finished => format!("All {n_rounds} rounds are done"),
         Pace::Silent => {
             format!("Round {round} of {n_rounds}: no news for {}", fedproj_report::duration(since.as_secs_f64()))
@@ -90,6 +93,8 @@ fn look(path: &Path) -> Result<Live> {
         now,
         ..Live::default()
     };
+    // Under privacy nobody may know who trains.
+    let manifest = manifest.filter(|_| !run.config.privacy.is_on());
     live.tables.extend(manifest.map(|manifest| clients(&run, &manifest, pace)));
     follow(&mut live, &rounds, n_rounds, since);
     Ok(live)

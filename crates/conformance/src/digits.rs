@@ -153,7 +153,7 @@ impl Case<'_> {
     /// The parts of a round's record that do not depend on rounding.
     fn compare_records(&mut self, what: &str, found: &RoundRecord, expected: &RoundRecord) {
         for (name, found, expected) in [
-            ("training loss", Some(found.train_loss), Some(expected.train_loss)),
+            ("training loss", found.train_loss, expected.train_loss),
             ("memory loss before", found.memory_loss_before, expected.memory_loss_before),
             ("memory loss after", found.memory_loss_after, expected.memory_loss_after),
             ("distillation loss", found.distill_loss, expected.distill_loss),

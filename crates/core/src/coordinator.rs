@@ -10,6 +10,7 @@ use crate::fusion::{Fusion, GlobalModel, SEND, ServerState};
 use crate::memory;
 use crate::method::Method;
 use crate::partial::{self, Mean};
+use crate::privacy::Privacy;
 use crate::pull::{self, Pull};
 use crate::record::{RoundRecord, Seconds};
 use crate::trainer::Download;
@@ -26,6 +27,8 @@ pub struct Coordinator {
     state: ServerState,
     /// The last evaluation of the global model, if it is of the current state.
     last_score: Option<Score>,
+    /// What stands between the contributions and the rest, if privacy is on.
+    privacy: Option<Privacy>,
 }
 
 /// A round in progress.
@@ -76,13 +79,14 @@ impl Coordinator {
             let problem = format!("a state of {found} weights does not fit a network of {expected}");
             return Err(Error::Internal { what: "resuming", problem });
         }
+        let privacy = Privacy::new(&experiment, method.as_ref())?;
         let (device, experiment) = (device.into(), Arc::new(experiment));
         let mut evaluator = Evaluator::new(&experiment.graph, device.n_threads())?;
         if let Some(gpu) = device.gpu() {
             let on = crate::gpu::OnGpu::new(gpu, &experiment)?;
             evaluator.use_gpu(&on)?;
         }
-        Ok(Self { experiment, method, device, evaluator, state, last_score: None })
+        Ok(Self { experiment, method, device, evaluator, state, last_score: None, privacy })
     }
 
     /// What the server keeps.
@@ -130,9 +134,27 @@ impl Coordinator {
         self.evaluator.on_gpu()
     }
 
-    /// Whether all rounds are done.
+    /// Whether all rounds are done, or the next one would exceed the privacy budget.
     pub fn is_done(&self) -> bool {
-        self.state.n_rounds_done >= self.experiment.config.federation.rounds
+        self.state.n_rounds_done >= self.experiment.config.federation.rounds || self.is_budget_spent()
+    }
+
+    /// Whether the next round would exceed `privacy.epsilon_max`.
+    pub fn is_budget_spent(&self) -> bool {
+        self.privacy.as_ref().is_some_and(|privacy| !privacy.allows_after(self.state.n_rounds_done))
+    }
+
+    /// Counts releases of rounds that a crash lost: they will be made again, with other noise.
+    pub fn count_lost_releases(&mut self, n: u32) {
+        if let Some(privacy) = &mut self.privacy {
+            privacy.count_lost(n);
+        }
+    }
+
+    /// The clients of the next round.
+    pub fn cohort(&self) -> Vec<u32> {
+        let round = self.state.n_rounds_done;
+        self.privacy.as_ref().map_or_else(|| self.experiment.cohort(round), |privacy| privacy.cohort(round))
     }
 
     /// Begins the next round. An unfinished round can begin again: beginning one draws nothing at random.
@@ -166,6 +188,12 @@ impl Coordinator {
         let (n_threads, uploads) = (self.device.n_threads(), self.method.uploads());
         check_lengths(&experiment, round, results, &uploads)?;
         let published_before = self.state.evaluated.take();
+        // From here on, nothing sees what single clients sent.
+        let release = match &self.privacy {
+            Some(privacy) => Some(privacy.release(&experiment, &self.evaluator, results, &mut self.state)?),
+            None => None,
+        };
+        let results = release.as_ref().map_or(results, |release| release);
         let mut fusing = Fusion::new(&experiment, &self.evaluator, n_threads, results, &uploads, &mut self.state)?;
         self.method.fuse(&mut fusing)?;
         let (before_distillation, distill_loss) = (fusing.before_distillation.take(), fusing.distill_loss.take());
@@ -179,11 +207,15 @@ impl Coordinator {
         let fusion = start.elapsed().as_secs_f64();
 
         let start = Instant::now();
-        let is_due = federation.is_evaluated(round);
+        let is_due = federation.is_evaluated(round) || self.is_done();
         let published = self.state.published();
         let is_evaluated = is_due || federation.evaluate_clients;
         let score = is_evaluated.then(|| self.score(published.weights, published.buffers)).transpose()?;
         let mut record = self.describe(round, results, &opening.download);
+        if let Some(release) = &release {
+            (record.cohort, record.train_loss) = (Vec::new(), None);
+            record.privacy = Some(release.spent.clone());
+        }
         if let Some(score) = &score {
             record.accuracy = Some(score.accuracy);
             record.loss = Some(score.loss);
@@ -242,7 +274,7 @@ impl Coordinator {
         RoundRecord {
             round,
             cohort: all().map(|r| r.client).collect(),
-            train_loss: stats().map(|s| s.loss).sum::<f64>() / n,
+            train_loss: Some(stats().map(|s| s.loss).sum::<f64>() / n),
             projection_rate: (compared > 0).then(|| projected as f64 / compared as f64),
             cosine: mean(|s| s.cosine),
             memory_loss_before: mean(|s| s.memory_loss_before),

@@ -219,7 +219,8 @@ impl Experiment {
             let (n, all, name, test) = (self.n_public_in_test, public.n_samples(), public.name(), self.test.name());
             format!("{n} of {all} samples of the public set `{name}` are in the test set of `{test}`; their labels are not used")
         });
-        cut.chain(unused).chain(shared).collect()
+        let privacy = self.config.privacy.statement().map(|statement| format!("privacy: {statement}"));
+        cut.chain(unused).chain(shared).chain(privacy).collect()
     }
 
     /// Ranges of the running variances in the buffers.

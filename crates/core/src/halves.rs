@@ -214,6 +214,8 @@ impl LocalTraining {
         // The largest first, so that no thread begins a long client last.
         jobs.sort_by_key(|(client, _)| Reverse(partition.size(*client as usize)));
         match &mut self.workers {
+            // Where every client flips its own coin, all may stay away.
+            _ if jobs.is_empty() => Ok((Vec::new(), None)),
             Workers::Threads(trainers) => Ok((train(trainers, method, &jobs, download, progress)?, None)),
             Workers::Gpu(trainer) => trainer.train(method, download, &jobs, progress),
         }

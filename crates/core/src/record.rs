@@ -1,6 +1,7 @@
 //! What is recorded of a round and of a run.
 
 use crate::config::FederationConfig;
+use crate::privacy::PrivacySpent;
 use serde::{Deserialize, Serialize};
 
 /// One line of `metrics.jsonl`.
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct RoundRecord {
     /// Round, counted from 0.
     pub round: u32,
-    /// Clients that took part.
+    /// Clients that took part; empty under privacy, which rests on nobody knowing them.
     pub cohort: Vec<u32>,
     /// Test accuracy of the global model, where it was evaluated.
     pub accuracy: Option<f64>,
@@ -22,8 +23,8 @@ pub struct RoundRecord {
     pub accuracy_before_distillation: Option<f64>,
     /// Mean distillation loss of the last epoch.
     pub distill_loss: Option<f64>,
-    /// Mean training loss over clients.
-    pub train_loss: f64,
+    /// Mean training loss over clients; not under privacy.
+    pub train_loss: Option<f64>,
     /// Share of projected gradients, among the steps that took a memory gradient.
     pub projection_rate: Option<f64>,
     /// Mean cosine between gradient and memory gradient.
@@ -49,6 +50,9 @@ pub struct RoundRecord {
     pub bytes_up: u64,
     /// BLAKE3 of the weights and buffers that the next round starts from.
     pub model_hash: String,
+    /// What all rounds so far have revealed, under privacy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub privacy: Option<PrivacySpent>,
 }
 
 /// Seconds of the phases of a round.
@@ -77,10 +81,12 @@ impl RoundRecord {
         projection_rate,cosine,memory_loss_before,memory_loss_after,forgetting,client_accuracy,personal_accuracy,\
         seconds_local,seconds_fusion,seconds_evaluation,bytes_down,bytes_up,model_hash";
 
-    /// `metrics.csv`.
+    /// `metrics.csv`, with a last column for ε under privacy.
     pub fn csv(rounds: &[Self]) -> String {
-        let lines: String = rounds.iter().map(|r| r.to_csv() + "\n").collect();
-        format!("{}\n{lines}", Self::CSV_HEADER)
+        let epsilon = |r: &Self| r.privacy.as_ref().map_or(String::new(), |p| format!(",{}", p.epsilon));
+        let lines: String = rounds.iter().map(|r| r.to_csv() + &epsilon(r) + "\n").collect();
+        let head = if rounds.iter().any(|r| r.privacy.is_some()) { ",epsilon" } else { "" };
+        format!("{}{head}\n{lines}", Self::CSV_HEADER)
     }
 
     /// A line of `metrics.csv`.
@@ -91,7 +97,7 @@ impl RoundRecord {
             self.loss,
             self.accuracy_before_distillation,
             self.distill_loss,
-            Some(self.train_loss),
+            self.train_loss,
             self.projection_rate,
             self.cosine,
             self.memory_loss_before,
@@ -127,6 +133,9 @@ pub struct Summary {
     pub model_hash: String,
     /// Seconds of all rounds.
     pub seconds: f64,
+    /// What the run has revealed, under privacy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub privacy: Option<PrivacySpent>,
 }
 
 impl Summary {
@@ -142,6 +151,7 @@ impl Summary {
             best: accuracies.iter().copied().fold(0.0, f64::max),
             model_hash: rounds.last().map(|r| r.model_hash.clone()).unwrap_or_default(),
             seconds: rounds.iter().map(|r| r.seconds.total()).sum(),
+            privacy: rounds.last().and_then(|r| r.privacy.clone()),
         }
     }
 }

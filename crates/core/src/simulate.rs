@@ -113,9 +113,19 @@ impl Simulation {
         self.training.stop()
     }
 
-    /// Whether all rounds are done.
+    /// See [`Coordinator::is_done`].
     pub fn is_done(&self) -> bool {
         self.server.is_done()
+    }
+
+    /// See [`Coordinator::is_budget_spent`].
+    pub fn is_budget_spent(&self) -> bool {
+        self.server.is_budget_spent()
+    }
+
+    /// See [`Coordinator::count_lost_releases`].
+    pub(crate) fn count_lost_releases(&mut self, n: u32) {
+        self.server.count_lost_releases(n);
     }
 
     /// Runs one round.
@@ -123,7 +133,7 @@ impl Simulation {
     /// # Errors
     /// If a loss is not finite; the error names round and client.
     pub fn round(&mut self, progress: &(dyn Fn(Progress) + Sync)) -> Result<RoundRecord> {
-        let cohort = self.experiment().cohort(self.state().n_rounds_done);
+        let cohort = self.server.cohort();
         self.round_of(&cohort, progress)
     }
 

@@ -14,6 +14,7 @@ use axum::body::Body;
 use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use fedproj_core::PrivacySpent;
 use fedproj_report::{Chart, Live, Measure, Pace, Spread, Table, axis, duration, ticks};
 use futures_util::stream;
 use std::collections::BTreeMap;
@@ -179,11 +180,13 @@ pub fn follow(live: &mut Live, rounds: &[RoundLine], n_rounds: u32, since: Durat
     let last = |of: fn(&RoundLine) -> Option<f64>| rounds.iter().rev().find_map(of);
     tile("steps projected", last(|r| r.projection_rate).map(percent));
     tile("memory loss, change", last(RoundLine::memory_loss_change).map(signed));
+    let spent = rounds.iter().rev().find_map(|r| r.privacy.as_ref());
+    tile("privacy, ε", spent.map(PrivacySpent::shown));
     let bytes: u64 = rounds.iter().map(|r| r.bytes_up + r.bytes_down).sum();
     tile("sent, down and up", (bytes > 0).then(|| Measure::Size.text(bytes as f64)));
     live.charts = [
         chart("accuracy, %", rounds, |r| r.accuracy.map(|a| 100.0 * a)),
-        chart("training loss", rounds, |r| Some(r.train_loss)),
+        chart("training loss", rounds, |r| r.train_loss),
         chart("steps projected, %", rounds, |r| r.projection_rate.map(|p| 100.0 * p)),
         chart("memory loss after − before training", rounds, RoundLine::memory_loss_change),
     ]
@@ -232,14 +235,21 @@ fn rounds_table(rounds: &[RoundLine]) -> Table {
         vec![
             (r.round + 1).to_string(),
             r.accuracy.map_or("–".into(), |a| format!("{:.2} %", 100.0 * a)),
-            r.counted.to_string(),
+            if r.privacy.is_some() { "–".into() } else { r.counted.to_string() },
             Measure::Time.text(r.seconds),
             Measure::Size.text((r.bytes_up + r.bytes_down) as f64),
             r.model_hash.chars().take(12).collect(),
         ]
     };
-    let headers = ["round", "accuracy", "clients", "time", "sent", "model"].map(str::to_owned).to_vec();
-    Table { headers, rows: rounds.iter().rev().take(N_ROUNDS_SHOWN).map(row).collect(), ..Table::default() }
+    let mut headers = ["round", "accuracy", "clients", "time", "sent", "model"].map(str::to_owned).to_vec();
+    let shown = || rounds.iter().rev().take(N_ROUNDS_SHOWN);
+    let mut rows: Vec<Vec<String>> = shown().map(row).collect();
+    if shown().any(|r| r.privacy.is_some()) {
+        headers.push("ε".into());
+        let epsilons = shown().map(|r| r.privacy.as_ref().map_or_else(String::new, PrivacySpent::shown));
+        rows.iter_mut().zip(epsilons).for_each(|(row, epsilon)| row.push(epsilon));
+    }
+    Table { headers, rows, ..Table::default() }
 }
 
 #[cfg(test)]

@@ -298,7 +298,8 @@ pub mod tests {
         pairs.push(format!("seed={seed}"));
         let config = Config::from_layers(None, &pairs).unwrap();
         let (method, model_hash) = (config.method.name.clone(), String::new());
-        let summary = Summary { method, seed, headline, last: headline, best: headline, model_hash, seconds: 1.0 };
+        let summary =
+            Summary { method, seed, headline, last: headline, best: headline, model_hash, seconds: 1.0, privacy: None };
         let dir = format!("{}-{seed}", settings.join("-")).into();
         Loaded { run: StoredRun { dir, config, summary, rounds: Vec::new() }, manifest: None, is_finished: true }
     }

@@ -1,6 +1,6 @@
 //! Comparison of runs: mean ± standard deviation over seeds, and paired differences with 95 % intervals.
 
-use fedproj_core::Summary;
+use fedproj_core::{PrivacySpent, Summary};
 use fedproj_report::Table;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -33,6 +33,9 @@ pub struct ComparedRow {
     pub seconds: f64,
     /// The difference to the baseline, over the seeds that both ran.
     pub difference: Option<Difference>,
+    /// What the seed with the largest ε has revealed, under privacy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub privacy: Option<PrivacySpent>,
 }
 
 /// A paired difference.
@@ -62,12 +65,13 @@ impl Comparison {
                 format!("{:.1}", row.seconds),
             ]
         };
-        Table {
-            headers: headers.map(str::to_owned).to_vec(),
-            n_names: 1,
-            rows: self.rows.iter().map(row).collect(),
-            ..Table::default()
+        let (mut headers, mut rows) =
+            (headers.map(str::to_owned).to_vec(), self.rows.iter().map(row).collect::<Vec<_>>());
+        if self.rows.iter().any(|row| row.privacy.is_some()) {
+            headers.push("ε".into());
+            rows.iter_mut().zip(&self.rows).for_each(|(cells, row)| cells.push(row.epsilon()));
         }
+        Table { headers, n_names: 1, rows, ..Table::default() }
     }
 }
 
@@ -75,6 +79,11 @@ impl ComparedRow {
     /// `21.32 ± 3.04`, in per cent.
     pub fn accuracy(&self) -> String {
         plus_minus(100.0 * self.mean, self.std.map(|std| 100.0 * std))
+    }
+
+    /// `7.98`, or `∞` without privacy.
+    pub fn epsilon(&self) -> String {
+        self.privacy.as_ref().map_or_else(|| "∞".to_owned(), PrivacySpent::shown)
     }
 }
 
@@ -141,6 +150,7 @@ pub fn compare(results: &[(String, Summary)]) -> Comparison {
                 half_width: standard_deviation(&pairs).map(|d| t_95(pairs.len() - 1) * d / (pairs.len() as f64).sqrt()),
                 n: pairs.len(),
             }),
+            privacy: runs.values().filter_map(|s| s.privacy.clone()).max_by(|a, b| a.epsilon.total_cmp(&b.epsilon)),
         }
     });
     let rows = rows.collect();
@@ -188,8 +198,16 @@ mod tests {
 
     fn run(name: &str, seed: u64, headline: f64) -> (String, Summary) {
         let (last, best) = (headline, headline);
-        let summary =
-            Summary { method: name.into(), seed, headline, last, best, model_hash: String::new(), seconds: 1.0 };
+        let summary = Summary {
+            method: name.into(),
+            seed,
+            headline,
+            last,
+            best,
+            model_hash: String::new(),
+            seconds: 1.0,
+            privacy: None,
+        };
         (name.into(), summary)
     }
 

@@ -157,13 +157,20 @@ impl Plan<'_> {
             };
             if let Some(record) = run.round(&progress)? {
                 let seconds = record.seconds.total();
+                let epsilon = record.privacy.as_ref().map_or(String::new(), |p| format!(", ε = {}", p.shown()));
                 watch.round_done(format!(
-                    "{title}round {}/{n_rounds}{}, {seconds:.1} s",
+                    "{title}round {}/{n_rounds}{}{epsilon}, {seconds:.1} s",
                     round + 1,
                     shown(record.accuracy)
                 ));
                 accuracy = record.accuracy.or(accuracy);
             }
+        }
+        if run.simulation().is_budget_spent() && run.rounds().len() < n_rounds as usize {
+            let (n, most) = (run.rounds().len(), config.privacy.epsilon_max);
+            watch.note(&format!(
+                "{title}ended after round {n} of {n_rounds}: the next would exceed privacy.epsilon_max = {most}"
+            ));
         }
         Ok(run.finish()?)
     }

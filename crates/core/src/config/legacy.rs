@@ -52,6 +52,10 @@ pub(super) fn restore(table: &mut Table) {
             |name: &str| FIRST_METHODS.contains(&name) || name == "external" || chosen.as_deref() == Some(name);
         methods.retain(|name, value| !value.is_table() || is_used(name));
     }
+    // Privacy that is off decides nothing.
+    if find(table, "privacy.noise_multiplier") == Some(&Value::Float(0.0)) {
+        table.remove("privacy");
+    }
     for (path, unchanged) in ADDED {
         if find(table, path) == Some(unchanged) {
             take(table, path);
@@ -142,5 +146,15 @@ mod tests {
         restore(&mut float);
         restore(&mut fixed);
         assert_eq!((float, fixed), (toml::from_str("federation.rounds = 1").unwrap(), sum("fixed")));
+    }
+
+    #[test]
+    fn privacy_shows_only_where_it_is_on() {
+        let privacy =
+            |z: &str| toml::from_str::<Table>(&format!("[privacy]\nnoise_multiplier = {z}\nclip = 2.0")).unwrap();
+        let (mut off, mut on) = (privacy("0.0"), privacy("1.5"));
+        restore(&mut off);
+        restore(&mut on);
+        assert_eq!((off, on), (Table::new(), privacy("1.5")));
     }
 }

@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::fixed::Scale;
 use crate::methods::{External, MethodConfig};
 use crate::presets::{self, Preset};
+use crate::privacy::PrivacyConfig;
 use crate::robust::{RobustConfig, RobustRule};
 use fedproj_data::{PartitionConfig, SourceConfig, TextConfig};
 use fedproj_nn::models::Layer;
@@ -51,6 +52,8 @@ pub struct Config {
     pub federation: FederationConfig,
     /// Training on a client.
     pub local: LocalConfig,
+    /// Client-level differential privacy. Off unless `noise_multiplier` is set.
+    pub privacy: PrivacyConfig,
     /// The method that runs, and a table of hyper-parameters per method.
     pub method: MethodConfig,
 }
@@ -304,6 +307,12 @@ impl Config {
         config
     }
 
+    /// Whether a finished run may have so many rounds: all, or fewer if its privacy budget was spent before.
+    pub fn may_end_after(&self, n_rounds: usize) -> bool {
+        let rounds = self.federation.rounds as usize;
+        n_rounds == rounds || (n_rounds < rounds && self.privacy.is_on() && self.privacy.epsilon_max > 0.0)
+    }
+
     /// The same run with a method from outside this program, under a name of its own.
     ///
     /// # Errors
@@ -333,6 +342,7 @@ impl Config {
             Some(_) => "method.external.".to_owned(),
             None => format!("method.{}.", self.method.name),
         };
+        out.retain(|key, _| self.privacy.is_on() || !key.starts_with("privacy."));
         out.retain(|key, _| !key.starts_with("method.") || key == "method.name" || key.starts_with(&own));
         out
     }
@@ -371,6 +381,7 @@ impl Config {
         let n_layers = format!("[{} tables]", self.model.layers.len());
         Error::require(is_listed != self.model.layers.is_empty(), "model.layers", n_layers, needed)?;
         l.optimizer.check("local.optimizer")?;
+        self.privacy.check(self)?;
         self.method.build()?.check(self)
     }
 }

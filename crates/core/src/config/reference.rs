@@ -23,6 +23,8 @@ const SOURCES: &[&str] = &[
     include_str!("../averages.rs"),
     include_str!("../correction.rs"),
     include_str!("../presets.rs"),
+    include_str!("../privacy/mod.rs"),
+    include_str!("../privacy/accountant.rs"),
     include_str!("../projection.rs"),
     include_str!("../robust.rs"),
     include_str!("../step.rs"),

@@ -21,6 +21,9 @@ use std::time::Duration;
 /// Locked while a process writes to the directory.
 const LOCK: &str = ".lock";
 
+/// One line per release of a run under privacy. Unlike the metrics it never shrinks: what was released stays released.
+const RELEASES: &str = "releases.log";
+
 /// A run directory that is being written, by the simulator or by a server.
 #[derive(Debug)]
 pub struct RunDir {
@@ -141,18 +144,26 @@ impl RunDir {
         clients: &ClientStates,
         federation: &FederationConfig,
     ) -> Result<()> {
-        let (path, line) = (self.dir.join("metrics.jsonl"), line_of(&record)?);
-        let mut append = || -> std::io::Result<()> {
-            self.metrics.write_all(line.as_bytes())?;
-            self.metrics.sync_data()
-        };
-        append().map_err(Error::io("append to", &path))?;
+        if let Some(spent) = record.privacy.as_ref().filter(|spent| !spent.nominal) {
+            let path = self.dir.join(RELEASES);
+            let opened = OpenOptions::new().append(true).create(true).open(&path);
+            let mut log = opened.map_err(Error::io("open", &path))?;
+            append(&mut log, &path, &format!("round {}, epsilon {}\n", record.round, spent.epsilon))?;
+        }
+        append(&mut self.metrics, &self.dir.join("metrics.jsonl"), &line_of(&record)?)?;
         let done = record.round + 1;
         if done.is_multiple_of(federation.checkpoint_every) || done >= federation.rounds {
             self.checkpoint(state, clients)?;
         }
         self.rounds.push(record);
         Ok(())
+    }
+
+    /// Releases of noised sums that a crash lost: their rounds are made again with other noise, and both count.
+    pub(super) fn n_releases_lost(&self) -> Result<u32> {
+        let log = read_if_exists(&self.dir.join(RELEASES))?.unwrap_or_default();
+        let n_released = log.split(|byte| *byte == b'\n').count() - 1;
+        Ok(n_released.saturating_sub(self.rounds.len()) as u32)
     }
 
     /// Writes a checkpoint and keeps the newest ones.
@@ -185,6 +196,11 @@ impl RunDir {
         write_atomically(&self.dir.join("summary.json"), text.as_bytes())?;
         Ok(summary)
     }
+}
+
+/// Appends a line and waits until it is on disk.
+fn append(file: &mut File, path: &Path, line: &str) -> Result<()> {
+    file.write_all(line.as_bytes()).and_then(|()| file.sync_data()).map_err(Error::io("append to", path))
 }
 
 /// Opens a run again for more rounds. The configuration comes last: until then the run is an unfinished one of the old

@@ -28,12 +28,15 @@ pub struct Manifest {
     /// Names of the classes; empty in runs of earlier versions.
     #[serde(default)]
     pub classes: Vec<String>,
-    /// Samples per class of the first clients; empty in runs of earlier versions.
+    /// Samples per class of the first clients; empty in runs of earlier versions, and under privacy.
     #[serde(default)]
     pub class_counts: Vec<Vec<u32>>,
     /// Source of a method from outside this program. Empty: the method is one of ours.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub method_source: String,
+    /// What a run under privacy claims, and whether its ε is nominal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub privacy: Option<String>,
     /// Whether nodes of a federation trained the clients. A federation decides who takes part and measures its traffic, so
     /// [`verify`](super::verify()) takes both as recorded.
     #[serde(default)]
@@ -127,7 +130,7 @@ impl Manifest {
         let shared = [(text("public_in_test"), e.n_public_in_test)];
         sizes.extend(truncated.chain(shared).filter(|(_, n)| *n > 0));
         let (labels, n_classes) = (e.private.labels().unwrap_or(&[]), e.private.n_classes());
-        let counted = 0..n_clients.min(N_CLIENTS_COUNTED);
+        let counted = 0..if e.config.privacy.is_on() { 0 } else { n_clients.min(N_CLIENTS_COUNTED) };
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
             seed: e.config.seed,
@@ -137,6 +140,7 @@ impl Manifest {
             classes: e.private.class_names().to_vec(),
             class_counts: counted.map(|client| e.partition.class_counts(client, labels, n_classes)).collect(),
             method_source: e.config.method.external.as_ref().and_then(External::source).unwrap_or_default(),
+            privacy: e.config.privacy.statement(),
             federated: false,
             extended: None,
             seal: BTreeMap::new(),

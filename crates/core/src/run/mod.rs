@@ -60,10 +60,11 @@ impl Run {
         let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
         let manifest = Manifest::of(&experiment, device.clone());
         let (directory, state) = RunDir::open(dir, config, &manifest, resume)?;
-        let simulation = match state {
+        let mut simulation = match state {
             Some((state, clients)) => Simulation::resume(experiment, method, device, state, clients)?,
             None => Simulation::new(experiment, method, device)?,
         };
+        simulation.count_lost_releases(directory.n_releases_lost()?);
         Ok(Self { directory, simulation })
     }
 

@@ -67,14 +67,20 @@ pub fn verify(
         None => Simulation::new(experiment, method, device)?,
     };
     let from = simulation.state().n_rounds_done;
-    let n_rounds = check.rounds(&mut simulation, part.rounds.unwrap_or(u32::MAX), progress)?;
+    let is_repeatable = simulation.experiment().config.privacy.is_repeatable();
+    let n_rounds = if is_repeatable {
+        check.rounds(&mut simulation, part.rounds.unwrap_or(u32::MAX), progress)?
+    } else {
+        check.notes.push(UNREPEATABLE.into());
+        0
+    };
     let broken: Vec<String> = seal::broken(dir)?.iter().map(|broken| format!("the seal: {broken}")).collect();
     let sealed = check.is_sealed() && broken.is_empty();
-    if simulation.is_done() || (from + n_rounds) as usize == check.recorded.len() {
+    if !is_repeatable || simulation.is_done() || (from + n_rounds) as usize == check.recorded.len() {
         for broken in broken {
             check.found.add(broken);
         }
-        check.results(&simulation)?;
+        check.results(&simulation, is_repeatable)?;
     } else {
         check
             .notes
@@ -84,6 +90,10 @@ pub fn verify(
     check.found.into_result(dir, check.manifest.as_ref())?;
     Ok(Verified { from, n_rounds, compared: check.compared, sealed, notes: check.notes })
 }
+
+/// Why a run under privacy is not repeated.
+const UNREPEATABLE: &str = "no round was repeated: noise and clients came from the operating system, which gives them once; \
+    the seal, summary.json and metrics.csv were compared with metrics.jsonl";
 
 /// A run directory that is being compared with its rerun.
 struct Check<'a> {
@@ -168,11 +178,11 @@ impl Check<'_> {
     }
 
     /// What is written when a run finishes.
-    fn results(&mut self, simulation: &Simulation) -> Result<()> {
+    fn results(&mut self, simulation: &Simulation, is_repeated: bool) -> Result<()> {
         let experiment = simulation.experiment();
         let (config, n_recorded) = (&experiment.config, self.recorded.len());
         let (is_finished, rounds) = (self.dir.join("summary.json").exists(), config.federation.rounds);
-        if n_recorded > rounds as usize || (is_finished && n_recorded != rounds as usize) {
+        if n_recorded > rounds as usize || (is_finished && !config.may_end_after(n_recorded)) {
             self.found.add(format!("metrics.jsonl has {n_recorded} lines, but the configuration has {rounds} rounds"));
             return Ok(());
         }
@@ -189,9 +199,11 @@ impl Check<'_> {
         self.compared.push("summary.json");
         let (path, model) = (self.dir.join("model.safetensors"), simulation.state().published());
         let again = fedproj_nn::weights::to_bytes(&path, &experiment.graph, model.weights, model.buffers)?;
-        self.file("model.safetensors", &again, |found| {
-            found.compare_model(&path, &experiment.graph, model, simulation.state());
-        })?;
+        if is_repeated {
+            self.file("model.safetensors", &again, |found| {
+                found.compare_model(&path, &experiment.graph, model, simulation.state());
+            })?;
+        }
         self.file("metrics.csv", RoundRecord::csv(&self.recorded).as_bytes(), |found| {
             found.add("metrics.csv: is not the table of the metrics".into());
         })

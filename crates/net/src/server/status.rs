@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::header;
 use axum::routing::get;
 use fedproj_core::methods::title;
-use fedproj_core::{Pull, RoundRecord};
+use fedproj_core::{PrivacySpent, Pull, RoundRecord};
 use fedproj_report::{Live, Pace, Table, duration};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,14 +80,16 @@ pub struct RoundLine {
     pub seconds: f64,
     /// BLAKE3 of the model.
     pub model_hash: String,
-    /// Mean training loss over clients.
-    pub train_loss: f64,
+    /// Mean training loss over clients; not under privacy.
+    pub train_loss: Option<f64>,
     /// Share of projected gradients.
     pub projection_rate: Option<f64>,
     /// Mean memory loss of the clients before local training.
     pub memory_loss_before: Option<f64>,
     /// The same after it.
     pub memory_loss_after: Option<f64>,
+    /// What all rounds so far have revealed, under privacy.
+    pub privacy: Option<PrivacySpent>,
     /// How hard each client pulled at the model, where it is known: not for rounds before the server's start.
     pub pulls: Vec<Pull>,
 }
@@ -107,6 +109,7 @@ impl RoundLine {
             projection_rate: r.projection_rate,
             memory_loss_before: r.memory_loss_before,
             memory_loss_after: r.memory_loss_after,
+            privacy: r.privacy.clone(),
             pulls: Vec::new(),
         }
     }

@@ -100,7 +100,8 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
     let baselines: BTreeSet<&str> = results.iter().map(|r| r.baseline.as_str()).collect();
     let baseline = if baselines.len() == 1 { &results[0].baseline } else { "the first" };
     let difference = format!("Δ vs {baseline}, 95 %");
-    let columns: [(&str, &[&str]); 7] = [
+    let is_private = results.iter().flat_map(|setting| &setting.rows).any(|row| row.compared.privacy.is_some());
+    let mut columns: Vec<(&str, &[&str])> = vec![
         ("seeds", &["seeds"]),
         ("accuracy %", &["accuracy_mean", "accuracy_std"]),
         (&difference, &["difference_mean", "difference_half_width", "pairs"]),
@@ -109,12 +110,15 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
         ("last %", &["last_mean"]),
         ("best %", &["best_mean"]),
     ];
+    if is_private {
+        columns.push(("ε", &["epsilon"]));
+    }
     let row = |setting: &GroupResult, row: &ArmResult| {
         let c = &row.compared;
         let d = c.difference;
         let paper = row.paper.map(|p| format!("{:.2} ± {:.2}", p.mean, p.std)).unwrap_or_default();
         let to_paper = row.paper.map(|p| 100.0 * c.mean - p.mean);
-        let cells = vec![
+        let mut cells = vec![
             (c.seeds.len().to_string(), vec![Some(c.seeds.len() as f64)]),
             (c.accuracy(), vec![Some(c.mean), c.std]),
             (
@@ -126,6 +130,9 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
             (format!("{:.2}", 100.0 * c.last), vec![Some(c.last)]),
             (format!("{:.2}", 100.0 * c.best), vec![Some(c.best)]),
         ];
+        if is_private {
+            cells.push((c.epsilon(), vec![c.privacy.as_ref().map(|p| p.epsilon)]));
+        }
         (setting.short.clone(), c.name.clone(), cells)
     };
     let rows = results.iter().flat_map(|s| s.rows.iter().map(|r| row(s, r)).collect::<Vec<_>>()).collect();
