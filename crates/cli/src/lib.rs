@@ -15,6 +15,7 @@ mod methods;
 mod models;
 mod new;
 mod partition;
+mod privacy;
 mod program;
 mod progress;
 mod report;
@@ -85,6 +86,9 @@ enum Command {
     Config(config::ConfigCommand),
     /// Show which client holds which data, before a run
     Partition(partition::Partition),
+    /// Plan a run's differential privacy: how much noise an ε takes
+    #[command(subcommand)]
+    Privacy(privacy::PrivacyCommand),
     /// List data sets: which are here, and how to get the others; `data get` unpacks downloads
     Data(data::Data),
     /// List methods
@@ -148,6 +152,7 @@ pub fn main(args: Vec<OsString>, host: Vec<OsString>) -> u8 {
         Command::New(args) => args.run(),
         Command::Config(command) => command.run(),
         Command::Partition(args) => args.run(),
+        Command::Privacy(command) => command.run(),
         Command::Data(args) => args.run(),
         Command::Methods(args) => args.run(),
         Command::Models(args) => args.run(),
