@@ -35,6 +35,41 @@ pub struct Head<'a> {
     pub stats: &'a LocalStats,
 }
 
+/// Sums of clients' measurements in integers, for rounds whose sums are in integers too: loss, compared and projected steps,
+/// and for the three measurements that not every client has, their sum and their number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Measured(pub [i64; 9]);
+
+impl Measured {
+    /// 2 to this power is one unit of a measurement, which counts up to 2⁴⁰.
+    const SCALE: f64 = (1 << 20) as f64;
+
+    /// One client's.
+    pub fn of(stats: &LocalStats) -> Self {
+        let fixed =
+            |v: f64| (v.clamp(-Self::SCALE * Self::SCALE, Self::SCALE * Self::SCALE) * Self::SCALE).round() as i64;
+        let mut all = [fixed(stats.loss), stats.n_compared.into(), stats.n_projected.into(), 0, 0, 0, 0, 0, 0];
+        let optional = [stats.cosine, stats.memory_loss_before, stats.memory_loss_after];
+        for (pair, value) in all[3..].chunks_exact_mut(2).zip(optional) {
+            pair.copy_from_slice(&value.map_or([0, 0], |v| [fixed(v), 1]));
+        }
+        Self(all)
+    }
+
+    /// Adds another client's.
+    pub fn add(&mut self, other: &Self) {
+        crate::fixed::add(&mut self.0, &other.0);
+    }
+
+    /// The clients' measurements as one, if there are so many clients: means, and sums of steps.
+    pub(crate) fn mean(&self, n: usize) -> (f64, u64, u64, [Option<f64>; 3]) {
+        let [loss, compared, projected, ..] = self.0;
+        let mean = |sum: i64, n: i64| (n > 0).then(|| sum as f64 / Self::SCALE / n as f64);
+        let optional = std::array::from_fn(|i| mean(self.0[3 + 2 * i], self.0[4 + 2 * i]));
+        (mean(loss, n.max(1) as i64).unwrap_or(0.0), compared as u64, projected as u64, optional)
+    }
+}
+
 /// The contributions of a round, in the order of client ids. The order of arrival does not matter.
 pub trait Contributions: Debug + Sync {
     /// Their number.
@@ -66,6 +101,11 @@ pub trait Contributions: Debug + Sync {
     /// on workers, or under masks. Such contributions need no vectors that can be read.
     fn summed(&self, by: EnsembleWeights, part: Part<'_>) -> Option<Result<Sum>> {
         let _ = (by, part);
+        None
+    }
+
+    /// The sum of all clients' measurements, where single ones are not known.
+    fn measured(&self) -> Option<Measured> {
         None
     }
 

@@ -1,7 +1,8 @@
 //! The server's half of a round: what it sends, and what it does with the results. The simulator and a networked server
 //! share it, so the same contributions give the same bytes.
 
-use crate::contributions::{Contributions, Part};
+use crate::config::SumKind;
+use crate::contributions::{Contributions, Measured, Part};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Model, Score};
@@ -13,7 +14,7 @@ use crate::partial::{self, Mean};
 use crate::privacy::Privacy;
 use crate::pull::{self, Pull};
 use crate::record::{RoundRecord, Seconds};
-use crate::trainer::Download;
+use crate::trainer::{Download, LocalStats};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -255,14 +256,7 @@ impl Coordinator {
 
     fn describe(&self, round: u32, results: &dyn Contributions, download: &Download) -> RoundRecord {
         let all = || (0..results.n()).map(|at| results.head(at));
-        let stats = || all().map(|r| r.stats);
-        let n = results.n().max(1) as f64;
-        let mean = |of: fn(&crate::LocalStats) -> Option<f64>| {
-            let values: Vec<f64> = stats().filter_map(of).collect();
-            (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-        };
-        let compared: u64 = stats().map(|s| u64::from(s.n_compared)).sum();
-        let projected: u64 = stats().map(|s| u64::from(s.n_projected)).sum();
+        let (train_loss, compared, projected, [cosine, memory_loss_before, memory_loss_after]) = self.measured(results);
         // A real federation would send weights, buffers, a method's vectors, and the memory's indices and logits.
         let floats_down = download.weights.len()
             + download.buffers.len()
@@ -274,16 +268,35 @@ impl Coordinator {
         RoundRecord {
             round,
             cohort: all().map(|r| r.client).collect(),
-            train_loss: Some(stats().map(|s| s.loss).sum::<f64>() / n),
+            train_loss: Some(train_loss),
             projection_rate: (compared > 0).then(|| projected as f64 / compared as f64),
-            cosine: mean(|s| s.cosine),
-            memory_loss_before: mean(|s| s.memory_loss_before),
-            memory_loss_after: mean(|s| s.memory_loss_after),
+            cosine,
+            memory_loss_before,
+            memory_loss_after,
             bytes_down: 4 * (floats_down * results.n()) as u64,
             bytes_up: 4 * (0..results.n()).map(|at| results.n_values(at)).sum::<usize>() as u64,
             model_hash: model_hash(&self.state.weights, &self.state.buffers),
             ..RoundRecord::default()
         }
+    }
+
+    /// The mean loss, the compared and projected steps, and the means of the measurements that not every client has.
+    fn measured(&self, results: &dyn Contributions) -> (f64, u64, u64, [Option<f64>; 3]) {
+        let stats = || (0..results.n()).map(|at| results.head(at).stats);
+        if self.experiment.config.federation.sum == SumKind::Fixed {
+            let mut sum = Measured::default();
+            stats().for_each(|stats| sum.add(&Measured::of(stats)));
+            return results.measured().unwrap_or(sum).mean(results.n());
+        }
+        let mean = |of: fn(&LocalStats) -> Option<f64>| {
+            let values: Vec<f64> = stats().filter_map(of).collect();
+            (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+        };
+        let loss = stats().map(|s| s.loss).sum::<f64>() / results.n().max(1) as f64;
+        let compared = stats().map(|s| u64::from(s.n_compared)).sum();
+        let projected = stats().map(|s| u64::from(s.n_projected)).sum();
+        let optional = [mean(|s| s.cosine), mean(|s| s.memory_loss_before), mean(|s| s.memory_loss_after)];
+        (loss, compared, projected, optional)
     }
 
     fn describe_clients(&self, results: &dyn Contributions, before: &Score, record: &mut RoundRecord) -> Result<()> {

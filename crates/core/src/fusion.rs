@@ -243,6 +243,19 @@ impl Fusion<'_> {
         Ok(out)
     }
 
+    /// Σ_k / N of any vector of the results, with N the number of all clients.
+    ///
+    /// # Errors
+    /// As [`Fusion::mean`].
+    pub fn sum_over_all(&self, part: Part<'_>) -> Result<Vec<f32>> {
+        let (m, n) = (self.n_results(), self.n_clients() as f32);
+        if self.scale.is_none() {
+            return self.sum(&vec![1.0 / n; m], part);
+        }
+        let share = m as f32 / n;
+        Ok(self.mean(EnsembleWeights::Uniform, part)?.into_iter().map(|v| v * share).collect())
+    }
+
     /// The weights of the clients in sums in integers.
     fn fixed_weights(&self, by: EnsembleWeights) -> Vec<f64> {
         self.heads().map(|head| fixed::weight_of(by, head.n_samples)).collect()

@@ -48,7 +48,7 @@ pub use config::{
     Config, DataConfig, Draw, FederationConfig, Key, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
     ScheduleConfig, SumKind, WHOLE_TABLES, parse_value, read_value,
 };
-pub use contributions::{Contributions, Head, Part};
+pub use contributions::{Contributions, Head, Measured, Part};
 pub use coordinator::{Coordinator, Opening, model_hash};
 pub use correction::Correction;
 pub use device::Device;
@@ -68,7 +68,7 @@ pub use partial::{Mean, Partial};
 pub use presets::Preset;
 pub use privacy::{NoiseFrom, PrivacyConfig, PrivacySpent};
 pub use projection::{DropoutUnit, Projection, ProjectionMode, Reference, Space};
-pub use pull::Pull;
+pub use pull::{Pull, hold_back};
 pub use record::{RoundRecord, Seconds, Summary};
 pub use robust::{RobustConfig, RobustRule};
 pub use run::{Extended, Manifest, Run, RunDir, StoredRun, Verified, VerifyPart, check_rollback, rollback, verify};

@@ -1,8 +1,10 @@
 //! How hard each client pulls at the global model, and the limits on it that the round itself gives.
 
 use crate::contributions::{Contributions, Part};
+use crate::distill::EnsembleWeights;
 use crate::error::Result;
 use crate::robust::RobustConfig;
+use crate::trainer::{ClientResult, Download};
 use serde::{Deserialize, Serialize};
 
 /// Values of a vector that are read at a time.
@@ -70,6 +72,10 @@ impl<'a> Clip<'a> {
         uploads: &[&'a str],
     ) -> Result<Vec<Self>> {
         let mut all = Vec::new();
+        if results.summed(EnsembleWeights::Samples, Part::Buffers).is_some() {
+            // Clients that were summed before they arrived have clipped their own vectors.
+            return Ok(all);
+        }
         for (part, base) in parts(weights, buffers, uploads) {
             let clip = if part == Part::Weights { robust.clip } else { 0.0 };
             if clip > 0.0 || robust.clip_ratio > 0.0 {
@@ -99,6 +105,18 @@ impl<'a> Clip<'a> {
             *v = base + factor * (*v - base);
         }
     }
+}
+
+/// Holds a client's own update to [`RobustConfig::clip`], as a server would that sees it.
+///
+/// # Errors
+/// Never for results in memory.
+pub fn hold_back(robust: &RobustConfig, sent: &Download, result: &mut ClientResult) -> Result<()> {
+    let alone = vec![std::mem::take(result)];
+    let clips = Clip::all(robust, &alone, &sent.weights, &sent.buffers, &[]);
+    *result = alone.into_iter().next().unwrap_or_default();
+    clips?.iter().for_each(|clip| clip.apply(0, Part::Weights, 0, &mut result.weights));
+    Ok(())
 }
 
 /// The contributions by their longest vector, measured by the median of the round; the longest first.
@@ -161,7 +179,7 @@ fn median(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trainer::{ClientResult, ClientState, LocalStats};
+    use crate::trainer::{ClientState, LocalStats};
 
     fn results(weights: &[[f32; 2]]) -> Vec<ClientResult> {
         let of = |(client, w): (usize, &[f32; 2])| ClientResult {

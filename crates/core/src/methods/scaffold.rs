@@ -12,7 +12,7 @@ use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, SEND};
 use crate::method::Method;
-use crate::partial::Mean;
+use crate::partial::{Mean, averages};
 use crate::step::{Batch, Finish, Step};
 use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
@@ -67,7 +67,9 @@ impl Method for Scaffold {
     }
 
     fn means(&self) -> Option<Vec<Mean>> {
-        None
+        let mut means = averages(EnsembleWeights::Uniform);
+        means.push((EnsembleWeights::Uniform, Part::Upload("control_variate")));
+        Some(means)
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
@@ -76,8 +78,7 @@ impl Method for Scaffold {
         for (w, mean) in round.state.weights.iter_mut().zip(&mean) {
             *w += self.server_lr * (mean - *w);
         }
-        let per_client = vec![1.0 / round.n_clients() as f32; round.n_results()];
-        let change = round.sum(&per_client, Part::Upload("control_variate"))?;
+        let change = round.sum_over_all(Part::Upload("control_variate"))?;
         let c = round.vector(&format!("{SEND}control_variate"), 0.0);
         c.iter_mut().zip(&change).for_each(|(c, d)| *c += d);
         Ok(())
