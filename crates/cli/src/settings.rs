@@ -46,7 +46,19 @@ impl Settings {
                  neither is accounted for\nhint: `fedproj run` simulates privacy"
             ));
         }
-        let robust = table.get("federation").and_then(|federation| federation.get("robust"));
+        let federation = table.get("federation");
+        let is_given = |key: &str| {
+            let in_file = federation.is_some_and(|federation| federation.get(key).is_some());
+            in_file || overrides.iter().any(|pair| pair.contains(&format!("federation.{key}")))
+        };
+        if server.secure {
+            // Limits that compare contributions cannot be held, and sums under masks are sums of integers.
+            if !is_given("sum") {
+                overrides.push("federation.sum=fixed".into());
+            }
+            return Ok((one_run(&table, &overrides)?, earlier, server));
+        }
+        let robust = federation.and_then(|federation| federation.get("robust"));
         for (key, value) in RobustConfig::FEDERATION {
             let is_set = robust.is_some_and(|robust| robust.get(key).is_some());
             if !is_set && !overrides.iter().any(|pair| pair.contains(key)) {

@@ -11,6 +11,17 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(fedproj_core::write_atomically(path, bytes)?)
 }
 
+/// Bytes with their hash before them.
+pub(crate) fn checked(body: &[u8]) -> Vec<u8> {
+    [blake3::hash(body).as_bytes(), body].concat()
+}
+
+/// The bytes of [`checked`], unless they are damaged.
+pub(crate) fn content(bytes: &[u8]) -> Option<&[u8]> {
+    let (hash, body) = bytes.split_at_checked(blake3::OUT_LEN)?;
+    (blake3::hash(body).as_bytes() == hash).then_some(body)
+}
+
 /// As [`write_synced`], for a secret that only the owner can read.
 pub(crate) fn write_private(path: &Path, text: &str) -> Result<()> {
     Ok(fedproj_core::write_private(path, text.as_bytes())?)

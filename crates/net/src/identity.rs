@@ -27,9 +27,7 @@ impl Token {
     /// # Errors
     /// If the system has no randomness.
     pub fn new(authority: [u8; 32]) -> Result<Self> {
-        let mut secret = [0; 32];
-        provider().secure_random.fill(&mut secret).map_err(|_| Error::identity("no randomness from the system"))?;
-        Ok(Self { authority, secret })
+        Ok(Self { authority, secret: random()? })
     }
 
     /// Reads a token as users paste it.
@@ -54,6 +52,13 @@ impl std::fmt::Display for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}-{}-{}", Self::PREFIX, hex(&self.authority), hex(&self.secret))
     }
+}
+
+/// 32 bytes of the system's randomness.
+pub(crate) fn random() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    provider().secure_random.fill(&mut bytes).map_err(|_| Error::identity("no randomness from the system"))?;
+    Ok(bytes)
 }
 
 /// BLAKE3 of a certificate as text: the registry's key for a node.

@@ -1,7 +1,7 @@
 //! The real federation: one server, many nodes, over a network that fails.
 //!
 //! [`server`] and [`node`] are the two sides, [`wire`] is what travels between them, [`identity`] is what both know of
-//! certificates. Start reading at [`serve()`] and [`Node`]. Both sides run the methods of [`fedproj_core`] without knowing how
+//! certificates, [`secure`] is secure aggregation without sockets. Start reading at [`serve()`] and [`Node`]. Both sides run the methods of [`fedproj_core`] without knowing how
 //! they work; the same contributions give the same bytes as in the simulator.
 //!
 //! Nothing that is received is executed, or becomes anything but text and numbers of a checked shape. Nothing is
@@ -16,6 +16,7 @@ mod files;
 pub mod identity;
 pub mod live;
 pub mod node;
+pub mod secure;
 pub mod server;
 mod vault;
 pub mod wire;

@@ -8,10 +8,12 @@ use fedproj_core::LocalStats;
 use fedproj_net::Policy;
 use fedproj_net::identity::{Token, certificate_from, expiry_of};
 use fedproj_net::node::node_request;
+use fedproj_net::secure::{Party, Roster};
 use fedproj_net::server::journal::Tail;
 use fedproj_net::server::{Authority, key_of_request};
 use fedproj_net::wire::{
-    Blob, Contribution, NamedBlob, Task, TaskMemory, Work, WorkKind, decode, decode_public, encode_public,
+    Blob, Contribution, NamedBlob, RosterMessage, Task, TaskMemory, Work, WorkKind, decode, decode_public,
+    encode_public,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -35,6 +37,7 @@ fn seeds() -> Vec<Vec<u8>> {
         vectors: vec![named("control_variate")],
         memory: Some(memory),
         outputs: 2,
+        secure_clients: 5,
     };
     let stats = LocalStats { loss: 0.5, cosine: Some(-0.25), ..LocalStats::default() };
     let parts = vec![named("weights"), named("buffers")];
@@ -56,13 +59,22 @@ fn seeds() -> Vec<Vec<u8>> {
         node_request().unwrap().1,
         br#"{"seq":0,"time":"t","previous":"0000000000000000000000000000000000000000000000000000000000000000","event":"revoked","node":"a"}"#.to_vec(),
         b"epochs_max = 3\nmethods = ['fedavg']\n".to_vec(),
+        roster(),
     ]
+}
+
+/// A roster of three nodes as one of them gets it.
+fn roster() -> Vec<u8> {
+    let member = |client: u32| {
+        Party::new(client, [7; 32]).member("r", 0, vec![client as u8; 300], &|_| Ok(vec![1; 70])).unwrap()
+    };
+    Roster::new("r", 0, (0..3).map(member).collect(), 0.7).unwrap().for_node(1).encode_to_vec()
 }
 
 /// Otherwise damaged ones would not reach the decoders' ends.
 #[test]
 fn undamaged_inputs_are_values() {
-    let [certificate, task, work, contribution, public, token, request, line, policy] = &SEEDS[..] else {
+    let [certificate, task, work, contribution, public, token, request, line, policy, roster] = &SEEDS[..] else {
         panic!("{} seeds", SEEDS.len())
     };
     expiry_of(certificate).unwrap();
@@ -76,12 +88,14 @@ fn undamaged_inputs_are_values() {
     key_of_request(request).unwrap();
     Tail::default().check(line).unwrap();
     toml::from_str::<Policy>(std::str::from_utf8(policy).unwrap()).unwrap();
+    assert_eq!(decode::<RosterMessage>(roster).unwrap().members.len(), 3);
 }
 
 fn all(bytes: &[u8]) {
     decode::messages(bytes);
     decode::blobs(bytes);
     decode::disk(bytes);
+    decode::secure(bytes);
 }
 
 proptest! {
@@ -94,7 +108,7 @@ proptest! {
 
     #[test]
     fn damaged_inputs_are_values_or_errors(
-        seed in 0usize..9,
+        seed in 0usize..10,
         flips in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
         cut in any::<prop::sample::Index>(),
         tail in proptest::collection::vec(any::<u8>(), 0..20),

@@ -3,27 +3,34 @@
 //! The client's state (for example control variates) is replaced only when the server has accepted the contribution that
 //! belongs to it. So it matches the model whatever crashes in between.
 
+use super::summing::KeptKeys;
+use crate::der::Certificate;
 use crate::error::{Error, Result};
 use crate::files::{
-    create_private_dir, read_if_exists, read_toml, refuse_others, remove_if_exists, sync_dir, write_private,
-    write_synced, write_toml,
+    checked, content, create_private_dir, read_if_exists, read_toml, refuse_others, remove_if_exists, sync_dir,
+    write_private, write_synced, write_toml,
 };
-use crate::identity::{certificate_from, expiry_of, has_passed};
+use crate::identity::{certificate_from, expiry_of, has_passed, provider, roots_of};
 use crate::vault::Vault;
 use crate::wire::{Contribution, EnrolReply, Store, Task, decode, decode_f32, encode_f32};
 use fedproj_core::ClientState;
 use prost::Message;
+use rcgen::KeyPair;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-
-const HASH_BYTES: usize = 32;
+use std::sync::Arc;
 
 /// The first bytes of a state file that is encrypted at rest.
 const SEALED: &[u8] = b"FEDPROJE";
 
 /// Certificate and key after a renewal; before, they are in `certificate.pem` and `key.pem`.
 const RENEWED: &str = "renewed.pem";
+/// Keys of a secure sum. They serve one attempt.
+const SUMMING: &str = "pending.secure";
 const RENEWAL_KEY: &str = "renewal.key";
 const RENEWAL_REQUEST: &str = "renewal.der";
 
@@ -264,9 +271,78 @@ impl Home {
     /// # Errors
     /// If the disk is full.
     pub fn set_pending(&self, task: &Task, contribution: &Contribution, kept: &ClientState) -> Result<()> {
+        // No keys serve two contributions.
+        remove_if_exists(&self.dir.join(SUMMING))?;
         write_synced(&self.dir.join("task"), &hash_of(task))?;
         self.seal(&self.dir.join("pending.state"), &encode_kept(kept))?;
         self.seal(&self.dir.join("pending.contribution"), &checked(&contribution.encode_to_vec()))
+    }
+
+    /// What the node keeps of an attempt at a secure sum.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(crate) fn summing(&self) -> Result<Option<KeptKeys>> {
+        let stored = self.unseal(&self.dir.join(SUMMING))?;
+        // A damaged one is dropped: the node announces new keys.
+        Ok(stored.and_then(|bytes| KeptKeys::decode(content(&bytes)?).ok()))
+    }
+
+    /// Keeps it, for its owner only.
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub(crate) fn set_summing(&self, kept: &KeptKeys) -> Result<()> {
+        self.seal(&self.dir.join(SUMMING), &checked(&kept.encode_to_vec()))
+    }
+
+    /// Notes for which survivors the node reveals shares in a round. There can be one set of them only.
+    ///
+    /// # Errors
+    /// If it has revealed shares for others.
+    pub(crate) fn set_revealed(&self, run: &str, round: u32, survivors: &[u32]) -> Result<()> {
+        let path = self.kept_path(run).with_extension("revealed");
+        let text = read_if_exists(&path)?.unwrap_or_default();
+        let mut text = String::from_utf8(text).map_err(Error::corrupt(&path))?;
+        let line = format!("{round} {survivors:?}");
+        match text.lines().find(|line| line.split(' ').next() == Some(&round.to_string())) {
+            Some(before) if before == line => Ok(()),
+            Some(before) => Err(Error::Declined(format!(
+                "this node has revealed shares for the clients {before} and does not for {line}: the difference of two sums \
+                 shows single contributions"
+            ))),
+            None => {
+                text += &(line + "\n");
+                write_synced(&path, text.as_bytes())
+            }
+        }
+    }
+
+    /// The node's certificate (DER), and its key.
+    ///
+    /// # Errors
+    /// If it is not enrolled.
+    pub(crate) fn signer(&self) -> Result<(Vec<u8>, KeyPair)> {
+        let credentials = self.credentials()?;
+        let key = PrivateKeyDer::from_pem_slice(credentials.as_bytes()).map_err(Error::identity)?;
+        let key = KeyPair::try_from(&key).map_err(Error::identity)?;
+        Ok((certificate_from(&credentials)?.to_vec(), key))
+    }
+
+    /// Gives the key of a certificate that the federation's authority has signed.
+    ///
+    /// # Errors
+    /// If the node is not enrolled.
+    pub(crate) fn key_of_members(&self) -> Result<impl Fn(&[u8]) -> Result<Vec<u8>> + use<>> {
+        let roots = roots_of(&self.text("authority.pem")?)?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build();
+        let verifier = verifier.map_err(Error::identity)?;
+        Ok(move |certificate: &[u8]| {
+            let der = CertificateDer::from(certificate);
+            verifier.verify_client_cert(&der, &[], UnixTime::now()).map_err(Error::identity)?;
+            let read = Certificate::read(certificate).ok_or_else(|| Error::identity("it cannot be read"))?;
+            Ok(read.key.to_vec())
+        })
     }
 
     /// The contribution on its way, if there is one. A damaged one is dropped: the client trains again.
@@ -316,7 +392,8 @@ impl Home {
         if pending.exists() {
             self.rename(&pending, &self.kept_path(run))?;
         }
-        self.rename(&self.dir.join("pending.contribution"), &self.dir.join("sent.contribution"))
+        self.rename(&self.dir.join("pending.contribution"), &self.dir.join("sent.contribution"))?;
+        remove_if_exists(&self.dir.join(SUMMING))
     }
 
     /// The contribution does not count: the client keeps its state.
@@ -324,7 +401,7 @@ impl Home {
     /// # Errors
     /// If the disk fails; the call can be repeated.
     pub fn discard(&self) -> Result<()> {
-        for name in ["pending.contribution", "pending.state"] {
+        for name in ["pending.contribution", "pending.state", SUMMING] {
             remove_if_exists(&self.dir.join(name))?;
         }
         sync_dir(&self.dir)?;
@@ -339,17 +416,6 @@ fn hash_of(task: &Task) -> Vec<u8> {
 fn encode_kept(state: &ClientState) -> Vec<u8> {
     let vector = |(name, values): (&String, &Vec<f32>)| KeptVector { name: name.clone(), values: encode_f32(values) };
     checked(&Kept { vectors: state.iter().map(vector).collect() }.encode_to_vec())
-}
-
-/// Bytes with their hash before them.
-fn checked(body: &[u8]) -> Vec<u8> {
-    [blake3::hash(body).as_bytes(), body].concat()
-}
-
-/// The bytes of [`checked`], unless they are damaged.
-fn content(bytes: &[u8]) -> Option<&[u8]> {
-    let (hash, body) = bytes.split_at_checked(HASH_BYTES)?;
-    (blake3::hash(body).as_bytes() == hash).then_some(body)
 }
 
 /// Reads a client's state from disk.
@@ -367,6 +433,20 @@ pub fn decode_kept(bytes: &[u8]) -> Result<ClientState> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_are_revealed_for_one_set_of_survivors_per_round() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::new(dir.path());
+        for (round, survivors) in [(1, &[0, 1, 2][..]), (1, &[0, 1, 2]), (11, &[0, 1, 3])] {
+            home.set_revealed("r", round, survivors).unwrap();
+        }
+        for survivors in [&[0, 1, 2, 3][..], &[0, 1]] {
+            let error = home.set_revealed("r", 1, survivors).unwrap_err().to_string();
+            assert!(error.contains("difference of two sums"), "{error}");
+        }
+        home.set_revealed("another run", 1, &[0, 1]).unwrap();
+    }
 
     #[test]
     fn state_changes_only_with_its_contribution() {

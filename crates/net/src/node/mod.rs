@@ -4,12 +4,14 @@ mod home;
 mod link;
 mod policy;
 mod session;
+mod summing;
 mod tls;
 
 pub use home::{Home, decode_kept};
 pub use link::Link;
 pub use policy::Policy;
 pub use session::{NodeData, Setup};
+pub use summing::Summing;
 pub use tls::{enrol_tls, node_request, node_tls};
 
 use crate::backoff::BackOff;
@@ -149,7 +151,11 @@ impl Node {
     async fn turn(&mut self) -> Result<Option<String>> {
         if let Some(pending) = self.home.pending()? {
             self.working.store(i64::from(pending.round), Ordering::Relaxed);
-            return self.hand_in(&pending).await.map(|()| None);
+            return if pending.is_plain() {
+                self.sum_up(&pending).await.map(|()| None)
+            } else {
+                self.hand_in(&pending).await.map(|()| None)
+            };
         }
         self.working.store(-1, Ordering::Relaxed);
         match self.link.send(&WorkRequest::current()).await?.kind {
@@ -166,14 +172,30 @@ impl Node {
     /// Trains. Declines what it cannot do, so that the server does not wait.
     async fn work(&mut self, task: Task) -> Result<()> {
         let (run, round) = (task.run.clone(), task.round);
-        match self.train(task).await {
-            Ok(()) => Ok(()),
+        let trained = self.train(task).await;
+        self.or_decline(trained, run, round).await.map(drop)
+    }
+
+    /// Takes part in a secure sum, or declines.
+    async fn sum_up(&self, pending: &Contribution) -> Result<()> {
+        let summing = Summing { link: &self.link, home: &self.home, policy: &self.setup.policy, pending };
+        let summed = summing.run().await;
+        if self.or_decline(summed, pending.run.clone(), pending.round).await? {
+            return Ok(());
+        }
+        self.home.discard()
+    }
+
+    /// Whether something was done; if it cannot be done, the server learns why.
+    async fn or_decline(&self, done: Result<()>, run: String, round: u32) -> Result<bool> {
+        match done {
+            Ok(()) => Ok(true),
             // A failure of the network is no reason to decline.
             Err(error @ (Error::Unreachable(_) | Error::Identity(_) | Error::Rejected { .. })) => Err(error),
             Err(error) => {
                 tracing::error!(round, %error, "declined");
                 let reason = error.to_string().chars().take(REASON_MAX).collect();
-                self.link.send(&Decline { run, round, reason }).await
+                self.link.send(&Decline { run, round, reason }).await.map(|()| false)
             }
         }
     }

@@ -22,11 +22,23 @@ pub struct Policy {
     pub bytes_max: u64,
     /// Methods that it runs; empty means all.
     pub methods: Vec<String>,
+    /// Min nodes in a secure sum: fewer show more of each.
+    pub cohort_min: usize,
+    /// Whether it contributes to secure sums only.
+    pub secure_only: bool,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { epochs_max: 1000, parameters_max: 100_000_000, bytes_max: 4_000_000_000, methods: Vec::new() }
+        Self {
+            epochs_max: 1000,
+            parameters_max: 100_000_000,
+            bytes_max: 4_000_000_000,
+            methods: Vec::new(),
+            // With two, each knows the other's vector from the sum.
+            cohort_min: 3,
+            secure_only: false,
+        }
     }
 }
 
@@ -48,12 +60,29 @@ impl Policy {
     /// # Errors
     /// Names what exceeds the policy.
     pub fn check_task(&self, task: &Task) -> Result<()> {
+        if self.secure_only && task.secure_clients == 0 {
+            return Err(Error::Declined(
+                "the server would see this node's contribution; the node's policy has secure_only = true".into(),
+            ));
+        }
         let n_parameters = task.weights.len / 4;
         if n_parameters > self.parameters_max {
             return Err(exceeds("parameters_max", n_parameters, self.parameters_max));
         }
         // The contribution is at least as long as the model.
         self.check_bytes(task, task.weights.len.saturating_add(task.buffers.len))
+    }
+
+    /// Checks the number of nodes in a secure sum.
+    ///
+    /// # Errors
+    /// Names what is below the policy.
+    pub fn check_cohort(&self, n_nodes: usize) -> Result<()> {
+        if n_nodes >= self.cohort_min {
+            return Ok(());
+        }
+        let least = self.cohort_min;
+        Err(Error::Declined(format!("a secure sum of {n_nodes} nodes; the node's policy has cohort_min = {least}")))
     }
 
     /// Checks the bytes of a round's task and of its contribution.
@@ -102,7 +131,13 @@ mod tests {
     fn a_task_that_exceeds_the_policy_is_declined_with_the_key() {
         let blob = |len| Blob { hash: vec![0; 32], len };
         let task = |n: u64| Task { weights: blob(n), ..Task::default() };
-        let policy = Policy { parameters_max: 10, bytes_max: 70, epochs_max: 2, methods: vec!["fedavg".into()] };
+        let policy = Policy {
+            parameters_max: 10,
+            bytes_max: 70,
+            epochs_max: 2,
+            methods: vec!["fedavg".into()],
+            ..Policy::default()
+        };
         policy.check_task(&task(32)).unwrap();
         assert!(policy.check_task(&task(44)).unwrap_err().to_string().contains("parameters_max = 10"));
         assert!(policy.check_task(&task(40)).unwrap_err().to_string().contains("bytes_max = 70"));

@@ -3,13 +3,14 @@
 
 use super::Policy;
 use crate::error::{Error, Result};
+use crate::secure::Layout;
 use crate::wire::{
-    Blob, Contribution, NamedBlob, Store, Task, TaskMemory, decode_f32, decode_public, decode_u32, encode_f32,
-    part_name, place_rows, reject_texts,
+    Blob, Contribution, NamedBlob, PLAIN, Store, Task, TaskMemory, decode_f32, decode_public, decode_u32, encode_f32,
+    encode_u64, part_name, place_rows, reject_texts,
 };
 use fedproj_core::{
     ClientResult, ClientState, Config, Download, Evaluator, Experiment, LocalTraining, Method, Model, Outputs, Part,
-    Targets,
+    Targets, hold_back,
 };
 use fedproj_data::{Dataset, Partition, PartitionConfig, SourceConfig};
 use std::path::PathBuf;
@@ -87,7 +88,9 @@ impl Session {
             _ => classes + features,
         };
         let outputs = e.public.as_ref().map_or(0, Dataset::n_samples) * per_sample;
-        4 * (e.weights.len() * (1 + self.method.uploads().len()) + e.buffers.len() + outputs) as u64
+        // Values in a secure sum have twice the bytes.
+        let bytes = if task.secure_clients > 0 { 8 } else { 4 };
+        bytes * (e.weights.len() * (1 + self.method.uploads().len()) + e.buffers.len() + outputs) as u64
     }
 
     /// Trains the client and stores its vectors in the outbox.
@@ -104,6 +107,9 @@ impl Session {
         let download = Arc::new(self.download(task, cache)?);
         let mut result = self.training.run(self.method.as_ref(), &download, task.client, kept)?;
         let kept = std::mem::take(&mut result.state);
+        if task.secure_clients > 0 {
+            hold_back(&self.experiment.config.federation.robust, &download, &mut result)?;
+        }
         let outputs = self.outputs(task, &result)?;
         let mut parts = vec![(Part::Weights, &result.weights), (Part::Buffers, &result.buffers)];
         for name in self.method.uploads() {
@@ -117,6 +123,14 @@ impl Session {
             }
         }
         outbox.retain(&[])?;
+        if task.secure_clients > 0 {
+            let layout = Layout::new(&self.experiment, self.method.as_ref(), task.secure_clients as usize)?;
+            let values = layout.encode(result.n_samples, &result.stats, &parts)?;
+            let plain = NamedBlob { name: PLAIN.into(), blob: outbox.put(&encode_u64(&values))? };
+            let Task { run, round, client, .. } = task.clone();
+            let contribution = Contribution { run, round, client, parts: vec![plain], ..Contribution::default() };
+            return Ok((contribution, kept));
+        }
         let send = |(part, values): (Part<'_>, &Vec<f32>)| {
             Ok(NamedBlob { name: part_name(part), blob: outbox.put(&encode_f32(values))? })
         };

@@ -42,6 +42,12 @@ pub struct ServerConfig {
     pub checkpoints: usize,
     /// Days for which a node's certificate is valid.
     pub certificate_days: i64,
+    /// Secure aggregation: the server learns the sum of the nodes' contributions, and no single one. It needs
+    /// `federation.sum = "fixed"` and a method that fuses sums.
+    pub secure: bool,
+    /// Share of a roster, above 0.5 and at most 1, that must stay until the end of a secure sum. Fewer end the attempt, and
+    /// the round is repeated.
+    pub secure_threshold: f64,
     /// File with a key of 32 random bytes. What nodes send and fetch is encrypted with it on the server's disk.
     pub key_file: Option<PathBuf>,
 }
@@ -77,6 +83,9 @@ impl Default for ServerConfig {
             requests_per_s: 100.0,
             checkpoints: 10,
             certificate_days: 365,
+            secure: false,
+            // Two thirds: neither a third of the nodes that drop out nor a third that collude does harm.
+            secure_threshold: 2.0 / 3.0,
             key_file: None,
         }
     }
@@ -141,6 +150,9 @@ impl ServerConfig {
         require(self.requests_per_s > 0.0, "requests_per_s", &self.requests_per_s, "positive")?;
         require(self.checkpoints >= 2, "checkpoints", &self.checkpoints, "at least 2")?;
         require((1..=3650).contains(&self.certificate_days), "certificate_days", &self.certificate_days, "1 to 3650")?;
+        let threshold = self.secure_threshold;
+        let expected = "above 0.5 and at most 1";
+        require(threshold > 0.5 && threshold <= 1.0, "secure_threshold", &threshold, expected)?;
         let public = self.status.filter(|a| !a.ip().is_loopback() && !self.status_public);
         match public {
             Some(address) => Err(Error::config(format!(

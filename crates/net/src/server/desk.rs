@@ -2,6 +2,7 @@
 //!
 //! The desk has no sockets; [`super::http`] carries it. How it accepts a contribution is in `intake.rs`.
 
+use super::attempt::{Attempt, Stage};
 use super::check::Trial;
 use super::config::ServerConfig;
 use super::journal::{Event, Journal};
@@ -41,6 +42,8 @@ pub struct Offer {
     pub(super) trial: Option<Arc<Trial>>,
     /// Contributions that were accepted before a restart.
     pub accepted: Vec<Contribution>,
+    /// The attempt at a secure sum, where it begins. Then `parts` is one masked vector, whose values count twice.
+    pub(super) attempt: Option<Attempt>,
 }
 
 /// What the round loop receives.
@@ -50,6 +53,8 @@ pub enum Arrival {
     Contribution(Box<Contribution>),
     /// A client that will not contribute to this round.
     DroppedOut(u32),
+    /// A message of a secure sum.
+    Answered,
 }
 
 /// The desk of a federation.
@@ -65,7 +70,7 @@ pub struct Desk {
     inner: Mutex<Inner>,
     pub(super) arrived: Condvar,
     /// Long polls wait for it to change.
-    changed: watch::Sender<u64>,
+    pub(super) changed: watch::Sender<u64>,
     /// A client uploads one piece at a time.
     uploading: Vec<Mutex<()>>,
     /// Which nodes are alive.
@@ -99,11 +104,19 @@ pub(super) struct Open {
     pub announced: BTreeMap<u32, Contribution>,
     /// Contributions that are being written to the journal.
     pub n_accepting: usize,
+    /// The attempt at a secure sum.
+    pub attempt: Option<Attempt>,
 }
 
 impl Open {
     pub fn is_of(&self, run: &str, round: u32) -> bool {
         self.offer.task.run == run && self.offer.task.round == round
+    }
+
+    /// Whether a client that asks for work shall train.
+    fn offers_work(&self, client: u32) -> bool {
+        let is_begun = self.attempt.as_ref().is_some_and(|attempt| attempt.stage != Stage::Announcing);
+        self.waiting.contains(&client) && !is_begun
     }
 }
 
@@ -176,7 +189,7 @@ impl Desk {
                 self.presence.told_done(client);
                 WorkKind::Done(done.clone())
             }
-            (None, Some(open)) if open.waiting.contains(&client) => {
+            (None, Some(open)) if open.offers_work(client) => {
                 WorkKind::Train(Box::new(Task { client, ..open.offer.task.clone() }))
             }
             _ => WorkKind::Wait(Wait {}),
@@ -193,7 +206,9 @@ impl Desk {
             waiting.remove(&accepted.client);
             inner.arrivals.push_back(Arrival::Contribution(Box::new(accepted.clone())));
         }
-        inner.open = Some(Open { offer: Arc::new(offer), waiting, announced: BTreeMap::new(), n_accepting: 0 });
+        let attempt = offer.attempt.clone();
+        let (offer, announced) = (Arc::new(offer), BTreeMap::new());
+        inner.open = Some(Open { offer, waiting, announced, n_accepting: 0, attempt });
         self.changed.send_modify(|n| *n += 1);
     }
 

@@ -163,6 +163,28 @@ pub enum Event {
         /// What was found.
         reason: String,
     },
+    /// The members of a secure sum are fixed.
+    RosterFixed {
+        /// The run.
+        run: String,
+        /// The round.
+        round: u32,
+        /// The clients.
+        clients: Vec<u32>,
+        /// Shares that rebuild a secret.
+        threshold: usize,
+        /// The roster's hash, which its nodes know too.
+        roster: String,
+    },
+    /// A secure sum could not be completed. Nothing of it is known, and the round is repeated.
+    SumFailed {
+        /// The run.
+        run: String,
+        /// The round.
+        round: u32,
+        /// Why.
+        reason: String,
+    },
     /// The run's owner went back to an earlier round.
     RolledBack {
         /// The run.

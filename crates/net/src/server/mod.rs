@@ -1,6 +1,7 @@
 //! The server. [`serve`] opens a federation's folder and puts the parts together: the [`desk`] offers tasks and accepts
 //! contributions, [`rounds`] is the round loop, [`http`] carries the desk, the [`journal`] records every decision.
 
+mod attempt;
 mod authority;
 mod check;
 mod config;
@@ -24,6 +25,7 @@ mod routes;
 pub mod spool;
 pub mod status;
 pub(crate) mod strangers;
+mod summing;
 mod waiting;
 
 pub use authority::{Authority, key_of_request};
@@ -111,6 +113,9 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let finished = RunDir::finished(&run_dir, &config)?;
     let method = config.method.build()?;
     let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir.as_deref())?;
+    if settings.secure {
+        summing::check(&experiment, method.as_ref())?;
+    }
     experiment.notes().iter().for_each(|note| tracing::warn!(run, "{note}"));
     create_dir(&run_dir.join("checkpoints"))?;
     let manifest = Manifest { federated: true, ..Manifest::of(&experiment, n_threads) };

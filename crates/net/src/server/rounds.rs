@@ -9,12 +9,13 @@ use super::patience::Patience;
 use super::spool::{Spool, Spooled};
 use super::status::Status;
 use crate::error::{Error, Result};
+use crate::secure::Layout;
 use crate::wire::{
-    Blob, Contribution, Done, NamedBlob, Task, TaskMemory, encode_f32, encode_public, encode_u32, part_name,
+    Blob, Contribution, Done, NamedBlob, Task, TaskMemory, encode_f32, encode_public, encode_u32, parts_of,
 };
 use fedproj_core::{
-    ClientStates, Config, Contributions, Coordinator, Download, Experiment, FederationConfig, Method, Opening, Part,
-    Pull, RobustConfig, RoundRecord, RunDir, Summary,
+    ClientStates, Config, Contributions, Coordinator, Download, Experiment, FederationConfig, Opening, Pull,
+    RobustConfig, RoundRecord, RunDir, Summary,
 };
 use fedproj_data::{Dataset, gather_rows};
 use std::collections::BTreeMap;
@@ -61,6 +62,10 @@ impl Recovered {
                 self.last.remove(&client);
                 self.closed = None;
             }
+            Event::SumFailed { run: of, round, .. } if of == run => {
+                self.last.retain(|_, (last, _)| *last != round);
+                *self = Self { last: std::mem::take(&mut self.last), ..Self::default() };
+            }
             Event::RolledBack { run: of, to_round } if of == run => {
                 self.last.retain(|_, (round, _)| *round < to_round);
                 *self = Self { rolled_back: Some(to_round), last: std::mem::take(&mut self.last), ..Self::default() };
@@ -69,6 +74,9 @@ impl Recovered {
         }
     }
 }
+
+/// A round of the journal: the clients that were asked, contributions that were accepted, and who counts if it was closed.
+pub(super) type Opened = (Vec<u32>, BTreeMap<u32, Contribution>, Option<Vec<u32>>);
 
 /// A run on a server.
 #[derive(Debug)]
@@ -100,10 +108,12 @@ pub struct Rounds {
 }
 
 /// What stays the same for all rounds.
-struct Lasting {
+pub(super) struct Lasting {
     config: Blob,
     public: Option<Blob>,
     trial: Arc<Trial>,
+    /// The layout of secure sums.
+    layout: Option<Layout>,
 }
 
 impl Rounds {
@@ -114,9 +124,14 @@ impl Rounds {
     pub fn run(&mut self) -> Result<Summary> {
         let experiment = Arc::clone(self.coordinator.experiment());
         let lasting = Lasting {
-            config: self.desk.blobs.put(for_nodes(&experiment.config)?.as_bytes())?,
+            config: self.desk.blobs.put(for_nodes(&experiment.config, self.config.secure)?.as_bytes())?,
             public: experiment.public.as_ref().map(|p| self.desk.blobs.put(&encode_public(p))).transpose()?,
             trial: Arc::new(Trial::new(&experiment)?),
+            layout: if self.config.secure {
+                Some(Layout::new(&experiment, self.coordinator.method(), experiment.partition.n_clients())?)
+            } else {
+                None
+            },
         };
         while !self.coordinator.is_done() {
             self.round(&experiment, &lasting)?;
@@ -135,9 +150,17 @@ impl Rounds {
         let spool = Spool::new(&self.dir, &self.run, round);
         spool.remove_others();
         let start = Instant::now();
-        let (n_asked, results) = self.whole_contributions(experiment, &opening, lasting)?;
-        let n_late = n_asked - results.n();
-        let (mut record, pulls) = self.fuse(&opening, results, start.elapsed().as_secs_f64())?;
+        let (n_asked, mut record, pulls) = if let Some(layout) = &lasting.layout {
+            let (n_asked, sums) = self.summed(experiment, &opening, lasting, layout)?;
+            let record = self.coordinator.close(&opening, &sums, start.elapsed().as_secs_f64())?;
+            // How hard one client pulls is nobody's business here.
+            (n_asked, record, Vec::new())
+        } else {
+            let (n_asked, results) = self.whole_contributions(experiment, &opening, lasting)?;
+            let (record, pulls) = self.fuse(&opening, results, start.elapsed().as_secs_f64())?;
+            (n_asked, record, pulls)
+        };
+        let n_late = n_asked - record.cohort.len();
         let (up_now, down_now) = self.desk.traffic();
         (record.bytes_up, record.bytes_down) = (up_now.wrapping_sub(up), down_now - down);
         tracing::info!(
@@ -247,34 +270,46 @@ impl Rounds {
         lasting: &Lasting,
     ) -> Result<(Vec<u32>, Vec<Contribution>)> {
         let round = opening.download.round;
-        let recovered = std::mem::take(&mut self.recovered);
-        let (asked, accepted, closed) = match recovered.opened {
-            Some((of, asked)) if of == round => (asked, recovered.accepted, recovered.closed),
-            _ => {
-                let candidates = self.candidates(experiment)?;
-                let n_asked = (self.needed(experiment) as f64 * (1.0 + self.config.over_selection)).ceil() as usize;
-                let asked = experiment.cohort_among(round, &candidates, n_asked);
-                self.desk.log(Event::RoundOpened { run: self.run.clone(), round, asked: asked.clone() })?;
-                (asked, BTreeMap::new(), None)
-            }
+        let (asked, accepted, closed) = match self.take_recovered(round) {
+            Some(recovered) => recovered,
+            None => (self.draw(experiment, round)?, BTreeMap::new(), None),
         };
         if let Some(counted) = closed {
             return Ok((asked, accepted.into_values().filter(|c| counted.contains(&c.client)).collect()));
         }
-        let task = self.task(&opening.download, lasting)?;
-        self.desk.blobs.retain(&task.blobs())?;
         let offer = Offer {
-            task,
             asked,
-            parts: parts_of(experiment, self.coordinator.method(), &opening.download, self.config.ensemble),
+            parts: parts_of(experiment, self.coordinator.method(), self.config.ensemble == Ensemble::Clients),
             base: opening.download.weights.clone(),
             variances: experiment.variances(),
-            epochs: experiment.config.local.epochs,
-            batch: experiment.config.local.batch,
             trial: Some(Arc::clone(&lasting.trial)),
             accepted: accepted.into_values().collect(),
+            ..self.offer(experiment, opening, lasting)?
         };
         self.collect(experiment, offer)
+    }
+
+    /// What the journal knows of a round that was opened before: who was asked, what was accepted, who counts if it was closed.
+    pub(super) fn take_recovered(&mut self, round: u32) -> Option<Opened> {
+        let Recovered { opened, accepted, closed, .. } = std::mem::take(&mut self.recovered);
+        opened.filter(|(of, _)| *of == round).map(|(_, asked)| (asked, accepted, closed))
+    }
+
+    /// Draws the clients of a round and opens it.
+    pub(super) fn draw(&self, experiment: &Experiment, round: u32) -> Result<Vec<u32>> {
+        let candidates = self.candidates(experiment)?;
+        let n_asked = (self.needed(experiment) as f64 * (1.0 + self.config.over_selection)).ceil() as usize;
+        let asked = experiment.cohort_among(round, &candidates, n_asked);
+        self.desk.log(Event::RoundOpened { run: self.run.clone(), round, asked: asked.clone() })?;
+        Ok(asked)
+    }
+
+    /// The offer of a round's task to nobody yet.
+    pub(super) fn offer(&self, experiment: &Experiment, opening: &Opening, lasting: &Lasting) -> Result<Offer> {
+        let task = self.task(&opening.download, lasting)?;
+        self.desk.blobs.retain(&task.blobs())?;
+        let (epochs, batch) = (experiment.config.local.epochs, experiment.config.local.batch);
+        Ok(Offer { task, epochs, batch, ..Offer::default() })
     }
 
     /// The round's task; its vectors become blobs that nodes can fetch.
@@ -297,7 +332,7 @@ impl Rounds {
             None => None,
         };
         let method = self.coordinator.method();
-        let by_clients = self.config.ensemble == Ensemble::Clients && method.needs_public();
+        let by_clients = (self.config.secure || self.config.ensemble == Ensemble::Clients) && method.needs_public();
         Ok(Task {
             run: self.run.clone(),
             round: download.round,
@@ -309,28 +344,19 @@ impl Rounds {
             vectors: download.vectors.iter().map(named).collect::<Result<_>>()?,
             memory,
             outputs: if by_clients { 1 + u32::from(method.needs_features()) } else { 0 },
+            secure_clients: if self.config.secure {
+                self.coordinator.experiment().partition.n_clients() as u32
+            } else {
+                0
+            },
         })
     }
 }
 
 /// The configuration that nodes get: under the first names of its keys, which earlier versions know too, and without the
-/// limits on nodes, which only the server applies.
-fn for_nodes(config: &Config) -> Result<String> {
-    let federation = FederationConfig { robust: RobustConfig::default(), ..config.federation.clone() };
+/// limits on nodes, unless they apply them themselves.
+fn for_nodes(config: &Config, secure: bool) -> Result<String> {
+    let robust = if secure { config.federation.robust.clone() } else { RobustConfig::default() };
+    let federation = FederationConfig { robust, ..config.federation.clone() };
     Ok(Config { federation, ..config.clone() }.identity()?)
-}
-
-/// The vectors of a contribution, with their numbers of values.
-fn parts_of(e: &Experiment, method: &dyn Method, download: &Download, ensemble: Ensemble) -> Vec<(String, usize)> {
-    let mut parts = vec![(Part::Weights, e.weights.len()), (Part::Buffers, e.buffers.len())];
-    parts.extend(method.uploads().iter().map(|name| (Part::Upload(name), download.weights.len())));
-    if let (Ensemble::Clients, Some(public)) = (ensemble, e.public.as_ref().filter(|_| method.needs_public())) {
-        let width = |node| e.graph.shape(node).len();
-        parts.push((Part::Logits, public.n_samples() * width(e.graph.output())));
-        if method.needs_features() {
-            let features = e.graph.features().map_or(0, width);
-            parts.push((Part::Features, public.n_samples() * features));
-        }
-    }
-    parts.into_iter().map(|(part, n)| (part_name(part), n)).collect()
 }

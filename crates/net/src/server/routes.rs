@@ -6,8 +6,9 @@ use super::journal::Event;
 use super::{NodeEntry, lock};
 use crate::error::{Error, Result};
 use crate::wire::{
-    BLOCK_BYTES, Beat, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES, RenewRequest,
-    Request as WireRequest, VERSION, Work, WorkKind, WorkRequest, decode,
+    Announce, BLOCK_BYTES, Beat, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES,
+    RenewRequest, Request as WireRequest, RevealFor, SharesFor, Step, StepKind, VERSION, Work, WorkKind, WorkRequest,
+    decode,
 };
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -37,6 +38,9 @@ pub(crate) fn node_routes(server: &Arc<Server>) -> Router {
     let routes = on::<Heartbeat, _>(routes, heartbeat);
     let routes = on::<Decline, _>(routes, decline);
     let routes = on::<RenewRequest, _>(routes, renew);
+    let routes = on::<Announce, _>(routes, announce);
+    let routes = on::<SharesFor, _>(routes, share);
+    let routes = on::<RevealFor, _>(routes, reveal);
     on::<Contribution, _>(routes, contribute)
         // The body is read in blocks, up to a piece.
         .route("/v1/blob/{hash}/{from}", get(fetch).put(receive))
@@ -115,6 +119,33 @@ async fn work(State(server): TheServer, Extension(node): Node, Proto(request): P
             return Ok(reply(&server, &work));
         }
     }
+}
+
+async fn announce(
+    State(server): TheServer,
+    Extension(node): Node,
+    Proto(announce): Proto<Announce>,
+) -> Result<Response> {
+    let _poll = server.desk.presence.poll(node.client);
+    let mut changes = server.desk.changes();
+    let end = tokio::time::Instant::now() + LONG_POLL;
+    loop {
+        let kind = server.desk.next_step(&node, &announce)?;
+        let waits = matches!(kind, StepKind::Wait(_));
+        if !waits || !matches!(tokio::time::timeout_at(end, changes.changed()).await, Ok(Ok(()))) {
+            return Ok(reply(&server, &Step::from(kind)));
+        }
+    }
+}
+
+async fn share(State(server): TheServer, Extension(node): Node, Proto(shares): Proto<SharesFor>) -> StatusCode {
+    server.desk.share(node.client, shares);
+    StatusCode::NO_CONTENT
+}
+
+async fn reveal(State(server): TheServer, Extension(node): Node, Proto(reveal): Proto<RevealFor>) -> StatusCode {
+    server.desk.reveal(node.client, reveal);
+    StatusCode::NO_CONTENT
 }
 
 async fn heartbeat(State(server): TheServer, Extension(node): Node, Proto(beat): Proto<Heartbeat>) -> Result<Response> {

@@ -2,6 +2,7 @@
 //! memory does not grow with their number.
 
 use crate::error::{Error, Result};
+use crate::files::{checked, content, create_dir, read_if_exists, write_synced};
 use crate::vault::Vault;
 use crate::wire::{Contribution, Store};
 use fedproj_core::{Contributions, Head, Part};
@@ -32,6 +33,24 @@ impl Spool {
     /// If its folder cannot be created.
     pub fn client(&self, client: u32) -> Result<Store> {
         Store::sealed(&self.dir.join(client.to_string()), &self.vault)
+    }
+
+    /// Keeps a note beside the contributions.
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub(super) fn write_note(&self, note: &[u8]) -> Result<()> {
+        create_dir(&self.dir)?;
+        write_synced(&self.dir.join("note"), &checked(note))
+    }
+
+    /// The note, if there is one and it is whole.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(super) fn read_note(&self) -> Result<Option<Vec<u8>>> {
+        let stored = read_if_exists(&self.dir.join("note"))?;
+        Ok(stored.and_then(|bytes| content(&bytes).map(<[u8]>::to_vec)))
     }
 
     /// Removes what a client sent.

@@ -5,6 +5,7 @@
 use super::desk::{Arrival, Offer};
 use super::journal::Event;
 use super::rounds::Rounds;
+use super::summing::COHORT_MIN;
 use crate::backoff::BackOff;
 use crate::error::{Error, Result};
 use crate::wire::Contribution;
@@ -14,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often the loop checks clocks while it waits.
-const TICK: Duration = Duration::from_millis(200);
+pub(super) const TICK: Duration = Duration::from_millis(200);
 
 /// Pauses before clients that dropped out are asked again: the first, doubling up to the longest. A node that cannot train
 /// now may be able to in an hour; a node that never will costs one request per five minutes.
@@ -55,11 +56,11 @@ impl Rounds {
         self.members.out(experiment.partition.n_clients())
     }
 
-    fn lost_after(&self) -> Duration {
+    pub(super) fn lost_after(&self) -> Duration {
         Duration::from_secs_f64(self.config.lost_after_s)
     }
 
-    fn check_stop(&self) -> Result<()> {
+    pub(super) fn check_stop(&self) -> Result<()> {
         if self.stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     }
 
@@ -71,23 +72,37 @@ impl Rounds {
 
     /// The fewest contributions that close a round.
     fn quorum(&self, needed: usize) -> usize {
-        ((self.config.quorum * needed as f64).ceil() as usize).clamp(1, needed)
+        let least = if self.config.secure { COHORT_MIN.min(needed) } else { 1 };
+        ((self.config.quorum * needed as f64).ceil() as usize).clamp(least, needed)
+    }
+
+    /// Offers the task and waits until the round has what it needs.
+    pub(super) fn gather(&mut self, experiment: &Experiment, offer: Offer) -> Result<Waited> {
+        let (round, asked) = (offer.task.round, offer.asked.clone());
+        self.status.round_opened(round, &asked, self.needed(experiment));
+        self.desk.offer(offer);
+        Waiting { rounds: self, experiment, round, asked, counted: BTreeMap::new(), start: Instant::now() }.run()
     }
 
     /// Offers the task and collects contributions. Returns all clients that were asked too.
     pub(super) fn collect(&mut self, experiment: &Experiment, offer: Offer) -> Result<(Vec<u32>, Vec<Contribution>)> {
-        let (round, asked) = (offer.task.round, offer.asked.clone());
-        self.status.round_opened(round, &asked, self.needed(experiment));
-        self.desk.offer(offer);
-        let waiting =
-            Waiting { rounds: self, experiment, round, asked, counted: BTreeMap::new(), start: Instant::now() };
-        let Waited { asked, mut counted, missed } = waiting.run()?;
+        let round = offer.task.round;
+        let Waited { asked, mut counted, missed } = self.gather(experiment, offer)?;
         self.desk.withdraw();
         while let Some(arrival) = self.desk.take(Duration::ZERO) {
             if let Arrival::Contribution(contribution) = arrival {
                 counted.insert(contribution.client, *contribution);
             }
         }
+        self.remember(round, &counted, missed);
+        let late = asked.iter().copied().filter(|client| !counted.contains_key(client)).collect();
+        let clients = counted.keys().copied().collect();
+        self.desk.log(Event::RoundClosed { run: self.run.clone(), round, counted: clients, late })?;
+        Ok((asked, counted.into_values().collect()))
+    }
+
+    /// Remembers who came in time, and who is not waited for in the next rounds.
+    pub(super) fn remember(&mut self, round: u32, counted: &BTreeMap<u32, Contribution>, missed: Vec<u32>) {
         for client in counted.keys() {
             self.patience.kept(*client);
         }
@@ -95,10 +110,6 @@ impl Rounds {
             tracing::warn!(round, client, node = self.members.name(client), "missed the deadline");
             self.patience.missed(client, round);
         }
-        let late = asked.iter().copied().filter(|client| !counted.contains_key(client)).collect();
-        let clients = counted.keys().copied().collect();
-        self.desk.log(Event::RoundClosed { run: self.run.clone(), round, counted: clients, late })?;
-        Ok((asked, counted.into_values().collect()))
     }
 }
 
@@ -113,11 +124,11 @@ struct Waiting<'a> {
 }
 
 /// How the waiting ended.
-struct Waited {
-    asked: Vec<u32>,
-    counted: BTreeMap<u32, Contribution>,
+pub(super) struct Waited {
+    pub asked: Vec<u32>,
+    pub counted: BTreeMap<u32, Contribution>,
     /// Clients that are alive and let the deadline pass.
-    missed: Vec<u32>,
+    pub missed: Vec<u32>,
 }
 
 impl Waiting<'_> {
@@ -142,7 +153,7 @@ impl Waiting<'_> {
                     self.rounds.status.dropped_out();
                     dropped.clients.insert(client);
                 }
-                None => (),
+                Some(Arrival::Answered) | None => (),
             }
             self.rounds.check_stop()?;
             let mut expected = self.expected(&dropped.clients);

@@ -1,8 +1,8 @@
 //! A contribution: one type from the node's training to the server's fusion. A node announces it and keeps it while it is
 //! on its way, both as protobuf; the server enters it in the journal as JSON. Its vectors are blobs beside it.
 
-use super::Blob;
-use fedproj_core::{LocalStats, Part};
+use super::{Blob, PLAIN};
+use fedproj_core::{Experiment, LocalStats, Method, Part};
 use prost::Message;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde::{Deserialize, Serialize as DeriveSerialize};
@@ -53,6 +53,11 @@ impl Contribution {
             field(&part.blob.len.to_le_bytes());
         }
         hasher.finalize().to_hex().to_string()
+    }
+
+    /// Whether it is kept for a secure sum and must not leave its node.
+    pub fn is_plain(&self) -> bool {
+        self.parts.iter().any(|part| part.name == PLAIN)
     }
 
     /// The blob of a part, if it was sent.
@@ -114,6 +119,21 @@ pub fn part_name(part: Part<'_>) -> String {
         Part::Features => "features".into(),
         Part::Upload(name) => format!("upload.{name}"),
     }
+}
+
+/// The vectors of a contribution, with their numbers of values. `with_outputs`: clients evaluate the public set.
+pub(crate) fn parts_of(e: &Experiment, method: &dyn Method, with_outputs: bool) -> Vec<(String, usize)> {
+    let mut parts = vec![(Part::Weights, e.weights.len()), (Part::Buffers, e.buffers.len())];
+    parts.extend(method.uploads().iter().map(|name| (Part::Upload(name), e.weights.len())));
+    if let Some(public) = e.public.as_ref().filter(|_| with_outputs && method.needs_public()) {
+        let width = |node| e.graph.shape(node).len();
+        parts.push((Part::Logits, public.n_samples() * width(e.graph.output())));
+        if method.needs_features() {
+            let features = e.graph.features().map_or(0, width);
+            parts.push((Part::Features, public.n_samples() * features));
+        }
+    }
+    parts.into_iter().map(|(part, n)| (part_name(part), n)).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The messages between server and nodes, as protobuf. Field numbers are never reused.
 
-use super::{Blob, Contribution, NamedBlob, decode};
+use super::{Announce, Blob, Contribution, NamedBlob, RevealFor, SharesFor, Step, decode};
 use crate::error::Result;
 use prost::{Message, Oneof};
 
@@ -36,6 +36,11 @@ requests! {
     Contribution => Verdict, "/v1/contribute", 1 << 16;
     EnrolRequest => EnrolReply, "/v1/enrol", 1 << 14;
     RenewRequest => EnrolReply, "/v1/renew", 1 << 14;
+    // A certificate and two keys.
+    Announce => Step, "/v1/secure/announce", 1 << 14;
+    // 80 bytes per neighbour, and 32.
+    SharesFor => (), "/v1/secure/shares", 1 << 16;
+    RevealFor => (), "/v1/secure/reveal", 1 << 16;
 }
 
 fn round_trip<M: Message + Default>(bytes: &[u8]) -> Result<Vec<u8>> {
@@ -133,6 +138,9 @@ pub struct Task {
     /// What the client computes on the public set for the ensemble: 0 nothing, 1 logits, 2 logits and features.
     #[prost(uint32, tag = "10")]
     pub outputs: u32,
+    /// The clients of the run, if contributions go into a secure sum; otherwise 0. The scale of the sum depends on them.
+    #[prost(uint32, tag = "11")]
+    pub secure_clients: u32,
 }
 
 /// The round's memory: public samples and their targets, row by row.

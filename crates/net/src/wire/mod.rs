@@ -7,17 +7,23 @@ mod blob;
 mod contribution;
 mod message;
 mod public;
+mod secure;
 mod vectors;
 
 pub(crate) use blob::hex;
 pub use blob::{Blob, Store};
+pub(crate) use contribution::parts_of;
 pub use contribution::{Contribution, NamedBlob, part_name};
 pub use message::{
     Accepted, Beat, Decline, Done, EnrolReply, EnrolRequest, Heartbeat, Missing, ROUND_TRIPS, Received, Rejected,
     RenewRequest, Request, Task, TaskMemory, Verdict, VerdictKind, Wait, Work, WorkKind, WorkRequest,
 };
 pub use public::{decode_public, encode_public};
-pub use vectors::{decode_f32, decode_u32, encode_f32, encode_u32, place_rows};
+pub use secure::{
+    Announce, MASKED, Member, PLAIN, Reveal, RevealFor, RosterMessage, Shared, Shares, SharesFor, Step, StepKind,
+    Survivors,
+};
+pub use vectors::{decode_f32, decode_u32, decode_u64, encode_f32, encode_u32, encode_u64, place_rows};
 
 use crate::error::{Error, Result};
 use fedproj_core::Config;

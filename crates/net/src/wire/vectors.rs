@@ -12,6 +12,16 @@ pub fn encode_u32(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
+/// Values as bytes.
+pub fn encode_u64(values: &[u64]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// Values of bytes; what is left behind whole ones is dropped.
+pub fn decode_u64(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect()
+}
+
 /// Exactly `n` finite values.
 ///
 /// # Errors

@@ -6,11 +6,14 @@
 use fedproj_net::Policy;
 use fedproj_net::identity::{Token, expiry_of};
 use fedproj_net::node::decode_kept;
+use fedproj_net::secure::{Party, Roster, Unmasking};
 use fedproj_net::server::journal::Tail;
 use fedproj_net::server::{check_export, key_of_request};
 use fedproj_net::wire::{
-    Blob, Contribution, ROUND_TRIPS, Task, decode, decode_f32, decode_public, decode_u32, encode_public,
+    Blob, Contribution, ROUND_TRIPS, Reveal, RosterMessage, Shared, Survivors, Task, decode, decode_f32, decode_public,
+    decode_u32, encode_public,
 };
+use std::sync::LazyLock;
 
 /// All messages.
 #[allow(dead_code, reason = "each fuzz target uses one function")]
@@ -35,6 +38,39 @@ pub fn messages(bytes: &[u8]) {
         }
     }
 }
+
+/// A node that gets any messages of a secure sum from its server.
+#[allow(dead_code, reason = "each fuzz target uses one function")]
+pub fn secure(bytes: &[u8]) {
+    let unsigned = |_: &[u8]| Ok(vec![0; 64]);
+    if let Ok(message) = decode::<RosterMessage>(bytes) {
+        let own = message.members.first().cloned().unwrap_or_default();
+        assert!(Roster::check("r", 0, &own, message, &unsigned).is_err(), "nobody has signed it");
+    }
+    let (party, roster) = &*PARTY;
+    let hash = || roster.hash().to_vec();
+    if let Ok(shared) = decode::<Shared>(bytes) {
+        let mut values = vec![1];
+        assert!(party.mask(roster, &Shared { roster: hash(), ..shared.clone() }, &mut values).is_err());
+        assert_eq!(values, [1]);
+        if let Ok(survivors) = decode::<Survivors>(bytes) {
+            assert!(party.reveal(roster, &shared, &Survivors { roster: hash(), ..survivors }).is_err());
+        }
+    }
+    if let Ok(reveal) = decode::<Reveal>(bytes) {
+        let (commitments, reveals) = ([(0, vec![0; 32])].into(), [(0, reveal)].into());
+        let unmasking = Unmasking { roster, commitments: &commitments, survivors: &[0, 1, 2], reveals: &reveals };
+        assert!(unmasking.unmask(&mut vec![1, 2]).is_err());
+    }
+}
+
+/// A node and its roster of three.
+static PARTY: LazyLock<(Party, Roster)> = LazyLock::new(|| {
+    let parties = [0, 1, 2].map(|client| Party::new(client, [client as u8 + 1; 32]));
+    let members = parties.iter().map(|party| party.member("r", 0, Vec::new(), &|_| Ok(Vec::new())).expect("keys"));
+    let roster = Roster::new("r", 0, members.collect(), 0.6).expect("a roster");
+    (parties[0].clone(), roster)
+});
 
 /// Vectors and public sets.
 #[allow(dead_code, reason = "each fuzz target uses one function")]

@@ -52,15 +52,7 @@ pub struct Scene {
 impl Scene {
     pub async fn new(n_clients: u32, settings: &[&str], change: impl FnOnce(&mut ServerConfig)) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let partition = format!("data.partition={{kind='iid', clients={n_clients}}}");
-        let base = ["model.hidden=[8]", "local.epochs=1", "federation.fraction=1.0", "method.name=fedavg", &partition];
-        let settings: Vec<String> = base.iter().chain(settings).map(|s| (*s).to_owned()).collect();
-        let loopback = "127.0.0.1:0".parse().unwrap();
-        let mut server = ServerConfig { listen: loopback, enrol: Some(loopback), ..ServerConfig::default() };
-        change(&mut server);
-        let config = Config::from_layers(None, &settings).unwrap();
-        let earlier = config.clone();
-        let setup = ServeSetup { dir: dir.path().join("s"), config, earlier, server, data_dir: None, n_threads: 1 };
+        let setup = setup_of(dir.path(), n_clients, settings, change);
         let (serving, (addresses, status)) = start(setup.clone()).await.unwrap();
         let scene = Self { dir, setup, addresses, status, serving };
         // A round begins when all nodes are alive.
@@ -69,6 +61,23 @@ impl Scene {
             scene.attacker(client).send(&Heartbeat::default()).await.unwrap();
         }
         scene
+    }
+
+    /// Why a server does not start.
+    pub async fn refused(n_clients: u32, settings: &[&str], change: impl FnOnce(&mut ServerConfig)) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let setup = setup_of(dir.path(), n_clients, settings, change);
+        serve(setup, |_, _| ()).await.unwrap_err().to_string()
+    }
+
+    /// Waits for an event in the journal.
+    pub async fn wait_for(&self, is_meant: impl Fn(&Event) -> bool) {
+        let seen = async {
+            while !self.journal().iter().any(&is_meant) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, seen).await.expect("it happens");
     }
 
     /// Stops the server and lets `between` happen; then the server starts again.
@@ -114,7 +123,11 @@ impl Scene {
 
     /// An honest node that works until the run is over.
     pub fn honest(&self, client: u32) -> JoinHandle<fedproj_net::Result<String>> {
-        let setup = Setup { data: NodeData::OfRun, data_dir: None, policy: Policy::default() };
+        self.honest_with(client, Policy::default())
+    }
+
+    pub fn honest_with(&self, client: u32, policy: Policy) -> JoinHandle<fedproj_net::Result<String>> {
+        let setup = Setup { data: NodeData::OfRun, data_dir: None, policy };
         tokio::spawn(Node::open(&self.home(client), &self.address(), setup).unwrap().run(true))
     }
 
@@ -131,6 +144,18 @@ impl Scene {
         let (run, stats) = (task.run.clone(), LocalStats { loss: 1.0, ..LocalStats::default() });
         (Contribution { run, round: task.round, client: task.client, n_samples: 10, n_steps: 1, stats, parts }, store)
     }
+}
+
+fn setup_of(dir: &Path, n_clients: u32, settings: &[&str], change: impl FnOnce(&mut ServerConfig)) -> ServeSetup {
+    let partition = format!("data.partition={{kind='iid', clients={n_clients}}}");
+    let base = ["model.hidden=[8]", "local.epochs=1", "federation.fraction=1.0", "method.name=fedavg", &partition];
+    let settings: Vec<String> = base.iter().chain(settings).map(|s| (*s).to_owned()).collect();
+    let loopback = "127.0.0.1:0".parse().unwrap();
+    let mut server = ServerConfig { listen: loopback, enrol: Some(loopback), ..ServerConfig::default() };
+    change(&mut server);
+    let config = Config::from_layers(None, &settings).unwrap();
+    let earlier = config.clone();
+    ServeSetup { dir: dir.join("s"), config, earlier, server, data_dir: None, n_threads: 1 }
 }
 
 type Serving = JoinHandle<fedproj_net::Result<fedproj_net::Served>>;

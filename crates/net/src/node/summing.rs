@@ -1,0 +1,187 @@
+//! A node's part in a secure sum: it announces keys, shares secrets, sends its masked vector and reveals what takes the masks
+//! away, as the server asks. What it needs to go on after a crash is in its folder before each message leaves.
+
+use super::home::Home;
+use super::link::Link;
+use super::policy::Policy;
+use crate::error::{Error, Result};
+use crate::secure::{Party, Roster};
+use crate::wire::{
+    Announce, Contribution, MASKED, Member, NamedBlob, PLAIN, RevealFor, RosterMessage, Shared, SharesFor, Step,
+    StepKind, Survivors, VerdictKind, decode_u64, encode_u64,
+};
+use prost::Message;
+use rcgen::SigningKey;
+
+/// What a node keeps of an attempt.
+#[derive(Clone, PartialEq, Message)]
+pub struct KeptKeys {
+    /// The seed of all its secrets, 32 random bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub seed: Vec<u8>,
+    /// Its entry in the roster.
+    #[prost(message, required, tag = "2")]
+    pub member: Member,
+    /// The roster that it has accepted.
+    #[prost(message, optional, tag = "3")]
+    pub roster: Option<RosterMessage>,
+    /// The shares for it.
+    #[prost(message, optional, tag = "4")]
+    pub shared: Option<Shared>,
+    /// The id of its masked contribution, once it is accepted.
+    #[prost(string, tag = "5")]
+    pub id: String,
+}
+
+/// Takes part in the sum of a round until it is known whether the contribution counts.
+#[derive(Clone, Copy, Debug)]
+pub struct Summing<'a> {
+    /// The way to the server.
+    pub link: &'a Link,
+    /// The node's folder.
+    pub home: &'a Home,
+    /// The node's limits.
+    pub policy: &'a Policy,
+    /// The contribution: one vector, not yet masked.
+    pub pending: &'a Contribution,
+}
+
+impl Summing<'_> {
+    /// Answers the server until the contribution counts, or does not.
+    ///
+    /// # Errors
+    /// If the server cannot be reached, or asks for something that this node does not do.
+    pub async fn run(&self) -> Result<()> {
+        let mut kept = match self.home.summing()? {
+            Some(kept) => kept,
+            None => self.new_keys()?,
+        };
+        let mut accepted = kept.roster.clone().map(|message| self.check(&kept, message)).transpose()?;
+        loop {
+            let Step { kind } = self.link.send(&self.announce(&kept, accepted.as_ref())).await?;
+            match kind {
+                Some(StepKind::Wait(_)) => (),
+                Some(StepKind::Renew(_)) => (kept, accepted) = (self.new_keys()?, None),
+                Some(StepKind::Share(message)) => accepted = Some(self.share(&mut kept, message).await?),
+                Some(StepKind::Mask(shared)) => self.mask(&mut kept, known(accepted.as_ref())?, shared).await?,
+                Some(StepKind::Reveal(survivors)) => {
+                    self.reveal(&kept, known(accepted.as_ref())?, &survivors).await?;
+                }
+                Some(StepKind::Counted(accepted)) => {
+                    tracing::info!(round = self.pending.round, id = accepted.id, "contribution is in the sum");
+                    return self.home.commit(&self.pending.run);
+                }
+                Some(StepKind::Rejected(rejected)) => {
+                    tracing::warn!(
+                        round = self.pending.round,
+                        reason = rejected.reason,
+                        "contribution is not in the sum"
+                    );
+                    return self.home.discard();
+                }
+                None => return Err(super::later_version()),
+            }
+        }
+    }
+
+    fn announce(&self, kept: &KeptKeys, accepted: Option<&Roster>) -> Announce {
+        Announce {
+            run: self.pending.run.clone(),
+            round: self.pending.round,
+            member: kept.member.clone(),
+            roster: accepted.map_or_else(Vec::new, |roster| roster.hash().to_vec()),
+            id: kept.id.clone(),
+        }
+    }
+
+    /// Keys for another attempt.
+    fn new_keys(&self) -> Result<KeptKeys> {
+        let seed = crate::identity::random()?;
+        let Contribution { run, round, client, .. } = self.pending;
+        let (certificate, key) = self.home.signer()?;
+        let sign = |text: &[u8]| key.sign(text).map_err(Error::identity);
+        let member = Party::new(*client, seed).member(run, *round, certificate, &sign)?;
+        let kept = KeptKeys { seed: seed.to_vec(), member, ..KeptKeys::default() };
+        self.home.set_summing(&kept)?;
+        Ok(kept)
+    }
+
+    fn party(&self, kept: &KeptKeys) -> Result<Party> {
+        let seed = <[u8; 32]>::try_from(&kept.seed[..]).map_err(|_| Error::internal("a seed must have 32 bytes"))?;
+        Ok(Party::new(self.pending.client, seed))
+    }
+
+    /// A roster with this node's keys in it, whose members have signed theirs.
+    fn check(&self, kept: &KeptKeys, message: RosterMessage) -> Result<Roster> {
+        let key_of = self.home.key_of_members()?;
+        Roster::check(&self.pending.run, self.pending.round, &kept.member, message, &key_of)
+    }
+
+    async fn share(&self, kept: &mut KeptKeys, message: RosterMessage) -> Result<Roster> {
+        if kept.roster.as_ref().is_some_and(|accepted| *accepted != message) {
+            return Err(Error::Declined("the roster differs from the one that this node has accepted".into()));
+        }
+        let roster = self.check(kept, message.clone())?;
+        self.policy.check_cohort(roster.clients().len())?;
+        kept.roster = Some(message);
+        self.home.set_summing(kept)?;
+        let shares = self.party(kept)?.shares(&roster)?;
+        self.link.send(&SharesFor { run: self.pending.run.clone(), round: self.pending.round, shares }).await?;
+        Ok(roster)
+    }
+
+    async fn mask(&self, kept: &mut KeptKeys, roster: &Roster, shared: Shared) -> Result<()> {
+        if kept.shared.as_ref().is_some_and(|accepted| *accepted != shared) {
+            return Err(Error::Declined("the shares differ from those that this node has accepted".into()));
+        }
+        self.policy.check_cohort(shared.clients.len())?;
+        let (party, roster, outbox) = (self.party(kept)?, roster.clone(), self.home.outbox()?);
+        let plain = self.pending.parts.iter().find(|part| part.name == PLAIN);
+        let plain = plain.ok_or_else(|| Error::internal("no vector to mask"))?.blob.clone();
+        let (store, given) = (outbox.clone(), shared.clone());
+        let masking = tokio::task::spawn_blocking(move || {
+            let mut values = decode_u64(&store.get(&plain)?);
+            party.mask(&roster, &given, &mut values)?;
+            store.put(&encode_u64(&values))
+        });
+        let blob = masking.await.map_err(Error::internal)??;
+        kept.shared = Some(shared);
+        self.home.set_summing(kept)?;
+        let Contribution { run, round, client, .. } = self.pending.clone();
+        let parts = vec![NamedBlob { name: MASKED.into(), blob: blob.clone() }];
+        let masked = Contribution { run, round, client, parts, ..Contribution::default() };
+        loop {
+            match self.link.send(&masked).await?.kind {
+                Some(VerdictKind::Accepted(accepted)) => {
+                    kept.id = accepted.id;
+                    return self.home.set_summing(kept);
+                }
+                Some(VerdictKind::Missing(missing)) => {
+                    let have = missing.have.iter().find(|have| have.hash == blob.hash).map_or(0, |have| have.len);
+                    self.link.upload(&blob, have, &outbox).await?;
+                }
+                // The stage is over: the next step shows what follows.
+                Some(VerdictKind::Rejected(rejected)) => {
+                    tracing::warn!(round, reason = rejected.reason, "masked vector rejected");
+                    return Ok(());
+                }
+                None => return Err(super::later_version()),
+            }
+        }
+    }
+
+    async fn reveal(&self, kept: &KeptKeys, roster: &Roster, survivors: &Survivors) -> Result<()> {
+        self.policy.check_cohort(survivors.clients.len())?;
+        let shared = kept.shared.as_ref().ok_or_else(|| Error::protocol("no shares were accepted"))?;
+        let reveal = self.party(kept)?.reveal(roster, shared, survivors)?;
+        let Contribution { run, round, .. } = self.pending;
+        // Two sets of survivors would give two sums, and their difference.
+        self.home.set_revealed(run, *round, &survivors.clients)?;
+        self.link.send(&RevealFor { run: run.clone(), round: *round, reveal }).await
+    }
+}
+
+/// The roster that this node has accepted, of which later messages speak.
+fn known(accepted: Option<&Roster>) -> Result<&Roster> {
+    accepted.ok_or_else(|| Error::protocol("this node has accepted no roster yet"))
+}

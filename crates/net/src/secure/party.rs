@@ -1,0 +1,238 @@
+//! A node's side: its four messages, and what it never does.
+
+use super::masks::{Sign, add, check_word, derive};
+use super::roster::{Roster, signed_text};
+use super::shamir::{Secret, split};
+use crate::error::{Error, Result};
+use crate::wire::{Member, Reveal, Shared, Shares, Survivors};
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use x25519_dalek::{PublicKey, StaticSecret};
+use zeroize::Zeroizing;
+
+/// Bytes of both shares for a neighbour.
+const PAIR: usize = 64;
+
+/// A node in one attempt. Everything follows from its seed, which must be random and serve one attempt only.
+#[derive(Clone)]
+pub struct Party {
+    seed: Secret,
+    client: u32,
+}
+
+impl std::fmt::Debug for Party {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Party").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+impl Party {
+    /// The node of a client with the secret of an attempt.
+    pub fn new(client: u32, seed: [u8; 32]) -> Self {
+        Self { seed: Zeroizing::new(seed), client }
+    }
+
+    fn secret(&self, what: &[u8]) -> Secret {
+        derive(b"fedproj secure party 1", &*self.seed, &[what])
+    }
+
+    fn mask_key(&self) -> Secret {
+        self.secret(b"mask key")
+    }
+
+    fn share_key(&self) -> StaticSecret {
+        StaticSecret::from(*self.secret(b"share key"))
+    }
+
+    fn own_mask(&self) -> Secret {
+        self.secret(b"own mask")
+    }
+
+    /// The node's entry for the roster of a round.
+    ///
+    /// # Errors
+    /// If `sign` fails.
+    pub fn member(
+        &self,
+        run: &str,
+        round: u32,
+        certificate: Vec<u8>,
+        sign: &dyn Fn(&[u8]) -> Result<Vec<u8>>,
+    ) -> Result<Member> {
+        let mut member = Member {
+            client: self.client,
+            certificate,
+            mask_key: public_key(&self.mask_key()).to_vec(),
+            share_key: PublicKey::from(&self.share_key()).as_bytes().to_vec(),
+            signature: Vec::new(),
+        };
+        member.signature = sign(&signed_text(run, round, &member))?;
+        Ok(member)
+    }
+
+    /// Shares of both secrets for the neighbours.
+    ///
+    /// # Errors
+    /// If a neighbour's key is malformed.
+    pub fn shares(&self, roster: &Roster) -> Result<Shares> {
+        let near = roster.neighbourhood(self.client);
+        let of = |secret: &Secret, polynomials: &[u8]| {
+            split(secret, &self.secret(polynomials), roster.threshold(), near.len())
+        };
+        let masks = of(&self.own_mask(), b"polynomials of the own mask");
+        let keys = of(&self.mask_key(), b"polynomials of the mask key");
+        let mut sealed = Vec::with_capacity(near.len());
+        for (at, to) in near.iter().enumerate().filter(|(_, to)| **to != self.client) {
+            let mut pair = Zeroizing::new([&masks[at][..], &keys[at][..]].concat());
+            let (key, from_to) = self.seal_key(roster, *to, (self.client, *to))?;
+            let tag = key
+                .seal_in_place_separate_tag(nonce(), Aad::from(from_to), &mut pair)
+                .map_err(|_| Error::internal("a share could not be encrypted"))?;
+            sealed.push([&pair[..], tag.as_ref()].concat());
+        }
+        let commitment = commitment(roster, &self.own_mask()).to_vec();
+        Ok(Shares { roster: roster.hash().to_vec(), commitment, sealed })
+    }
+
+    /// The key for shares between this node and another, in one direction, and what else the encryption binds.
+    fn seal_key(&self, roster: &Roster, other: u32, (from, to): (u32, u32)) -> Result<(LessSafeKey, [u8; 8])> {
+        let agreed = agree(&self.share_key(), &roster.member(other)?.share_key)?;
+        let mut from_to = [0; 8];
+        from_to[..4].copy_from_slice(&from.to_le_bytes());
+        from_to[4..].copy_from_slice(&to.to_le_bytes());
+        let key = derive(roster.hash(), &*agreed, &[b"fedproj secure shares 1", &from_to]);
+        let key = UnboundKey::new(&CHACHA20_POLY1305, &key[..]).map_err(Error::internal)?;
+        Ok((LessSafeKey::new(key), from_to))
+    }
+
+    /// Checks who has shared and decrypts the neighbours' shares: client, share of its own mask, share of its mask key.
+    fn open(&self, roster: &Roster, shared: &Shared) -> Result<Vec<(u32, Secret, Secret)>> {
+        check_clients(roster, self.client, &shared.roster, &shared.clients, roster.clients())?;
+        let near = roster.holders(self.client, &shared.clients);
+        if near.len() < roster.threshold() || near.len() != shared.sealed.len() + 1 {
+            return Err(Error::protocol(format!(
+                "shares of {} clients in a neighbourhood with {} of them and a threshold of {}",
+                shared.sealed.len(),
+                near.len(),
+                roster.threshold()
+            )));
+        }
+        let mut sealed = shared.sealed.iter();
+        let mut opened = Vec::with_capacity(near.len());
+        for (_, from) in near {
+            let pair = if from == self.client {
+                self.kept(roster)
+            } else {
+                let mut bytes = Zeroizing::new(sealed.next().cloned().unwrap_or_default());
+                let (key, from_to) = self.seal_key(roster, from, (from, self.client))?;
+                let plain = key.open_in_place(nonce(), Aad::from(from_to), &mut bytes);
+                let plain = plain.ok().and_then(|plain| <&[u8; PAIR]>::try_from(&*plain).ok());
+                Zeroizing::new(*plain.ok_or_else(|| {
+                    Error::protocol(format!(
+                        "the share of client {from} cannot be read: it was changed, or made for another roster"
+                    ))
+                })?)
+            };
+            let half = |at: usize| Zeroizing::new(std::array::from_fn(|i| pair[at + i]));
+            opened.push((from, half(0), half(32)));
+        }
+        Ok(opened)
+    }
+
+    /// The node's own shares of its own secrets.
+    fn kept(&self, roster: &Roster) -> Zeroizing<[u8; PAIR]> {
+        let near = roster.neighbourhood(self.client);
+        let at = near.binary_search(&self.client).unwrap_or_default();
+        let of = |secret: &Secret, polynomials: &[u8]| {
+            split(secret, &self.secret(polynomials), roster.threshold(), near.len()).swap_remove(at)
+        };
+        let mask = of(&self.own_mask(), b"polynomials of the own mask");
+        let key = of(&self.mask_key(), b"polynomials of the mask key");
+        Zeroizing::new(std::array::from_fn(|i| if i < 32 { mask[i] } else { key[i - 32] }))
+    }
+
+    /// Masks a vector. It gets one value longer: the check word.
+    ///
+    /// # Errors
+    /// If the shares cannot be read, or too few have shared.
+    pub fn mask(&self, roster: &Roster, shared: &Shared, values: &mut Vec<u64>) -> Result<()> {
+        self.open(roster, shared)?;
+        values.push(check_word(roster.hash(), values));
+        add(&own_mask_seed(roster, &self.own_mask()), Sign::Plus, values);
+        let key = self.mask_key();
+        for (_, other) in roster.holders(self.client, &shared.clients) {
+            if other != self.client {
+                add(&pair_seed(roster, &key, other)?, sign_of(self.client, other), values);
+            }
+        }
+        Ok(())
+    }
+
+    /// Shares of the own masks of survivors and of the mask keys of those who dropped out. A caller must ask for one list of
+    /// survivors only: two lists would give both secrets of a node.
+    ///
+    /// # Errors
+    /// If the list is impossible, or too short for the threshold.
+    pub fn reveal(&self, roster: &Roster, shared: &Shared, survivors: &Survivors) -> Result<Reveal> {
+        check_clients(roster, self.client, &survivors.roster, &survivors.clients, &shared.clients)?;
+        if roster.holders(self.client, &survivors.clients).len() < roster.threshold() {
+            return Err(Error::protocol("too few of this node's neighbours are left"));
+        }
+        let share = |(client, own_mask, mask_key): (u32, Secret, Secret)| {
+            let is_there = survivors.clients.binary_search(&client).is_ok();
+            if is_there { own_mask.to_vec() } else { mask_key.to_vec() }
+        };
+        let shares = self.open(roster, shared)?.into_iter().map(share).collect();
+        Ok(Reveal { roster: roster.hash().to_vec(), shares })
+    }
+}
+
+/// Checks that a list of clients belongs to the accepted roster, is sorted, within `among`, and has this client in it.
+fn check_clients(roster: &Roster, client: u32, hash: &[u8], clients: &[u32], among: &[u32]) -> Result<()> {
+    if hash != roster.hash() {
+        return Err(Error::protocol("the server speaks of another roster than the one this node has accepted"));
+    }
+    let is_sorted = clients.windows(2).all(|w| w[0] < w[1]);
+    let is_within = clients.iter().all(|c| among.binary_search(c).is_ok());
+    if is_sorted && is_within && clients.binary_search(&client).is_ok() {
+        return Ok(());
+    }
+    Err(Error::protocol(format!("impossible list of clients: {clients:?}")))
+}
+
+/// Each key encrypts one message.
+fn nonce() -> Nonce {
+    Nonce::assume_unique_for_key([0; 12])
+}
+
+pub(super) fn public_key(secret: &Secret) -> [u8; 32] {
+    *PublicKey::from(&StaticSecret::from(**secret)).as_bytes()
+}
+
+fn agree(secret: &StaticSecret, public: &[u8]) -> Result<Secret> {
+    let public = <[u8; 32]>::try_from(public).map_err(|_| Error::protocol("roster: a key must have 32 bytes"))?;
+    let agreed = secret.diffie_hellman(&PublicKey::from(public));
+    if !agreed.was_contributory() {
+        return Err(Error::protocol("roster: a key that gives the same secret with everybody"));
+    }
+    Ok(Zeroizing::new(*agreed.as_bytes()))
+}
+
+/// What a node publishes about the seed of its own mask.
+pub(super) fn commitment(roster: &Roster, own_mask: &Secret) -> Secret {
+    derive(roster.hash(), &**own_mask, &[b"fedproj secure commitment 1"])
+}
+
+pub(super) fn own_mask_seed(roster: &Roster, own_mask: &Secret) -> Secret {
+    derive(roster.hash(), &**own_mask, &[b"fedproj secure own mask 1"])
+}
+
+/// The seed of the mask that a node with this mask key shares with another.
+pub(super) fn pair_seed(roster: &Roster, mask_key: &Secret, other: u32) -> Result<Secret> {
+    let agreed = agree(&StaticSecret::from(**mask_key), &roster.member(other)?.mask_key)?;
+    Ok(derive(roster.hash(), &*agreed, &[b"fedproj secure pair 1"]))
+}
+
+/// How a client uses the mask that it shares with another: one adds it, the other takes it away.
+pub(super) fn sign_of(client: u32, other: u32) -> Sign {
+    if client < other { Sign::Plus } else { Sign::Minus }
+}

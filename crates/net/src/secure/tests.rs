@@ -1,0 +1,299 @@
+use super::*;
+use crate::error::Result;
+use crate::wire::{Member, Reveal, RosterMessage, Shared, Shares, Survivors};
+use proptest::prelude::*;
+use rcgen::{KeyPair, PublicKeyData, SigningKey};
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+const RUN: &str = "run";
+const ROUND: u32 = 3;
+const N_VALUES: usize = 5;
+
+/// A certificate is the key itself here; the federation's are read by rustls.
+static KEYS: LazyLock<Vec<KeyPair>> = LazyLock::new(|| (0..140).map(|_| KeyPair::generate().unwrap()).collect());
+
+#[allow(clippy::unnecessary_wraps, reason = "a certificate may be none of the federation")]
+fn key_of(certificate: &[u8]) -> Result<Vec<u8>> {
+    Ok(certificate.to_vec())
+}
+
+fn member_of(party: &Party, client: u32) -> Member {
+    let key = &KEYS[client as usize];
+    let sign = |text: &[u8]| Ok(key.sign(text).unwrap());
+    party.member(RUN, ROUND, key.der_bytes().to_vec(), &sign).unwrap()
+}
+
+/// The nodes of an attempt and the roster that all have accepted.
+struct Attempt {
+    parties: BTreeMap<u32, (Party, Roster)>,
+    roster: Roster,
+    shares: BTreeMap<u32, Shares>,
+}
+
+impl Attempt {
+    fn new(n: u32, share: f64, seed: u8) -> Self {
+        let parties: Vec<Party> = (0..n).map(|c| Party::new(c, [seed ^ c as u8; 32])).collect();
+        let members = (0..n).zip(&parties).map(|(client, party)| member_of(party, client)).collect();
+        let roster = Roster::new(RUN, ROUND, members, share).unwrap();
+        let accept = |(client, party): (u32, Party)| {
+            let own = member_of(&party, client);
+            // ECDSA signs with a random number, so the entry is the one of the roster.
+            let own = Member { signature: roster.member(client).unwrap().signature.clone(), ..own };
+            let accepted = Roster::check(RUN, ROUND, &own, roster.for_node(client), &key_of).unwrap();
+            (client, (party, accepted))
+        };
+        let parties = (0..n).zip(parties).map(accept).collect();
+        Self { parties, roster, shares: BTreeMap::new() }
+    }
+
+    /// These clients share.
+    fn share(&mut self, clients: &[u32]) {
+        for client in clients {
+            let (party, roster) = &self.parties[client];
+            self.shares.insert(*client, party.shares(roster).unwrap());
+        }
+    }
+
+    /// What a client gets of those who have shared.
+    fn shared_for(&self, client: u32) -> Shared {
+        shared_for(&self.roster, &self.shares, client)
+    }
+
+    fn mask(&self, client: u32) -> Vec<u64> {
+        let (party, roster) = &self.parties[&client];
+        let mut values = values_of(client);
+        party.mask(roster, &self.shared_for(client), &mut values).unwrap();
+        values
+    }
+
+    fn survivors(&self, clients: &[u32]) -> Survivors {
+        Survivors { roster: self.roster.hash().to_vec(), clients: clients.to_vec() }
+    }
+
+    fn reveal(&self, client: u32, survivors: &[u32]) -> Result<Reveal> {
+        let (party, roster) = &self.parties[&client];
+        party.reveal(roster, &self.shared_for(client), &self.survivors(survivors))
+    }
+
+    fn unmask(&self, survivors: &[u32], reveals: &BTreeMap<u32, Reveal>, sum: &mut Vec<u64>) -> Result<()> {
+        let commitments = self.shares.iter().map(|(client, s)| (*client, s.commitment.clone())).collect();
+        Unmasking { roster: &self.roster, commitments: &commitments, survivors, reveals }.unmask(sum)
+    }
+}
+
+fn values_of(client: u32) -> Vec<u64> {
+    (0..N_VALUES as u64)
+        .map(|i| (u64::from(client) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(i as u32))
+        .collect()
+}
+
+fn add_up<'a>(vectors: impl IntoIterator<Item = &'a Vec<u64>>) -> Vec<u64> {
+    let mut sum = Vec::new();
+    for vector in vectors {
+        sum.resize(vector.len(), 0u64);
+        sum.iter_mut().zip(vector).for_each(|(s, v)| *s = s.wrapping_add(*v));
+    }
+    sum
+}
+
+fn chosen(n: u32, bits: u64) -> Vec<u32> {
+    (0..n).filter(|c| bits >> c & 1 == 1).collect()
+}
+
+/// A whole attempt of five nodes in which nobody drops out.
+fn whole() -> (Attempt, Vec<u32>, BTreeMap<u32, Reveal>, Vec<u64>) {
+    let (mut attempt, all) = (Attempt::new(5, 2.0 / 3.0, 1), vec![0, 1, 2, 3, 4]);
+    attempt.share(&all);
+    let sum = add_up(&all.iter().map(|c| attempt.mask(*c)).collect::<Vec<_>>());
+    let reveals = all.iter().map(|c| (*c, attempt.reveal(*c, &all).unwrap())).collect();
+    (attempt, all, reveals, sum)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn masks_cancel_for_every_set_of_survivors_above_the_threshold_and_for_no_other(
+        n in 2u32..9, share in 0.5..1.0f64, lost in any::<[u16; 3]>(), seed: u8,
+    ) {
+        // Few bits of `lost` are set, so that many sets are above the threshold.
+        let lost = lost.map(|bits| u64::from(bits & bits >> 3 & bits >> 7));
+        let mut attempt = Attempt::new(n, share, seed);
+        let threshold = attempt.roster.threshold();
+        let sharing = chosen(n, !lost[0]);
+        prop_assume!(sharing.len() >= threshold);
+        attempt.share(&sharing);
+        let survivors: Vec<u32> = sharing.iter().copied().filter(|c| lost[1] >> c & 1 == 0).collect();
+        let revealing: Vec<u32> = survivors.iter().copied().filter(|c| lost[2] >> c & 1 == 0).collect();
+        let mut sum = add_up(&survivors.iter().map(|c| attempt.mask(*c)).collect::<Vec<_>>());
+        let revealed: Result<BTreeMap<u32, Reveal>> =
+            revealing.iter().map(|c| Ok((*c, attempt.reveal(*c, &survivors)?))).collect();
+        let Ok(reveals) = revealed else {
+            prop_assert!(survivors.len() < threshold);
+            return Ok(());
+        };
+        let unmasked = attempt.unmask(&survivors, &reveals, &mut sum);
+        prop_assert_eq!(unmasked.is_ok(), revealing.len() >= threshold, "{:?}", unmasked);
+        prop_assert_eq!(is_enough(&attempt.roster, &sharing, &revealing), revealing.len() >= threshold);
+        if unmasked.is_ok() {
+            prop_assert_eq!(sum, add_up(&survivors.iter().map(|c| values_of(*c)).collect::<Vec<_>>()));
+        }
+    }
+
+    #[test]
+    fn one_flipped_bit_is_found_or_ends_the_attempt_without_a_wrong_sum(which in 0usize..5, at: usize, bit in 0u32..8) {
+        let (mut attempt, all, mut reveals, mut sum) = whole();
+        let expected = add_up(&all.iter().map(|c| values_of(*c)).collect::<Vec<_>>());
+        let client = (at % 5) as u32;
+        let flip = |bytes: &mut [u8]| bytes[at / 5 % bytes.len()] ^= 1 << bit;
+        match which {
+            // A share on its way to a neighbour.
+            0 => {
+                flip(&mut attempt.shares.get_mut(&client).unwrap().sealed[at % 4]);
+                let readers = all.iter().filter(|c| {
+                    let (party, roster) = &attempt.parties[c];
+                    party.mask(roster, &attempt.shared_for(**c), &mut Vec::new()).is_ok()
+                });
+                prop_assert_eq!(readers.count(), 4);
+                return Ok(());
+            }
+            // A key or a signature in the roster.
+            1 => {
+                let other = (client + 1) % 5;
+                let own = attempt.roster.member(other).unwrap().clone();
+                let mut message = attempt.roster.for_node(other);
+                let entry = &mut message.members[client as usize];
+                match at % 3 {
+                    0 => flip(&mut entry.mask_key),
+                    1 => flip(&mut entry.share_key),
+                    _ => flip(&mut entry.signature),
+                }
+                prop_assert!(Roster::check(RUN, ROUND, &own, message, &key_of).is_err());
+                return Ok(());
+            }
+            // A revealed share, of four that are needed and five that are there.
+            2 => flip(&mut reveals.get_mut(&client).unwrap().shares[at % 5]),
+            // The same, with none to spare.
+            3 => {
+                reveals.remove(&client);
+                flip(&mut reveals.get_mut(&((client + 1) % 5)).unwrap().shares[at % 5]);
+            }
+            // A masked vector.
+            _ => {
+                let n = sum.len();
+                sum[at % n] ^= 1 << (8 * (at / 7 % 8) as u32 + bit);
+            }
+        }
+        let unmasked = attempt.unmask(&all, &reveals, &mut sum);
+        prop_assert_eq!(unmasked.is_ok(), which == 2, "{:?}", unmasked);
+        prop_assert!(unmasked.is_err() || sum == expected);
+    }
+}
+
+#[test]
+fn a_ring_of_neighbours_gives_the_sum_of_many_nodes() {
+    let n = 140;
+    let mut attempt = Attempt::new(n, 0.6, 9);
+    let roster = &attempt.roster;
+    assert_eq!((roster.neighbourhood(0).len(), roster.threshold()), (101, 61));
+    for client in 0..n {
+        let near = roster.neighbourhood(client);
+        assert!(near.contains(&client) && near.iter().all(|c| roster.neighbourhood(*c).contains(&client)));
+    }
+    let sharing: Vec<u32> = (0..n).filter(|c| c % 40 != 7).collect();
+    attempt.share(&sharing);
+    let survivors: Vec<u32> = sharing.iter().copied().filter(|c| c % 30 != 11).collect();
+    let mut sum = add_up(&survivors.iter().map(|c| attempt.mask(*c)).collect::<Vec<_>>());
+    let revealing = survivors.iter().filter(|c| *c % 25 != 3);
+    let reveals = revealing.map(|c| (*c, attempt.reveal(*c, &survivors).unwrap())).collect();
+    attempt.unmask(&survivors, &reveals, &mut sum).unwrap();
+    assert_eq!(sum, add_up(&survivors.iter().map(|c| values_of(*c)).collect::<Vec<_>>()));
+}
+
+#[test]
+fn no_masked_vector_shows_its_values_and_no_two_attempts_share_a_mask() {
+    let (attempt, ..) = whole();
+    let mut again = Attempt::new(5, 2.0 / 3.0, 2);
+    again.share(&[0, 1, 2, 3, 4]);
+    for client in 0..5 {
+        let plain = values_of(client);
+        let (a, b) = (attempt.mask(client), again.mask(client));
+        assert!(plain.iter().zip(a.iter().zip(&b)).all(|(x, (a, b))| x != a && x != b && a != b));
+        // Without its own mask, all others together still cannot read it: they lack one secret.
+        assert_eq!(attempt.mask(client), a, "masking again gives the same");
+    }
+}
+
+type Lie<'a> = (&'a str, &'a dyn Fn(&mut RosterMessage));
+
+#[test]
+fn a_roster_that_lies_is_refused() {
+    let (attempt, ..) = whole();
+    let own = attempt.roster.member(0).unwrap().clone();
+    let true_message = attempt.roster.for_node(0);
+    let check = |message: RosterMessage| Roster::check(RUN, ROUND, &own, message, &key_of).map_err(|e| e.to_string());
+    assert_eq!(check(true_message.clone()).unwrap().hash(), attempt.roster.hash());
+    let lies: [Lie<'_>; 8] = [
+        ("own entry", &|m| m.members[0].mask_key[0] ^= 1),
+        ("own entry", &|m| drop(m.members.remove(0))),
+        ("expected", &|m| drop(m.members.pop())),
+        ("changed", &|m| m.hashes[40] ^= 1),
+        ("half", &|m| m.threshold = 2),
+        ("half", &|m| m.threshold = 6),
+        ("twice", &|m| m.clients[1] = 0),
+        ("twice", &|m| m.hashes.truncate(64)),
+    ];
+    for (told, lie) in lies {
+        let mut message = true_message.clone();
+        lie(&mut message);
+        let error = check(message).unwrap_err();
+        assert!(error.contains(told), "{told}: {error}");
+    }
+    // Entries that fit together, but one owner has not signed its keys: the server has put its own in their place.
+    let swap = |certificate: Vec<u8>| {
+        let mut members: Vec<Member> = attempt.roster.members().cloned().collect();
+        members[2] = Member { certificate, ..member_of(&Party::new(2, [77; 32]), 3) };
+        members[2].client = 2;
+        check(Roster::new(RUN, ROUND, members, 2.0 / 3.0).unwrap().for_node(0)).unwrap_err()
+    };
+    assert!(swap(KEYS[2].der_bytes().to_vec()).contains("client 2 has not signed"));
+    // One node under two numbers.
+    assert!(swap(KEYS[3].der_bytes().to_vec()).contains("client"));
+    // Another round's roster has another hash, and its signatures do not fit.
+    assert!(Roster::check(RUN, ROUND + 1, &own, true_message, &key_of).is_err());
+}
+
+#[test]
+fn a_node_reveals_one_kind_of_share_per_node_and_only_for_its_roster() {
+    let (attempt, all, reveals, _) = whole();
+    let with_drop = attempt.reveal(0, &[0, 1, 2, 3]).unwrap();
+    // Both lists together would give both secrets of client 4, so a node answers one of them; the shares do differ.
+    assert_eq!(with_drop.shares[..4], reveals[&0].shares[..4]);
+    assert_ne!(with_drop.shares[4], reveals[&0].shares[4]);
+    for impossible in [&[1, 2, 3, 4][..], &[0, 1, 2, 3, 9], &[0, 0, 1, 2, 3], &[0, 1, 2]] {
+        assert!(attempt.reveal(0, impossible).is_err(), "{impossible:?}");
+    }
+    let (party, roster) = &attempt.parties[&0];
+    let mut other = attempt.survivors(&all);
+    other.roster[0] ^= 1;
+    let error = party.reveal(roster, &attempt.shared_for(0), &other).unwrap_err().to_string();
+    assert!(error.contains("another roster"), "{error}");
+    assert!(!is_enough(roster, &[], &[]), "nobody is not enough");
+}
+
+#[test]
+fn keys_that_agree_with_everybody_are_refused() {
+    let (attempt, ..) = whole();
+    let mut members: Vec<Member> = attempt.roster.members().cloned().collect();
+    members[1].mask_key = vec![0; 32];
+    let roster = Roster::new(RUN, ROUND, members.clone(), 0.7).unwrap();
+    let mut values = values_of(0);
+    let shares: Vec<Shares> = (0..5).map(|c| attempt.parties[&c].0.shares(&roster).unwrap()).collect();
+    let sealed = (1..5).map(|c| shares[c].sealed[0].clone()).collect();
+    let shared = Shared { roster: roster.hash().to_vec(), clients: vec![0, 1, 2, 3, 4], sealed };
+    assert!(attempt.parties[&0].0.mask(&roster, &shared, &mut values).is_err());
+    members[1].share_key = vec![1; 31];
+    let roster = Roster::new(RUN, ROUND, members, 0.7).unwrap();
+    assert!(attempt.parties[&0].0.shares(&roster).is_err());
+}
