@@ -76,6 +76,17 @@ fn killed_servers_and_nodes_lose_nothing_and_count_nothing_twice() {
     federation.start_server();
     federation.enrol_and_start(0..3);
     let mut chance = Chance(0x5eed);
+    kill_some(&mut federation, &mut chance, n_kills);
+    let outcome = federation.outcome();
+    assert_eq!(outcome["model_hash"], federation.simulated_hash());
+    let n_rounds = 2 * n_kills as usize;
+    assert_eq!(federation.accepted().len(), 3 * n_rounds);
+    let run = outcome["run"].as_str().unwrap();
+    stdout(federation.path(), &["verify", run]);
+}
+
+/// Kills servers and nodes at random moments, and starts them again.
+fn kill_some(federation: &mut Federation, chance: &mut Chance, n_kills: u64) {
     for kill in 0..n_kills {
         std::thread::sleep(Duration::from_millis(30 + chance.below(250)));
         if federation.server_has_ended() {
@@ -93,12 +104,38 @@ fn killed_servers_and_nodes_lose_nothing_and_count_nothing_twice() {
             federation.start_server();
         }
     }
+}
+
+#[test]
+fn a_secure_demo_ends_with_the_simulators_model_though_a_node_leaves() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["demo", "--nodes", "5", "--secure", "federation.rounds=3", "local.epochs=1"];
+    let told = json(folder.path(), &settings);
+    assert_eq!((&told["model_hash"], &told["counted"]), (&told["simulator_hash"], &serde_json::json!([5, 5, 5])));
+    let told = json(folder.path(), &[&settings[..], &["--drop", "1"]].concat());
+    assert_eq!(told["model_hash"], told["simulator_hash"]);
+    assert_eq!((&told["counted"][0], &told["counted"][2]), (&5.into(), &4.into()), "{told}");
+}
+
+#[test]
+fn a_secure_sum_survives_kills_of_anyone() {
+    let n_kills: u64 = std::env::var("FEDPROJ_KILLS").map_or(20, |n| n.parse().unwrap());
+    let rounds = format!("federation.rounds={n_kills}");
+    // A node's state, h_k, must move with the sum that its contribution is in.
+    let leading = ["preset=leading", "method.fedproj.projection.warmup=0", "data.partition={kind='iid', clients=3}"];
+    let mut federation = Federation::new(&[&[&rounds[..], "server.secure=true"], &leading[..]].concat());
+    federation.start_server();
+    federation.enrol_and_start(0..3);
+    kill_some(&mut federation, &mut Chance(0x5ec), n_kills);
     let outcome = federation.outcome();
     assert_eq!(outcome["model_hash"], federation.simulated_hash());
-    let n_rounds = 2 * n_kills as usize;
-    assert_eq!(federation.accepted().len(), 3 * n_rounds);
-    let run = outcome["run"].as_str().unwrap();
-    stdout(federation.path(), &["verify", run]);
+    stdout(federation.path(), &["verify", outcome["run"].as_str().unwrap()]);
+    // What is sent for a sum claims nothing, and what is closed is everybody's.
+    let journal = federation.journal();
+    let of = |name: &str| journal.iter().filter(|e| e["event"] == name).collect::<Vec<_>>();
+    assert!(of("accepted").iter().all(|e| e["n_samples"] == 0 && e["parts"][0][0] == "masked"));
+    assert!(of("round_closed").iter().all(|e| e["counted"] == serde_json::json!([0, 1, 2])));
+    println!("{} sums failed and were repeated", of("sum_failed").len());
 }
 
 #[test]

@@ -6,17 +6,19 @@ use crate::federation::process::Process;
 use crate::say;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use fedproj_core::LocalStats;
-use fedproj_net::Link;
-use fedproj_net::node::Home;
+use fedproj_core::{ClientState, Config, Experiment, LocalStats, Part};
+use fedproj_net::node::{Home, Summing};
+use fedproj_net::secure::Layout;
 use fedproj_net::server::http::Addresses;
 use fedproj_net::server::{Authority, INVITATION_LASTS, Registry};
 use fedproj_net::wire::{
-    Contribution, EnrolReply, NamedBlob, Store, Task, VerdictKind, WorkKind, WorkRequest, encode_f32,
+    Contribution, EnrolReply, NamedBlob, PLAIN, Store, Task, VerdictKind, WorkKind, WorkRequest, encode_f32, encode_u64,
 };
+use fedproj_net::{Link, Policy};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Arguments of `bench federation`.
@@ -34,6 +36,9 @@ pub struct Load {
     /// Hidden layers of the model, an MLP on 8×8 images; 1000,1160 has 5 MB, 256,30 has 100 kB
     #[arg(long, default_value = "1000,1160")]
     hidden: String,
+    /// Secure aggregation: nodes mask their contributions, and the server learns their sum
+    #[arg(long)]
+    secure: bool,
     /// Working directory, removed at the end [default: a temporary one]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -52,6 +57,10 @@ struct LoadReport {
     seconds_per_round: f64,
     /// Bytes of all contributions and tasks.
     bytes: u64,
+    bytes_per_contribution: u64,
+    /// Processor seconds: of the server per round, of the nodes per contribution.
+    server_cpu_s_per_round: f64,
+    node_cpu_s_per_contribution: f64,
     /// Resident memory of the server in MB: after a quarter of the time, at the end, and its peak.
     server_mb_early: f64,
     server_mb_end: f64,
@@ -72,13 +81,16 @@ impl Load {
             say!("{}", serde_json::to_string(&report)?);
         } else {
             say!(
-                "{} nodes, {} per round, {} rounds, model {:.2} MB: {:.2} s per round; server memory {:.0} MB early, {:.0} MB at \
-                 the end, {:.0} MB peak",
+                "{} nodes, {} per round, {} rounds, model {:.2} MB: {:.2} s per round ({:.2} s of the server's processor, {:.3} s of \
+                 a node's, {:.2} MB per contribution); server memory {:.0} MB early, {:.0} MB at the end, {:.0} MB peak",
                 report.nodes,
                 report.cohort,
                 report.rounds,
                 report.model_bytes as f64 / 1e6,
                 report.seconds_per_round,
+                report.server_cpu_s_per_round,
+                report.node_cpu_s_per_contribution,
+                report.bytes_per_contribution as f64 / 1e6,
                 report.server_mb_early,
                 report.server_mb_end,
                 report.server_mb_peak
@@ -95,7 +107,8 @@ impl Load {
         let mut server = self.start_server(&federation, &out)?;
         let addresses = addresses(&mut server, &federation)?;
         let address = format!("https://{}", addresses.listen);
-        let start = Instant::now();
+        let layout = if self.secure { Some(Arc::new(self.layout()?)) } else { None };
+        let (start, cpu_before, mut server_cpu_s) = (Instant::now(), cpu_s("self"), 0.0);
         let samples = block_on(async {
             for (client, home) in homes.iter().enumerate() {
                 let node = SimulatedNode {
@@ -103,17 +116,20 @@ impl Load {
                     cache: home.cache()?,
                     outbox: home.outbox()?,
                     client: client as u32,
+                    home: home.clone(),
+                    layout: layout.clone(),
                 };
                 tokio::spawn(node.run());
             }
             let mut samples = Vec::new();
             while server.child.try_wait()?.is_none() {
                 samples.extend(resident_mb(&server.child));
+                server_cpu_s = f64::max(server_cpu_s, cpu_s(&server.child.id().to_string()));
                 tokio::time::sleep(Duration::from_millis(250)).await;
             }
             Ok(samples)
         })?;
-        let seconds = start.elapsed().as_secs_f64();
+        let (seconds, node_cpu_s) = (start.elapsed().as_secs_f64(), cpu_s("self") - cpu_before);
         server.finish()?;
         let log = std::fs::read_to_string(&out)?;
         let report: serde_json::Value =
@@ -125,6 +141,8 @@ impl Load {
         if rounds.iter().any(|r| r.cohort.len() != self.cohort as usize) {
             bail!("a round closed without its whole cohort");
         }
+        let (n_contributions, bytes) =
+            (f64::from(self.cohort * self.rounds), rounds.iter().map(|r| r.bytes_up + r.bytes_down).sum::<u64>());
         let model_bytes = std::fs::metadata(run.join("model.safetensors"))?.len();
         Ok(LoadReport {
             nodes: self.nodes,
@@ -133,7 +151,10 @@ impl Load {
             model_bytes,
             seconds,
             seconds_per_round: rounds.iter().map(|r| r.seconds.total()).sum::<f64>() / f64::from(self.rounds),
-            bytes: rounds.iter().map(|r| r.bytes_up + r.bytes_down).sum(),
+            bytes,
+            bytes_per_contribution: (bytes as f64 / n_contributions) as u64,
+            server_cpu_s_per_round: server_cpu_s / f64::from(self.rounds),
+            node_cpu_s_per_contribution: node_cpu_s / n_contributions,
             server_mb_early: samples.get(samples.len() / 4).copied().unwrap_or(0.0),
             server_mb_end: samples.last().copied().unwrap_or(0.0),
             server_mb_peak: samples.iter().copied().fold(0.0, f64::max),
@@ -158,13 +179,35 @@ impl Load {
     fn start_server(&self, dir: &Path, out: &Path) -> Result<Process> {
         let mut command = crate::program::again()?;
         command.args(["serve", "--json", "--threads", "1", "--dir"]).arg(dir);
-        command.args(["method.name=fedavg", "data.public=none", "server.listen=127.0.0.1:0"]);
-        command.arg(format!("model.hidden=[{}]", self.hidden));
-        command.arg(format!("federation.rounds={}", self.rounds));
-        command.arg(format!("federation.fraction={}", f64::from(self.cohort) / f64::from(self.nodes)));
-        command.arg(format!("data.partition={{kind='virtual', clients={}, samples=10}}", self.nodes));
+        command.arg("server.listen=127.0.0.1:0").args(self.settings());
+        if self.secure {
+            command.arg("server.secure=true");
+        }
         command.stdin(Stdio::null()).stdout(std::fs::File::create(out)?);
         Process::start("the server".into(), &mut command, dir.join("log"))
+    }
+}
+
+impl Load {
+    /// The run's settings.
+    fn settings(&self) -> Vec<String> {
+        vec![
+            "method.name=fedavg".into(),
+            "data.public=none".into(),
+            format!("model.hidden=[{}]", self.hidden),
+            format!("federation.rounds={}", self.rounds),
+            format!("federation.fraction={}", f64::from(self.cohort) / f64::from(self.nodes)),
+            format!("data.partition={{kind='virtual', clients={}, samples=10}}", self.nodes),
+            format!("federation.sum={}", if self.secure { "fixed" } else { "float" }),
+        ]
+    }
+
+    /// The layout of masked contributions.
+    fn layout(&self) -> Result<Layout> {
+        let config = Config::from_layers(None, &self.settings())?;
+        let method = config.method.build()?;
+        let experiment = Experiment::load(config, method.as_ref(), None)?;
+        Ok(Layout::new(&experiment, method.as_ref(), self.nodes as usize)?)
     }
 }
 
@@ -185,12 +228,24 @@ fn resident_mb(child: &Child) -> Option<f64> {
     line.split_whitespace().nth(1)?.parse::<f64>().ok().map(|kb| kb / 1000.0)
 }
 
+/// Processor seconds of a process so far, if the system reports them.
+fn cpu_s(process: &str) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name before the last parenthesis may hold spaces. Then follow the state and, as 12th and 13th, the times.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+    let ticks: f64 = fields.filter_map(|field| field.parse::<f64>().ok()).sum();
+    // Linux counts them in hundredths of a second.
+    ticks / 100.0
+}
+
 /// A node that does everything except training.
 struct SimulatedNode {
     link: Link,
     cache: Store,
     outbox: Store,
     client: u32,
+    home: Home,
+    layout: Option<Arc<Layout>>,
 }
 
 impl SimulatedNode {
@@ -220,6 +275,11 @@ impl SimulatedNode {
         let n = (task.weights.len / 4) as usize;
         let weights: Vec<f32> = (0..n).map(|i| ((i as u32 ^ self.client) % 1000) as f32 * 1e-4).collect();
         self.outbox.retain(&[])?;
+        if let Some(layout) = &self.layout {
+            self.sum_up(task, layout, &weights).await?;
+            self.cache.retain(&[])?;
+            return self.outbox.retain(&[]);
+        }
         let named = |name: &str, values: &[f32]| -> fedproj_net::Result<NamedBlob> {
             Ok(NamedBlob { name: name.into(), blob: self.outbox.put(&encode_f32(values))? })
         };
@@ -242,5 +302,18 @@ impl SimulatedNode {
         // A thousand nodes share the disk, so each removes its files early.
         self.cache.retain(&[])?;
         self.outbox.retain(&[])
+    }
+
+    /// Contributes to a secure sum.
+    async fn sum_up(&self, task: &Task, layout: &Layout, weights: &Vec<f32>) -> fedproj_net::Result<()> {
+        let none = Vec::new();
+        let parts = [(Part::Weights, weights), (Part::Buffers, &none)];
+        let plain = encode_u64(&layout.encode(10, &LocalStats::default(), &parts)?);
+        let plain = NamedBlob { name: PLAIN.into(), blob: self.outbox.put(&plain)? };
+        let (run, parts) = (task.run.clone(), vec![plain]);
+        let pending = Contribution { run, round: task.round, client: self.client, parts, ..Contribution::default() };
+        self.home.set_pending(task, &pending, &ClientState::new())?;
+        let policy = &Policy::default();
+        Summing { link: &self.link, home: &self.home, policy, pending: &pending }.run().await
     }
 }

@@ -8,8 +8,9 @@ use crate::say;
 use crate::settings::Settings;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use fedproj_core::{Config, Experiment, Simulation};
+use fedproj_core::{Config, Experiment, Simulation, StoredRun};
 use fedproj_net::server::http::Addresses;
+use fedproj_net::server::journal::{Event, Journal};
 use fedproj_net::server::status::{RoundLine, Status};
 use fedproj_net::server::{Authority, INVITATION_LASTS, Registry, ServeSetup, Served, ServerConfig, serve};
 use fedproj_report::Measure;
@@ -28,6 +29,12 @@ pub struct Demo {
     /// Nodes, each a process with its own certificate
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=64))]
     nodes: u16,
+    /// Secure aggregation: the server learns sums, and no single contribution
+    #[arg(long)]
+    secure: bool,
+    /// Nodes that are killed in the second round; the simulator repeats the rounds with those that stayed
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    drop: u16,
     #[command(flatten)]
     settings: Settings,
     /// Keep the federation folder here [default: a temporary folder, removed at the end]
@@ -48,6 +55,8 @@ struct DemoReport {
     rounds: usize,
     bytes: u64,
     nodes: u16,
+    /// Clients per round whose contributions count.
+    counted: Vec<usize>,
     accuracy: f64,
 }
 
@@ -62,6 +71,19 @@ impl Demo {
             format!("data.partition={{kind='dirichlet', beta=0.5, clients={}, min_samples=15}}", self.nodes),
         ];
         self.settings.settings.splice(0..0, defaults);
+        if self.secure {
+            self.settings.settings.push("server.secure=true".into());
+        }
+        if self.drop > 0 {
+            if self.drop >= self.nodes {
+                bail!(fedproj_net::Error::Config(format!(
+                    "--drop {}: of {} nodes, some must stay",
+                    self.drop, self.nodes
+                )));
+            }
+            // The others do not wait long for those that are gone.
+            self.settings.settings.push("server.lost_after_s=5.0".into());
+        }
         let (config, _, mut server) = self.settings.federation()?;
         let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
         // Nodes get these addresses from us, so any free port will do. People may want a fixed address for the status page.
@@ -142,8 +164,13 @@ impl Demo {
         let experiment = Experiment::load(config, method.as_ref(), data_dir.as_deref())?;
         let mut simulation = Simulation::new(experiment, method, usize::from(default_threads()))?;
         let mut simulator_hash = String::new();
+        let recorded = StoredRun::open(&served.run)?.rounds;
         while !simulation.is_done() {
-            simulator_hash = simulation.round(&|_| ())?.model_hash;
+            let record = match recorded.get(simulation.state().n_rounds_done as usize).filter(|_| self.drop > 0) {
+                Some(recorded) => simulation.round_of(&recorded.cohort, &|_| ())?,
+                None => simulation.round(&|_| ())?,
+            };
+            simulator_hash = record.model_hash;
         }
         let report = DemoReport {
             model_hash: served.summary.model_hash,
@@ -151,6 +178,7 @@ impl Demo {
             rounds: rounds.len(),
             bytes: rounds.iter().map(|r| r.bytes_up + r.bytes_down).sum(),
             nodes: self.nodes,
+            counted: rounds.iter().map(|r| r.counted).collect(),
             accuracy: served.summary.last,
         };
         Ok((report, page))
@@ -177,6 +205,10 @@ impl Demo {
         let mut shown = 0;
         loop {
             let view = status.view();
+            if nodes.len() + usize::from(self.drop) > usize::from(self.nodes) && is_under_way(&dir.join("server"))? {
+                // Dropping a process kills it.
+                nodes.truncate(usize::from(self.nodes - self.drop));
+            }
             for round in view.rounds.iter().skip(shown).filter(|_| !self.json) {
                 let accuracy = round.accuracy.map_or(String::new(), |a| format!(", accuracy {:.2} %", 100.0 * a));
                 eprintln!("round {}/{}: {} nodes{accuracy}", round.round + 1, view.n_rounds, round.counted);
@@ -190,6 +222,21 @@ impl Demo {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// Whether the second round has begun: its clients are fixed, and none of them is done.
+fn is_under_way(federation: &Path) -> Result<bool> {
+    let mut is_begun = false;
+    Journal::read(federation, &mut |entry| {
+        is_begun |= match entry.event {
+            Event::RosterFixed { round, .. } => round >= 1,
+            // Without secure aggregation there is no roster.
+            Event::Accepted(accepted) => accepted.round >= 1,
+            _ => false,
+        };
+        Ok(())
+    })?;
+    Ok(is_begun)
 }
 
 /// Serves on a thread, which delivers the result. With `keep`, it then serves the status page until somebody has seen the
