@@ -5,6 +5,10 @@
 mod command;
 
 use command::{failure, fedproj, json, rounds, run, stdout};
+use fedproj_core::methods::title;
+use fedproj_report::{Chart, Charts, SERIES, Series, Spread};
+use fedproj_study::{Loaded, compare, load, mean};
+use std::path::Path;
 
 #[test]
 fn a_plan_answers_with_the_noise_and_rejects_what_cannot_be() {
@@ -57,4 +61,62 @@ fn every_output_of_a_run_shows_its_epsilon_and_whether_it_is_nominal() {
     assert_eq!(verified["n_rounds"], 0);
     let (code, message) = failure(fedproj(folder, &["serve", "privacy.noise_multiplier=1.0", "method.name=fedavg"]));
     assert!(code == 2 && message.contains("privacy: a federation's server"), "{message}");
+}
+
+/// The methods of the study, and its noise with the ε that it stands for.
+const METHODS: [&str; 3] = ["fedavg", "feddyn", "fedproj"];
+const NOISE: [(f64, &str); 4] = [(0.0, "∞"), (1.1772, "8"), (1.8355, "4"), (3.0515, "2")];
+
+#[test]
+fn the_study_is_what_was_measured() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("docs/privacy.md")).unwrap();
+    let runs = load(&[root.join("results/privacy-digits")], false).unwrap().0;
+    let of = |method: &str, noise: f64| -> Vec<&Loaded> {
+        let is_it = |run: &&Loaded| {
+            let config = &run.run.config;
+            config.method.name == method && (config.privacy.noise_multiplier - noise).abs() < 1e-9
+        };
+        runs.iter().filter(is_it).collect()
+    };
+    let mut lines = Vec::new();
+    for method in METHODS {
+        let (mut line, mut cells) = (Vec::new(), vec![title(method).to_owned()]);
+        for (noise, epsilon) in NOISE {
+            let arm = of(method, noise);
+            assert_eq!(arm.len(), 3, "{method} at {noise}");
+            let summaries: Vec<_> = arm.iter().map(|run| (String::new(), run.run.summary.clone())).collect();
+            for spent in summaries.iter().filter_map(|(_, summary)| summary.privacy.as_ref()) {
+                let most: f64 = epsilon.parse().unwrap();
+                assert!(spent.nominal && spent.epsilon <= most && spent.epsilon > 0.999 * most, "{spent:?}");
+            }
+            cells.push(compare(&summaries).rows[0].accuracy());
+            let percent: Vec<f64> = summaries.iter().map(|(_, summary)| 100.0 * summary.headline).collect();
+            let (min, max) = percent.iter().fold((f64::MAX, f64::MIN), |(a, b), v| (v.min(a), v.max(b)));
+            line.push(Spread { x: noise, mean: mean(&percent), min, max });
+        }
+        let row = format!("| {} |", cells.join(" | "));
+        assert!(page.contains(&row), "docs/privacy.md has no row\n{row}");
+        lines.push(line);
+    }
+    let chart = Chart {
+        title: "accuracy, %".into(),
+        y: (60.0, 95.0, 5.0),
+        x: (0.0, 3.2, NOISE.map(|(noise, _)| noise).to_vec()),
+        x_label: "noise multiplier; ε = ∞, 8, 4, 2".into(),
+        lines,
+    };
+    let series = METHODS.iter().zip(SERIES).map(|(method, look)| Series::new(title(method), look)).collect();
+    let charts = Charts {
+        title: "What privacy costs".into(),
+        subtitle: "digits, 200 clients with 50 per round, 50 rounds".into(),
+        series,
+        notes: vec!["mean and range of 3 seeds".into()],
+        charts: vec![chart],
+        layout: fedproj_report::Layout { columns: 2, plot: (420.0, 240.0) },
+    };
+    let (drawn, new) = (charts.draw(), Path::new(env!("CARGO_TARGET_TMPDIR")).join("privacy-digits.svg"));
+    std::fs::write(&new, &drawn).unwrap();
+    let shown = std::fs::read_to_string(root.join("docs/figures/privacy-digits.svg")).unwrap_or_default();
+    assert!(shown == drawn, "the picture of the stored runs is `{}`; copy it to docs/figures", new.display());
 }

@@ -342,7 +342,6 @@ impl Config {
             Some(_) => "method.external.".to_owned(),
             None => format!("method.{}.", self.method.name),
         };
-        out.retain(|key, _| self.privacy.is_on() || !key.starts_with("privacy."));
         out.retain(|key, _| !key.starts_with("method.") || key == "method.name" || key.starts_with(&own));
         out
     }
