@@ -1,5 +1,6 @@
 //! `fedproj data`: which data sets are known, which are here, and how to get the others; `get` unpacks what was downloaded.
 
+use crate::preview::Preview;
 use crate::say;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -34,6 +35,8 @@ pub struct Data {
 enum DataCommand {
     /// Unpack and check a data set that you downloaded; without --from, show where to download it
     Get(Get),
+    /// Draw a contact sheet of a data set's first images
+    Preview(Preview),
 }
 
 /// Arguments of `data get`.
@@ -92,8 +95,10 @@ pub fn data_dir(flag: Option<PathBuf>) -> Result<Option<PathBuf>> {
 impl Data {
     /// Looks and prints.
     pub fn run(self) -> Result<()> {
-        if let Some(DataCommand::Get(get)) = self.command {
-            return get.run();
+        match self.command {
+            Some(DataCommand::Get(get)) => return get.run(),
+            Some(DataCommand::Preview(preview)) => return preview.run(),
+            None => (),
         }
         let dir = data_dir(self.dir)?;
         if let Some(dir) = dir.as_deref().filter(|dir| !dir.is_dir()) {
@@ -210,6 +215,7 @@ fn place(entry: &Entry) -> String {
         State::Archive => format!("{path}, unpacked on first use"),
         State::Missing => "missing".into(),
         State::Damaged => format!("{path}, damaged"),
+        State::Drawn => "drawn from a seed: { name = \"procedural\", source = … }".into(),
         State::Format => "a format for files of your own: { name = …, path = … }".into(),
     }
 }

@@ -82,7 +82,7 @@ impl Findings {
     fn new(data_dir: Option<PathBuf>, probe: &Probe) -> Self {
         let [total, free] = fedproj_core::memory();
         let entries = catalogue::list(data_dir.as_deref(), Depth::Presence);
-        let named = entries.into_iter().filter(|entry| !matches!(entry.state, State::Format));
+        let named = entries.into_iter().filter(|entry| !matches!(entry.state, State::Format | State::Drawn));
         Self {
             version: env!("CARGO_PKG_VERSION"),
             isa: Isa::detect().name(),

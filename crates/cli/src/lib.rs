@@ -16,6 +16,7 @@ mod models;
 mod new;
 mod partition;
 mod privacy;
+mod preview;
 mod program;
 mod progress;
 mod report;

@@ -64,6 +64,10 @@ pub(crate) fn load(
         }
         // A split changes the private set, so every method makes it. Another set is read only where it is used.
         _ if !needs_public => None,
+        "procedural" => {
+            let cache = cache("images");
+            Some(fedproj_data::procedural_like(&data.public, &private, data_dir, cache.as_deref())?)
+        }
         _ => Some(read(&data.public)?.concatenated()?),
     };
     let stream = |id| Stream::new(config.seed, Purpose::Split, [id, 0, 0]);
@@ -108,6 +112,11 @@ fn hold_out(all: &Dataset, config: &Config) -> Result<(Dataset, Dataset)> {
     Ok((private.with_normalisation(normalisation.clone())?, test.with_normalisation(normalisation)?))
 }
 
+/// A folder of the user's cache.
+fn cache(name: &str) -> Option<PathBuf> {
+    fedproj_nn::cuda::cache_folder().map(|folder| folder.join(name))
+}
+
 /// The tokeniser of a run on texts; none where samples are numbers.
 fn tokenizer(config: &Config, data_dir: Option<&Path>) -> Result<Option<Tokenizer>> {
     if !registry::find(&config.data.private.name)?.is_text() {
@@ -123,8 +132,7 @@ fn tokenizer(config: &Config, data_dir: Option<&Path>) -> Result<Option<Tokenize
             "texts need a vocabulary\nhint: set model.checkpoint to a BERT folder, or data.text.vocabulary to a vocab.txt",
         ));
     };
-    let tokenizer =
-        Tokenizer::open(&vocabulary, text, fedproj_nn::cuda::cache_folder().map(|folder| folder.join("tokens")))?;
+    let tokenizer = Tokenizer::open(&vocabulary, text, cache("tokens"))?;
     // The encoders of the catalogue have BERT's own vocabulary.
     let bert = checkpoint(config, data_dir)?.unwrap_or_else(|| BertConfig::sized(1, 1, 1, 1));
     bert.check_vocabulary(&vocabulary, tokenizer.n_words())?;

@@ -64,6 +64,8 @@ pub enum State {
     Damaged,
     /// A format for the user's own files.
     Format,
+    /// Drawn from a seed.
+    Drawn,
 }
 
 /// One part of a data set.
@@ -129,6 +131,7 @@ fn entry(reader: &Reader, data_dir: Option<&Path>, depth: Depth) -> Entry {
     let (state, location) = match &reader.origin {
         Origin::Embedded => (State::Embedded, None),
         Origin::Format => (State::Format, None),
+        Origin::Drawn => (State::Drawn, None),
         Origin::Files(files) => data_dir.map_or((State::Missing, None), |dir| presence(files, dir)),
     };
     let mut entry = Entry {

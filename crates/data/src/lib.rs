@@ -22,6 +22,7 @@
 
 #![cfg_attr(test, expect(clippy::float_cmp, reason = "the tests' numbers are exact"))]
 
+mod cache;
 pub mod catalogue;
 mod dataset;
 mod error;
@@ -33,6 +34,7 @@ pub mod partition;
 mod parts;
 mod readers;
 pub mod registry;
+mod sheet;
 mod source;
 pub mod spelling;
 mod split;
@@ -44,8 +46,10 @@ pub use dataset::{Dataset, Normalisation, Samples, Shape, gather_rows};
 pub use error::{Error, Result};
 pub use holdings::{Holdings, holdings_text};
 pub use partition::{Partition, PartitionConfig};
+pub use readers::procedural::procedural_like;
 pub use registry::{load, load_texts, load_with};
-pub use source::{Column, ImageLayout, LabelSet, SourceConfig, Splits, TextColumns};
+pub use sheet::ContactSheet;
+pub use source::{Column, ImageLayout, LabelSet, ProceduralSource, SourceConfig, Splits, TextColumns};
 pub use split::{SplitConfig, SplitFor, balanced, split};
 pub use text::{Text, TextConfig, Texts, Tokenizer};
 pub use tokens::{Tokens, WORDS_PER_TEXT};

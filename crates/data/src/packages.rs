@@ -61,7 +61,7 @@ pub fn publication(name: &str) -> Result<Publication> {
         Origin::Files(files) => {
             return Err(Error::bad_option(reader.name, "no archive of it is known", files.how_to_get));
         }
-        Origin::Embedded => "it is part of the program",
+        Origin::Embedded | Origin::Drawn => "it is part of the program",
         Origin::Format => "it is a format for files of your own",
     };
     Err(Error::bad_option(reader.name, problem, "`fedproj data` lists the data sets that need files"))

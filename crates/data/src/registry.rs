@@ -26,6 +26,7 @@ pub static READERS: &[Reader] = &[
     readers::sentences::SENT140,
     readers::sentences::SNLI,
     readers::sentences::YELP,
+    readers::procedural::READER,
     readers::csv::READER,
     readers::folder::READER,
     readers::numpy::READER,
@@ -62,6 +63,8 @@ pub enum Origin {
     Files(Files),
     /// Any file or folder that the `path` option names.
     Format,
+    /// Drawn from a seed.
+    Drawn,
 }
 
 /// A published data set in the data directory.
@@ -150,7 +153,10 @@ pub fn load_texts(config: &SourceConfig, data_dir: Option<&Path>) -> Result<Spli
 }
 
 /// The row of a configuration and what it is given, once the options are known to be the row's.
-fn request<'a>(config: &'a SourceConfig, data_dir: Option<&'a Path>) -> Result<(&'static Reader, Request<'a>)> {
+pub(crate) fn request<'a>(
+    config: &'a SourceConfig,
+    data_dir: Option<&'a Path>,
+) -> Result<(&'static Reader, Request<'a>)> {
     let reader = find(&config.name)?;
     if let Some(key) = config.options_given().iter().find(|key| !reader.options.contains(&key.as_str())) {
         let hint = match reader.options {
@@ -171,7 +177,7 @@ pub fn check(config: &SourceConfig, data_dir: Option<&Path>) -> Result<()> {
     let reader = find(&config.name)?;
     let request = Request { name: reader.name, config, data_dir };
     match &reader.origin {
-        Origin::Embedded => Ok(()),
+        Origin::Embedded | Origin::Drawn => Ok(()),
         Origin::Files(files) => {
             let archive = files.archive.zip(data_dir).map(|(archive, dir)| dir.join(archive));
             if archive.is_some_and(|archive| archive.is_file()) { Ok(()) } else { request.folder(files).map(drop) }

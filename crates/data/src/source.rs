@@ -15,9 +15,11 @@ use crate::error::Result;
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields)]
 pub struct SourceConfig {
-    /// Name in the registry.
+    /// Name in the registry; `kind` means the same.
+    #[serde(alias = "kind")]
     pub name: String,
-    /// File or folder, for formats (`csv`, `folder`, `numpy`, `text`); below the data directory, else below the current one.
+    /// File or folder, for formats (`csv`, `folder`, `numpy`, `text`) and the image of procedural crops; below the data
+    /// directory, else below the current one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// File of the test part, for `text`; found as `path` is.
@@ -26,6 +28,15 @@ pub struct SourceConfig {
     /// Text column of a table of texts, or the two of a table of pairs. Default: all columns but label and group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<TextColumns>,
+    /// What `procedural` draws.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<ProceduralSource>,
+    /// Seed of `procedural` images; 0 if unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// How many `procedural` images there are; 10 000 if unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub samples: Option<usize>,
     /// Which labels of CIFAR-100.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<LabelSet>,
@@ -45,6 +56,20 @@ pub struct SourceConfig {
     /// Whether inputs get zero mean and unit variance per channel or feature, measured on the training part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub standardise: Option<bool>,
+}
+
+/// Sources of images that are drawn from a seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProceduralSource {
+    /// Shapes of one colour each that cover one another.
+    DeadLeaves,
+    /// Traces of iterated function systems.
+    Fractal,
+    /// Smooth noise of several frequencies.
+    Noise,
+    /// Crops of the image that `path` names: scaled, turned, mirrored and in changed colours.
+    Crops,
 }
 
 /// CIFAR-100's two sets of labels.

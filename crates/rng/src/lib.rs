@@ -50,6 +50,8 @@ pub enum Purpose {
     Augment = 13,
     /// Noise and coins of a run whose privacy is nominal; ids: round, what is drawn.
     Privacy = 14,
+    /// Images that are drawn, not read; ids: the image's number.
+    Image = 15,
 }
 
 /// A source of random bits.

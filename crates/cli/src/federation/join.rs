@@ -115,14 +115,14 @@ fn parse_data(text: &str) -> Result<NodeData> {
         return Ok(NodeData::OfRun);
     }
     if !text.trim_start().starts_with('{') {
-        return Ok(NodeData::Own(SourceConfig::named(text)));
+        return Ok(NodeData::Own(SourceConfig::named(text).into()));
     }
     let parsed = toml::from_str::<toml::Table>(&format!("data = {text}")).and_then(|mut table| {
         let value = table.remove("data").unwrap_or(toml::Value::Boolean(false));
         value.try_into::<SourceConfig>()
     });
     match parsed {
-        Ok(source) => Ok(NodeData::Own(source)),
+        Ok(source) => Ok(NodeData::Own(Box::new(source))),
         Err(e) => bail!(Error::Config(format!("--data {text}: {}", e.to_string().trim_end()))),
     }
 }

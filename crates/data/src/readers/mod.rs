@@ -18,6 +18,7 @@ pub(crate) mod mnist;
 mod npy;
 pub(crate) mod numpy;
 mod pickle;
+pub(crate) mod procedural;
 mod quoted;
 pub(crate) mod sentences;
 pub(crate) mod text;

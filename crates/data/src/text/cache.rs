@@ -1,22 +1,18 @@
 //! Token ids on disk, so that a text is tokenised once: one file per set of texts, vocabulary and settings.
 //!
-//! A file is named by the hash of all three and holds: magic bytes with a version, the number of texts, the words of
-//! [`Tokens::to_words`], and BLAKE3 of everything before. A damaged file counts as missing.
+//! A file is named by the hash of all three and holds: magic bytes with a version, the number of texts, and the words of
+//! [`Tokens::to_words`].
 
 use std::path::Path;
 
-use crate::files::write_atomically;
+use crate::cache;
 use crate::tokens::Tokens;
 
 const MAGIC: &[u8; 8] = b"fptoken1";
 
 /// The tokens under `key`, unless they are missing or damaged.
 pub(super) fn read(folder: &Path, key: &str) -> Option<Tokens> {
-    let bytes = std::fs::read(folder.join(key)).ok()?;
-    let (content, checksum) = bytes.split_last_chunk::<32>()?;
-    if blake3::hash(content).as_bytes() != checksum {
-        return None;
-    }
+    let content = cache::read(folder, key)?;
     let (n_texts, words) = content.strip_prefix(MAGIC)?.split_first_chunk::<8>()?;
     let (words, rest) = words.as_chunks::<4>();
     let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
@@ -24,16 +20,12 @@ pub(super) fn read(folder: &Path, key: &str) -> Option<Tokens> {
     Tokens::from_words(&words, n_texts).ok().filter(|_| rest.is_empty())
 }
 
-/// Stores tokens under `key`: the file appears whole or not at all. A failure is no error: it only costs the next start
-/// a few seconds.
+/// Stores tokens under `key`, as [`cache::write`] does.
 pub(super) fn write(folder: &Path, key: &str, tokens: &Tokens) {
     let mut content = MAGIC.to_vec();
     content.extend((tokens.len() as u64).to_le_bytes());
     content.extend(tokens.to_words().iter().flat_map(|word| word.to_le_bytes()));
-    let checksum = blake3::hash(&content);
-    content.extend(checksum.as_bytes());
-    // Two processes may tokenise the same texts at once: both write the same bytes.
-    let _ = std::fs::create_dir_all(folder).and_then(|()| write_atomically(&folder.join(key), &content));
+    cache::write(folder, key, &content);
 }
 
 #[cfg(test)]

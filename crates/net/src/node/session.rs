@@ -20,7 +20,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub enum NodeData {
     /// A data set of its own.
-    Own(SourceConfig),
+    Own(Box<SourceConfig>),
     /// Its part of the run's partitioned data set, for trials on one machine.
     OfRun,
 }
