@@ -48,6 +48,8 @@ const TRACES: &[(&str, &str, &[&str])] = &[
     ("feddyn_authors", "feddyn", &["method.feddyn.authors=true", "method.feddyn.clip=1.0"]),
     ("feddyn_clip", "feddyn", &["method.feddyn.alpha=0.1", "method.feddyn.clip=1.0"]),
     ("scaffold", "scaffold", &[]),
+    ("feddc", "feddc", &["method.feddc.alpha=0.1"]),
+    ("afedpd", "afedpd", &["method.afedpd.alpha=0.1", "federation.fraction=0.5"]),
     ("fedavgm", "fedavgm", &[]),
     ("fedadam", "fedadam", &[]),
     ("fedsam", "fedsam", &["method.fedsam.radius=0.2"]),

@@ -10,6 +10,7 @@ mod bytes;
 mod checkpoint;
 mod config;
 mod contributions;
+mod control;
 mod coordinator;
 mod correction;
 mod device;

@@ -299,6 +299,30 @@ fn a_correction_of_absent_clients_moves_them_with_the_mean() {
     });
 }
 
+#[test]
+fn feddc_has_feddyns_drift_and_scaffolds_control_variates() {
+    let problem = Problem::new(&[8, 14]);
+    let zero = vec![0.0; CLASSES * (FEATURES + 1)];
+    let (mut h, mut c_k, mut c) = ([zero.clone(), zero.clone()], [zero.clone(), zero.clone()], zero);
+    let settings = [FULL_BATCH, "local.epochs=3", "method.feddc.alpha=0.3"];
+    problem.check("feddc", &settings, |_, theta| {
+        let mut models = Vec::new();
+        let before = c.clone();
+        for k in 0..2 {
+            let local = (0..3).fold(theta.clone(), |w, _| {
+                let steered = plus(&minus(&problem.full_gradient(&w, k), &c_k[k]), 1.0, &before);
+                plus(&w, -LR, &plus(&steered, 0.3, &plus(&minus(&w, &theta), 1.0, &h[k])))
+            });
+            let change = minus(&plus(&vec![0.0; theta.len()], 1.0 / (3.0 * LR), &minus(&theta, &local)), &before);
+            c_k[k] = plus(&c_k[k], 1.0, &change);
+            c = plus(&c, 0.5, &change);
+            h[k] = plus(&h[k], 1.0, &minus(&local, &theta));
+            models.push(local);
+        }
+        plus(&mix(&[0.5; 2], &models), 1.0, &mix(&[0.5; 2], &h))
+    });
+}
+
 /// ∇F_k at w + ρ g/‖g‖, g = ∇F_k(w), on all samples of a client.
 fn gradient_uphill(problem: &Problem, w: &[f64], radius: f64, client: usize) -> Vec<f64> {
     let g = problem.full_gradient(w, client);

@@ -104,6 +104,15 @@ fn where_nobody_is_absent_a_correction_of_absent_clients_changes_nothing() {
 }
 
 #[test]
+fn afedpd_is_feddyn_with_moving_absent_clients() {
+    let on = ["method.feddyn.alpha=0.1", "method.feddyn.absent=true"];
+    let few = ["federation.fraction=0.5"];
+    check_equal(("afedpd", &["method.afedpd.alpha=0.1"]), ("feddyn", &on), &few);
+    let run = |method: &str, own: &[&str]| hashes(simulation(config(method, &[&few, own].concat()), 2));
+    assert_ne!(run("afedpd", &["method.afedpd.alpha=0.1"]), run("feddyn", &on[..1]), "where some are absent");
+}
+
+#[test]
 fn feddf_is_fedproj_without_projection() {
     let distill = |method: &str| {
         let keys = ["epochs=2", "alpha=0.1", "feature_weight=0.01", "weights=samples", "temperature=2.0"];
@@ -185,6 +194,8 @@ fn check_live(method: &str, base: &[&str], settings: &[&str]) {
 fn settings_of_client_side_methods_are_live() {
     check_live("fedprox", &[], &["proximal_weight=0.0", "proximal_weight=1.0"]);
     check_live("feddyn", &[], &["alpha=0.0", "alpha=0.5", "clip=0.1", "absent=true"]);
+    check_live("feddc", &[], &["alpha=0.0", "alpha=0.5", "clip=0.1"]);
+    check_live("afedpd", &[], &["alpha=0.0", "alpha=0.5", "clip=0.1"]);
     check_live("fedlc", &[], &["margin=0.0", "margin=2.0"]);
     check_live("fedntd", &[], &["distill_weight=0.0", "distill_weight=5.0", "temperature=3.0"]);
     check_live("fedsam", &[], &["radius=0.0", "radius=0.5"]);

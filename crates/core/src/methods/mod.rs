@@ -4,11 +4,13 @@
 //! The configuration's tables, `fedproj methods` and error messages come from the table.
 
 // Plain `mod` lines: rustfmt does not find modules that a macro declares.
+mod afedpd;
 mod external;
 mod fedacg;
 mod fedadam;
 mod fedavg;
 mod fedavgm;
+mod feddc;
 mod feddf;
 mod feddyn;
 mod fedet;
@@ -102,6 +104,8 @@ registry! {
     fedspeed: FedSpeed, "FedSpeed", "FedDyn's correction of gradients uphill of the weights (Sun et al. 2023)";
     fedlc: FedLc, "FedLC", "cross-entropy with a larger margin for a client's rarer classes (Zhang et al. 2022)";
     fedntd: FedNtd, "FedNTD", "local distillation of what the global model knows beyond the label (Lee et al. 2022)";
+    feddc: FedDc, "FedDC", "FedDyn's correction with SCAFFOLD's control variates (Gao et al. 2022)";
+    afedpd: AFedPd, "A-FedPD", "FedDyn whose absent clients' corrections move, too (Sun et al. 2024)";
     fedacg: FedAcg, "FedACG", "clients that start ahead along the server's momentum (Kim et al. 2024)";
 }
 

@@ -28,7 +28,7 @@ pub const BASE: &[&str] = &[
     "method.fedproj.distill.batch=20",
 ];
 
-/// Plain gradient descent, as SCAFFOLD wants it.
+/// Plain gradient descent, as control variates want it.
 pub const SGD: &str = "local.optimizer={kind='sgd', lr=0.1, weight_decay=0.0}";
 
 /// `BASE` with a method and further settings.
@@ -40,7 +40,7 @@ pub fn config(method: &str, overrides: &[&str]) -> Config {
 
 /// The optimiser that a method can work with, where the base's does not do.
 pub fn settings_of(method: &str) -> &'static [&'static str] {
-    if method == "scaffold" { &[SGD] } else { &[] }
+    if matches!(method, "scaffold" | "feddc") { &[SGD] } else { &[] }
 }
 
 /// A simulation of a configuration, at its start.
