@@ -73,6 +73,8 @@ const TRACES: &[(&str, &str, &[&str])] = &[
         "fedproj",
         &["method.fedproj.memory.feature_weight=0.1", "method.fedproj.distill.feature_weight=0.1"],
     ),
+    ("fedproj_ogd", "fedproj", &["method.fedproj.projection.rule=ogd", "method.fedproj.projection.references=2"]),
+    ("fedproj_gem", "fedproj", &["method.fedproj.projection.rule=gem", "method.fedproj.projection.references=2"]),
     ("fedproj_kl_reverse", "fedproj", &[REVERSE]),
     ("fedproj_corrected", "fedproj", &["method.fedproj.correction.alpha=0.1"]),
     ("fedproj_teacher", "fedproj", &["method.fedproj.averages.teacher=0.9"]),
@@ -118,6 +120,9 @@ fn follow(
 ) -> Result<()> {
     let config = config(method, &[BASE, overrides])?;
     let method = config.method.build()?;
+    if suite.gpu.is_some() && method.needs_cpu().is_some() {
+        return Ok(());
+    }
     let experiment = experiment(fixture, config, method.as_ref())?;
     let (graph, init) = (experiment.graph.clone(), experiment.weights.clone());
     let prefix = if trace.starts_with("moon") { "init_moon" } else { "init" };

@@ -83,6 +83,9 @@ impl LocalTraining {
 
     fn on(experiment: &Arc<Experiment>, method: &dyn Method, device: &Device, on: Option<&Arc<OnGpu>>) -> Result<Self> {
         let (experiment, stop, n_threads) = (Arc::clone(experiment), Stop::default(), device.n_threads());
+        if let (Some(_), Some(setting)) = (on, method.needs_cpu()) {
+            return Err(Error::config(format!("{setting} runs on CPUs only\nhint: --device cpu")));
+        }
         let workers = if let Some(on) = on {
             let mut trainer = GpuTrainer::new(on, method, device.lanes_max())?;
             trainer.stop_with(&stop);

@@ -51,6 +51,11 @@ pub trait Method: Send + Sync + Debug {
         false
     }
 
+    /// The setting with which the method runs on CPUs only, if it has one.
+    fn needs_cpu(&self) -> Option<String> {
+        None
+    }
+
     /// Names of the vectors that a client sends with its weights, see [`Finish::upload`].
     fn uploads(&self) -> Vec<&str> {
         Vec::new()

@@ -1,8 +1,10 @@
 //! When and how FedProj projects a gradient: the choices that its paper leaves open.
 
 use crate::authors::Authors;
+use crate::cone::REFERENCES_MAX;
 use crate::error::{Error, Result};
-use crate::step::{ProjectionRule, Scope, Step, Vector};
+use crate::memory::MemoryConfig;
+use crate::step::{Batch, ProjectionRule, Scope, Step, Vector};
 use fedproj_nn::vector::Bounds;
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +12,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Projection {
+    /// How g is kept from unlearning. All but `fedproj` ignore `mode` (if it is not `off`), `reference`, `space`, `scope`, `eps`
+    /// and `soft_weight`.
+    pub rule: Rule,
+    /// Memory gradients r of rule `gem` per step, and of rule `ogd` per round: 1 to 16.
+    pub references: usize,
     /// Which gradients g are projected against the memory gradient r.
     pub mode: ProjectionMode,
     /// Weights at which the constraint must hold.
@@ -33,6 +40,8 @@ pub struct Projection {
 impl Default for Projection {
     fn default() -> Self {
         Self {
+            rule: Rule::FedProj,
+            references: 4,
             mode: ProjectionMode::Conditional,
             reference: Reference::Step,
             space: Space::Gradient,
@@ -44,6 +53,21 @@ impl Default for Projection {
             soft_weight: 1.0,
         }
     }
+}
+
+/// See [`Projection::rule`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rule {
+    /// One inner product: g loses its part against r, as the keys below say.
+    #[serde(rename = "fedproj")]
+    FedProj,
+    /// A-GEM (Chaudhry et al. 2019): the same with ε = 0, over all parameters.
+    AGem,
+    /// GEM (Lopez-Paz and Ranzato 2017): the nearest vector against none of several r, each of a memory batch of its own.
+    Gem,
+    /// OGD (Farajtabar et al. 2020): g loses its parts along the r of the round's first weights, whatever their signs.
+    Ogd,
 }
 
 /// See [`Projection::mode`].
@@ -90,11 +114,25 @@ pub enum DropoutUnit {
     Step,
 }
 
+/// The plain projection against a reference.
+const WHOLE: ProjectionRule = ProjectionRule { bounds: Bounds::PLAIN, scope: Scope::Global, from_round_start: false };
+/// The same, whichever way g points.
+const ALONG: ProjectionRule = ProjectionRule { bounds: Bounds { always: true, ..Bounds::PLAIN }, ..WHOLE };
+
 impl Projection {
     /// Whether all settings are in their ranges; `key` is their table in the configuration.
     pub(crate) fn check(&self, key: &str) -> Result<()> {
         let require =
             |ok, name: &str, value: f64, expected| Error::require(ok, &format!("{key}.{name}"), value, expected);
+        let references = (1..=REFERENCES_MAX).contains(&self.references);
+        require(references, "references", self.references as f64, "from 1 to 16")?;
+        let by_step = self.rule == Rule::Ogd && self.dropout > 0.0 && self.dropout_unit == DropoutUnit::Step;
+        require(
+            !by_step,
+            "dropout",
+            self.dropout,
+            "0 for rule \"ogd\" where dropout_unit is \"step\": its directions are of the round",
+        )?;
         require(self.warmup >= 0.0, "warmup", self.warmup, "rounds, or below 1 a share of them")?;
         require((0.0..=1.0).contains(&self.dropout), "dropout", self.dropout, "in [0, 1]")?;
         require(self.eps >= 0.0, "eps", self.eps, "0 or positive")?;
@@ -123,21 +161,55 @@ impl Projection {
         self.is_on() && step.has_memory() && in_time && (self.dropout == 0.0 || kept())
     }
 
-    /// Makes g compatible with the memory gradient r at temperature T, unless the optimiser's step will be.
-    pub(crate) fn project(
+    /// Keeps a step along g from unlearning, by the rule. Returns the memory gradient r where [`Self::update`] needs it.
+    pub(crate) fn constrain(
         &self,
         step: &mut Step<'_>,
         g: Vector,
-        r: Vector,
-        temperature: f32,
+        memory: &MemoryConfig,
         authors: &Authors,
-    ) -> Result<()> {
-        match (self.mode, self.space) {
-            (ProjectionMode::Soft, _) => step.add_scaled(g, self.soft_weight * temperature * temperature, r),
-            (_, Space::Gradient) => step.project(g, r, &self.rule(authors))?,
-            (_, Space::Update) => (),
+    ) -> Result<Option<Vector>> {
+        if !self.applies(step, authors) {
+            return Ok(None);
         }
-        Ok(())
+        let (loss, n_terms) = memory.loss();
+        let reference = |step: &mut Step<'_>| step.gradient(Batch::Memory, &loss[..n_terms]);
+        match self.rule {
+            Rule::FedProj => {
+                let r = reference(step)?;
+                match (self.mode, self.space) {
+                    (ProjectionMode::Soft, _) => {
+                        step.add_scaled(g, self.soft_weight * memory.temperature * memory.temperature, r);
+                    }
+                    (_, Space::Gradient) => step.project(g, r, &self.rule(authors))?,
+                    (_, Space::Update) => (),
+                }
+                return Ok(Some(r));
+            }
+            Rule::AGem => {
+                let r = reference(step)?;
+                step.project(g, r, &WHOLE)?;
+            }
+            Rule::Gem => {
+                let first = reference(step)?;
+                for _ in 1..self.references {
+                    reference(step)?;
+                }
+                step.project_to_cone(g, first, self.references)?;
+            }
+            Rule::Ogd => {
+                let directions: Vec<Vector> = (0..self.references).map(|i| step.state(&format!("ogd.{i}"))).collect();
+                let is_first = step.place().step == 0;
+                for (i, &kept) in directions.iter().enumerate().filter(|_| is_first) {
+                    let r = reference(step)?;
+                    // Gram–Schmidt: each loses its parts along those before it.
+                    directions[..i].iter().try_for_each(|&before| step.project(r, before, &ALONG))?;
+                    step.assign(kept, r);
+                }
+                directions.iter().try_for_each(|&kept| step.project(g, kept, &ALONG))?;
+            }
+        }
+        Ok(None)
     }
 
     /// One step of the optimiser along g; in the space of updates it is made compatible with r.
@@ -149,6 +221,7 @@ impl Projection {
         Ok(())
     }
 
+    /// The exact bounds of rule `fedproj`.
     fn rule(&self, authors: &Authors) -> ProjectionRule {
         let bounds = Bounds {
             always: self.mode == ProjectionMode::Always,

@@ -3,7 +3,8 @@
 //! A step is recorded, not computed. Handles name vectors; an executor runs the recorded operations later, on a CPU
 //! thread or a GPU. So a method can branch only on what is known before the step.
 
-use crate::error::Result;
+use crate::cone::REFERENCES_MAX;
+use crate::error::{Error, Result};
 use crate::plan::{Op, Recorder, VectorId};
 use fedproj_nn::vector::Bounds;
 use fedproj_nn::{EmbeddingId, Graph, Loss, NodeId};
@@ -233,6 +234,21 @@ impl Step<'_> {
     /// If the network cannot take the memory batch.
     pub fn project(&mut self, g: Vector, r: Vector, rule: &ProjectionRule) -> Result<()> {
         self.recorder.push(Op::Project { g: g.0, r: r.0, rule: *rule });
+        Ok(())
+    }
+
+    /// Replaces g by the nearest vector that points against none of several gradients, taken one after another: `first` and
+    /// those that follow it. Not on a GPU, see [`Method::needs_cpu`](crate::Method::needs_cpu).
+    ///
+    /// # Errors
+    /// If there are more than 16 of them, or `first` is none.
+    pub fn project_to_cone(&mut self, g: Vector, first: Vector, n: usize) -> Result<()> {
+        let (VectorId::Gradient(first), 1..=REFERENCES_MAX) = (first.0, n) else {
+            return Err(Error::config(format!(
+                "a cone is made of 1 to {REFERENCES_MAX} gradients of the step, not of {n}"
+            )));
+        };
+        self.recorder.push(Op::ProjectToCone { g: g.0, first, n });
         Ok(())
     }
 

@@ -113,6 +113,12 @@ fn afedpd_is_feddyn_with_moving_absent_clients() {
 }
 
 #[test]
+fn a_gem_is_fedproj_without_epsilon() {
+    let (rule, eps) = ("method.fedproj.projection.rule=a-gem", "method.fedproj.projection.eps=0.0");
+    check_equal(("fedproj", &[rule]), ("fedproj", &[eps]), &[]);
+}
+
+#[test]
 fn feddf_is_fedproj_without_projection() {
     let distill = |method: &str| {
         let keys = ["epochs=2", "alpha=0.1", "feature_weight=0.01", "weights=samples", "temperature=2.0"];
@@ -272,6 +278,8 @@ fn settings_of_the_memory_are_live() {
 #[test]
 fn settings_of_the_projection_are_live() {
     let settings = [
+        "projection.rule=gem",
+        "projection.rule=ogd",
         "projection.mode=always",
         "projection.mode=soft",
         "projection.mode=off",
@@ -286,6 +294,8 @@ fn settings_of_the_projection_are_live() {
         "authors.coefficient_max=0.1",
     ];
     check_live("fedproj", &[], &settings);
+    check_live("fedproj", &["method.fedproj.projection.rule=gem"], &["projection.references=2"]);
+    check_live("fedproj", &["method.fedproj.projection.rule=ogd"], &["projection.references=2"]);
     let long = ["local.epochs=6", "method.fedproj.distill.epochs=0"];
     check_live("fedproj", &long, &["projection.reference=round_start"]);
     check_live("fedproj", &["method.fedproj.projection.dropout=0.5"], &["projection.dropout_unit=step"]);

@@ -216,3 +216,58 @@ fn labels_are_a_target_where_the_classes_match_and_are_refused_elsewhere() {
     let error = Experiment::new(config, method.as_ref(), private, test, Some(public.without_labels())).unwrap_err();
     assert!(error.to_string().contains("public labels"), "{error}");
 }
+
+/// The cosine of two vectors.
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let cpu = &Cpu::new(1);
+    vector::dot(cpu, a, b) / (vector::squared_norm(cpu, a) * vector::squared_norm(cpu, b)).sqrt()
+}
+
+#[test]
+fn what_ogd_learns_is_orthogonal_to_the_directions_that_a_client_keeps() {
+    let no_distillation = "method.fedproj.distill.epochs=0";
+    let run = |rule: &str| {
+        let mut simulation = simulation(
+            config("fedproj", &[SGD, no_distillation, &format!("method.fedproj.projection.rule={rule}")]),
+            2,
+        );
+        // Warm-up takes the first round, and gives the memory its targets.
+        simulation.round(&|_| ()).unwrap();
+        let start = simulation.state().weights.clone();
+        simulation.round(&|_| ()).unwrap();
+        let results = simulation.last_results().unwrap();
+        let moved: Vec<(u32, Vec<f32>)> = results
+            .iter()
+            .map(|r| (r.client, r.weights.iter().zip(&start).map(|(w, start)| w - start).collect()))
+            .collect();
+        (simulation.clients().clone(), moved)
+    };
+    let ((kept, moved), (_, free)) = (run("ogd"), run("a-gem"));
+    for ((client, moved), (_, free)) in moved.iter().zip(&free) {
+        let directions: Vec<&Vec<f32>> = (0..4).map(|i| &kept[client][&format!("ogd.{i}")]).collect();
+        for (i, direction) in directions.iter().enumerate() {
+            assert!(cosine(moved, direction).abs() < 1e-4, "client {client}: {}", cosine(moved, direction));
+            for before in &directions[..i] {
+                assert!(cosine(before, direction).abs() < 1e-4, "{}", cosine(before, direction));
+            }
+        }
+        let largest = directions.iter().map(|direction| cosine(free, direction).abs()).fold(0.0, f64::max);
+        assert!(largest > 1e-2, "without the rule it would not be: {largest}");
+    }
+}
+
+#[test]
+fn gem_meets_every_constraint_where_a_gem_meets_their_mean() {
+    // One plain step in the second round: the step is the projected gradient.
+    let once = ["local.epochs=1", "local.batch=500", "method.fedproj.distill.epochs=0", "federation.rounds=2"];
+    let records = |rule: &str| {
+        let rule = format!("method.fedproj.projection.rule={rule}");
+        run_all(&mut simulation(
+            config("fedproj", &[&once[..], &[SGD, &rule, "method.fedproj.projection.references=2"]].concat()),
+            2,
+        ))
+    };
+    let (gem, agem) = (records("gem"), records("a-gem"));
+    assert_ne!(gem[1].model_hash, agem[1].model_hash);
+    assert!(gem[1].projection_rate.is_some() && gem[0].projection_rate.is_none(), "{gem:?}");
+}

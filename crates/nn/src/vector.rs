@@ -40,10 +40,15 @@ pub struct Bounds {
     pub coefficient_max: f64,
 }
 
-impl Default for Bounds {
+impl Bounds {
     /// The plain projection.
+    pub const PLAIN: Self =
+        Self { always: false, eps: 0.0, norm_guard: f64::NEG_INFINITY, coefficient_max: f64::INFINITY };
+}
+
+impl Default for Bounds {
     fn default() -> Self {
-        Self { always: false, eps: 0.0, norm_guard: f64::NEG_INFINITY, coefficient_max: f64::INFINITY }
+        Self::PLAIN
     }
 }
 

@@ -26,10 +26,11 @@ const ADDED: &[(&str, Value)] = &[
     ("method.fedproj.correction.alpha", Value::Float(0.0)),
     ("method.fedproj.correction.clip", Value::Float(10.0)),
     ("method.fedproj.lookahead", Value::Float(0.0)),
+    ("method.fedproj.projection.references", Value::Integer(4)),
 ];
 
 /// Likewise, where the value is a word.
-const ADDED_WORDS: &[(&str, &str)] = &[("federation.sum", "float")];
+const ADDED_WORDS: &[(&str, &str)] = &[("federation.sum", "float"), ("method.fedproj.projection.rule", "fedproj")];
 
 /// The methods that every version knows. The settings of another one count only where it runs.
 const FIRST_METHODS: &[&str] = &[

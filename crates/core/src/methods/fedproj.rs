@@ -20,8 +20,8 @@ use crate::lookahead::look_ahead;
 use crate::memory::{MemoryConfig, MemoryTarget, Round0, Targets};
 use crate::method::Method;
 use crate::partial::{Mean, averages, ensemble};
-use crate::projection::Projection;
-use crate::step::{Batch, Finish, Step, Vector};
+use crate::projection::{Projection, Rule};
+use crate::step::{Batch, Finish, Step};
 use fedproj_data::PartitionConfig;
 use fedproj_nn::{Graph, Loss, NodeId};
 use serde::{Deserialize, Serialize};
@@ -48,15 +48,6 @@ pub struct FedProj {
 }
 
 impl FedProj {
-    /// r, the gradient of the memory loss, where this step projects.
-    fn memory_gradient(&self, step: &mut Step<'_>) -> Result<Option<Vector>> {
-        if !self.projection.applies(step, &self.authors) {
-            return Ok(None);
-        }
-        let (loss, n_terms) = self.memory.loss();
-        step.gradient(Batch::Memory, &loss[..n_terms]).map(Some)
-    }
-
     fn corrects(&self) -> bool {
         self.correction.alpha > 0.0
     }
@@ -103,10 +94,7 @@ impl Method for FedProj {
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
-        let r = self.memory_gradient(step)?;
-        if let Some(r) = r {
-            self.projection.project(step, g, r, self.memory.temperature, &self.authors)?;
-        }
+        let r = self.projection.constrain(step, g, &self.memory, &self.authors)?;
         if self.corrects() {
             self.correction.correct(step, g);
         }
@@ -177,6 +165,11 @@ impl Method for FedProj {
 
     fn memory(&self) -> Option<&MemoryConfig> {
         self.projection.is_on().then_some(&self.memory)
+    }
+
+    fn needs_cpu(&self) -> Option<String> {
+        let is_gem = self.projection.rule == Rule::Gem && self.projection.is_on();
+        is_gem.then(|| "method.fedproj.projection.rule = \"gem\"".into())
     }
 
     fn truncates_memory(&self) -> bool {

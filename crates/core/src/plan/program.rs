@@ -44,6 +44,8 @@ pub(crate) enum Op {
     AddScaledDiff { g: VectorId, a: f32, x: VectorId, y: VectorId },
     /// Scales g to a norm of at most `norm_max`.
     Clip { g: VectorId, norm_max: f32 },
+    /// Projects g onto the vectors that point against none of the gradients `first..first + n`.
+    ProjectToCone { g: VectorId, first: usize, n: usize },
     /// Projects g against r.
     Project { g: VectorId, r: VectorId, rule: ProjectionRule },
     /// One step of the optimiser along g.

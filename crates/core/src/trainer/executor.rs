@@ -3,6 +3,7 @@
 use super::batch::{Feed, Gathered};
 use super::vectors::Vectors;
 use super::{Download, LocalStats};
+use crate::cone;
 use crate::error::{Error, Result};
 use crate::halves::Stop;
 use crate::plan::{LocalPlan, LocalStep, Op, Program, VectorId};
@@ -116,6 +117,15 @@ impl Executor {
                 let projected = self.project(&mut taken, r, &rule, current);
                 self.vectors.put_back(g, taken);
                 projected.map(drop)
+            }
+            Op::ProjectToCone { g, first, n } => {
+                let mut taken = self.vectors.take(g);
+                let found = cone::project(self.ws.cpu(), &mut taken, &self.vectors.gradients[first..first + n]);
+                self.vectors.put_back(g, taken);
+                self.tally.stats.n_compared += 1;
+                self.tally.stats.n_projected += u32::from(found.projected);
+                self.tally.cosine_total += found.cosine;
+                Ok(())
             }
             Op::Update { g } => {
                 self.update(g, current.step.lr_factor);
