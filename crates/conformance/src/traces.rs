@@ -35,6 +35,7 @@ const BASE: &[&str] = &[
 
 const ADAM: &str = "local.optimizer={kind='adam', lr=0.01, eps=1e-3, weight_decay=0.01}";
 const ADAM_PLAIN: &str = "local.optimizer={kind='adam', lr=0.01, eps=1e-3, weight_decay=0.0}";
+const DITTO: &[&str] = &["method.ditto.proximal_weight=0.5", "method.ditto.lr=0.1"];
 const REVERSE: &str = "method.fedproj.distill.direction=student_to_teacher";
 
 /// Name of the trace, the method, and what differs from the base.
@@ -50,6 +51,8 @@ const TRACES: &[(&str, &str, &[&str])] = &[
     ("scaffold", "scaffold", &[]),
     ("feddc", "feddc", &["method.feddc.alpha=0.1"]),
     ("afedpd", "afedpd", &["method.afedpd.alpha=0.1", "federation.fraction=0.5"]),
+    ("ditto_client0", "ditto", DITTO),
+    ("ditto_client1", "ditto", DITTO),
     ("fedavgm", "fedavgm", &[]),
     ("fedadam", "fedadam", &[]),
     ("fedsam", "fedsam", &["method.fedsam.radius=0.2"]),
@@ -130,7 +133,11 @@ fn follow(
     let mut simulation = Simulation::new(experiment, method, suite.device.clone())?;
     for round in 0..3 {
         let record = simulation.round(&|_| ())?;
-        let found = &simulation.state().weights;
+        // A client's own model where that is what the method is about.
+        let found = match trace.strip_prefix("ditto_client").and_then(|client| client.parse::<u32>().ok()) {
+            Some(client) => &simulation.clients()[&client]["personal"],
+            None => &simulation.state().weights,
+        };
         let expected = fixture.flat(graph.params(), &format!("{trace}/round{round}"))?;
         let what = format!("{trace}, round {round}:");
         if suite.gpu.is_some() {

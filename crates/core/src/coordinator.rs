@@ -14,7 +14,7 @@ use crate::partial::{self, Mean};
 use crate::privacy::Privacy;
 use crate::pull::{self, Pull};
 use crate::record::{RoundRecord, Seconds};
-use crate::trainer::{Download, LocalStats};
+use crate::trainer::{ClientState, Download, LocalStats};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -301,28 +301,56 @@ impl Coordinator {
 
     fn describe_clients(&self, results: &dyn Contributions, before: &Score, record: &mut RoundRecord) -> Result<()> {
         let n = results.n() as f64;
-        let labels = self.experiment.private.labels().unwrap_or(&[]);
-        let (mut forgetting, mut client, mut personal) = (Vec::with_capacity(results.n()), 0.0, 0.0);
-        let whole = |at: usize, part: Part<'_>| -> Result<Vec<f32>> {
-            let mut values = vec![0.0; results.len_of(at, part)];
-            results.read(at, part, 0, &mut values)?;
-            Ok(values)
-        };
+        let (mut forgetting, mut client, mut personal) = (Vec::new(), 0.0, Vec::new());
         for at in 0..results.n() {
-            let score = self.score(&whole(at, Part::Weights)?, &whole(at, Part::Buffers)?)?;
+            let score = self.score(&whole(results, at, Part::Weights)?, &whole(results, at, Part::Buffers)?)?;
             let lost = before.per_class.iter().zip(&score.per_class).map(|(before, after)| before - after);
             forgetting.push(lost.fold(f64::NEG_INFINITY, f64::max));
             client += score.accuracy / n;
-            let id = results.head(at).client as usize;
-            let held = self.experiment.partition.class_counts(id, labels, score.per_class.len());
-            personal += score.accuracy_on((0..held.len()).filter(|&class| held[class] > 0)) / n;
+            personal.push(self.on_own_classes(results.head(at).client, &score));
         }
         record.forgetting = Some(forgetting.iter().map(|lost| lost / n).sum());
         record.forgetting_by_client = Some(forgetting);
         record.client_accuracy = Some(client);
-        record.personal_accuracy = Some(personal);
+        record.set_personal(personal);
         Ok(())
     }
+
+    /// Measures the models that clients keep for themselves, in the place of those that they sent.
+    pub(crate) fn describe_personal(
+        &self,
+        kept: &[(u32, ClientState)],
+        results: &dyn Contributions,
+        record: &mut RoundRecord,
+    ) -> Result<()> {
+        let Some(name) = self.method.personal_model().filter(|_| record.personal_accuracy.is_some()) else {
+            return Ok(());
+        };
+        let mut personal = Vec::new();
+        for at in 0..results.n() {
+            let client = results.head(at).client;
+            let state = kept.iter().find(|(kept, _)| *kept == client).and_then(|(_, state)| state.get(name));
+            let Some(weights) = state else { return Ok(()) };
+            let score = self.score(weights, &whole(results, at, Part::Buffers)?)?;
+            personal.push(self.on_own_classes(client, &score));
+        }
+        record.set_personal(personal);
+        Ok(())
+    }
+
+    /// Accuracy on the classes that a client holds.
+    fn on_own_classes(&self, client: u32, score: &Score) -> f64 {
+        let labels = self.experiment.private.labels().unwrap_or(&[]);
+        let held = self.experiment.partition.class_counts(client as usize, labels, score.per_class.len());
+        score.accuracy_on((0..held.len()).filter(|&class| held[class] > 0))
+    }
+}
+
+/// A whole vector of a contribution.
+fn whole(results: &dyn Contributions, at: usize, part: Part<'_>) -> Result<Vec<f32>> {
+    let mut values = vec![0.0; results.len_of(at, part)];
+    results.read(at, part, 0, &mut values)?;
+    Ok(values)
 }
 
 /// Whether all vectors have the lengths of this network.

@@ -56,6 +56,11 @@ pub trait Method: Send + Sync + Debug {
         None
     }
 
+    /// The state that holds a client's own model, if it keeps one: `federation.evaluate_clients` then measures that one.
+    fn personal_model(&self) -> Option<&str> {
+        None
+    }
+
     /// Names of the vectors that a client sends with its weights, see [`Finish::upload`].
     fn uploads(&self) -> Vec<&str> {
         Vec::new()

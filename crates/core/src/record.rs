@@ -40,8 +40,11 @@ pub struct RoundRecord {
     pub forgetting_by_client: Option<Vec<f64>>,
     /// Mean test accuracy of the clients' models after local training.
     pub client_accuracy: Option<f64>,
-    /// The same, restricted to the classes that each client holds.
+    /// The same, restricted to the classes that each client holds; of the clients' own models, if they keep such.
     pub personal_accuracy: Option<f64>,
+    /// The same per client, in the order of `cohort`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub personal_by_client: Option<Vec<f64>>,
     /// Seconds of local training, fusion and evaluation.
     pub seconds: Seconds,
     /// Bytes that a real federation would have sent to the clients.
@@ -76,6 +79,12 @@ impl Seconds {
 }
 
 impl RoundRecord {
+    /// Records the clients' accuracies on their own classes, and their mean.
+    pub(crate) fn set_personal(&mut self, accuracies: Vec<f64>) {
+        self.personal_accuracy = Some(accuracies.iter().map(|accuracy| accuracy / accuracies.len() as f64).sum());
+        self.personal_by_client = Some(accuracies);
+    }
+
     /// Header of `metrics.csv`.
     pub const CSV_HEADER: &str = "round,accuracy,loss,accuracy_before_distillation,distill_loss,train_loss,\
         projection_rate,cosine,memory_loss_before,memory_loss_after,forgetting,client_accuracy,personal_accuracy,\

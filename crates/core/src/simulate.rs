@@ -158,12 +158,15 @@ impl Simulation {
             .filter(|(_, s)| !s.is_empty())
             .collect();
         if let (Some(trainer), Some(lanes)) = (self.training.gpu(), on_gpu) {
-            let record = self.server.close(&opening, &GpuResults::new(trainer, &results, &lanes), local)?;
+            let sent = GpuResults::new(trainer, &results, &lanes);
+            let mut record = self.server.close(&opening, &sent, local)?;
+            self.server.describe_personal(&kept, &sent, &mut record)?;
             self.clients.extend(kept);
             (self.last_results, self.last_lanes) = (results, Some(lanes));
             return Ok(record);
         }
-        let record = self.server.close(&opening, &results, local)?;
+        let mut record = self.server.close(&opening, &results, local)?;
+        self.server.describe_personal(&kept, &results, &mut record)?;
         self.clients.extend(kept);
         self.last_results = results;
         Ok(record)

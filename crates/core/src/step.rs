@@ -155,6 +155,18 @@ impl Step<'_> {
         Ok(Vector(self.recorder.gradient(batch, VectorId::Weights, objective)))
     }
 
+    /// The gradient of a sum of terms on a batch, not at w but at a vector that the client keeps. Running averages of
+    /// batch-norm stay unchanged.
+    ///
+    /// # Errors
+    /// If the vector is not kept by the client.
+    pub fn gradient_at(&mut self, at: Vector, batch: Batch, objective: &[impl Into<Term> + Copy]) -> Result<Vector> {
+        let VectorId::State(_) = at.0 else {
+            return Err(Error::config("a gradient is taken at the weights or at a vector that the client keeps"));
+        };
+        Ok(Vector(self.recorder.gradient(batch, at.0, objective)))
+    }
+
     /// The gradient of a sum of terms on a batch, not at w but uphill of it, at w + radius·g/‖g‖.
     ///
     /// # Errors

@@ -113,6 +113,28 @@ fn afedpd_is_feddyn_with_moving_absent_clients() {
 }
 
 #[test]
+fn dittos_global_model_is_fedavgs_whatever_its_clients_keep() {
+    check_equal(("ditto", &["method.ditto.lr=0.1"]), FEDAVG, &[]);
+    // With batch-norm the own model's passes must not move the averages of the one that is sent.
+    check_equal(("ditto", &[]), FEDAVG, &["model.name=resnet8-thin", "federation.rounds=2", "local.epochs=1"]);
+}
+
+#[test]
+fn dittos_own_models_depend_on_their_settings_and_are_what_is_measured() {
+    let run = |settings: &[&str]| {
+        let both = ["federation.evaluate_clients=true", "method.ditto.lr=0.1"];
+        let mut simulation = simulation(config("ditto", &[&both, settings].concat()), 2);
+        let accuracies = run_all(&mut simulation).pop().unwrap().personal_by_client.unwrap();
+        (simulation.clients().values().map(|state| state["personal"].clone()).collect::<Vec<_>>(), accuracies)
+    };
+    let (plain, measured) = run(&[]);
+    let (alone, other) = run(&["method.ditto.proximal_weight=0.0"]);
+    assert_ne!(plain, alone);
+    assert_ne!(plain, run(&["method.ditto.lr=0.05"]).0);
+    assert_ne!(measured, other, "accuracies are those of the own models: the global one is the same");
+}
+
+#[test]
 fn a_gem_is_fedproj_without_epsilon() {
     let (rule, eps) = ("method.fedproj.projection.rule=a-gem", "method.fedproj.projection.eps=0.0");
     check_equal(("fedproj", &[rule]), ("fedproj", &[eps]), &[]);

@@ -424,6 +424,8 @@ mod tests {
             ("feddc", "alpha=-0.1"),
             ("feddc", "clip=0.0"),
             ("afedpd", "alpha=-0.1"),
+            ("ditto", "lr=0.0"),
+            ("ditto", "proximal_weight=-1.0"),
             ("fedlc", "margin=-1.0"),
             ("fedntd", "distill_weight=-1.0"),
             ("fedntd", "temperature=0.0"),

@@ -188,7 +188,7 @@ impl Executor {
             Op::Loss { term } => self.add_term(&term)?,
             Op::Backward { batch, at, out } => {
                 let of = match (at, batch) {
-                    (VectorId::Perturbed, _) => LossOf::Perturbed,
+                    (VectorId::Perturbed | VectorId::State(_), _) => LossOf::Perturbed,
                     (_, Batch::Private) => LossOf::Samples,
                     (_, Batch::Memory) => LossOf::Replay,
                 };
@@ -235,7 +235,7 @@ impl Executor {
         feed.gather(&self.on, &mut self.cohort, table, offset)?;
         self.n_memory += usize::from(batch == Batch::Memory);
         self.has_loss = false;
-        let mode = if at == VectorId::Perturbed { feed.mode.without_averaging() } else { feed.mode };
+        let mode = if at == VectorId::Weights { feed.mode } else { feed.mode.without_averaging() };
         Ok(self.cohort.forward(self.rows(at), self.buffers.rows(), mode)?)
     }
 

@@ -5,6 +5,7 @@
 
 // Plain `mod` lines: rustfmt does not find modules that a macro declares.
 mod afedpd;
+mod ditto;
 mod external;
 mod fedacg;
 mod fedadam;
@@ -106,6 +107,7 @@ registry! {
     fedntd: FedNtd, "FedNTD", "local distillation of what the global model knows beyond the label (Lee et al. 2022)";
     feddc: FedDc, "FedDC", "FedDyn's correction with SCAFFOLD's control variates (Gao et al. 2022)";
     afedpd: AFedPd, "A-FedPD", "FedDyn whose absent clients' corrections move, too (Sun et al. 2024)";
+    ditto: Ditto, "Ditto", "a model of its own per client, held to the global one (Li et al. 2021)";
     fedacg: FedAcg, "FedACG", "clients that start ahead along the server's momentum (Kim et al. 2024)";
 }
 

@@ -25,8 +25,8 @@ pub(crate) enum VectorId {
 /// One operation. Operations hold no data, so equal steps of all clients share a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Op {
-    /// Gathers a batch with its targets and runs the network on it: at θ, or at [`VectorId::Perturbed`] without moving
-    /// running averages.
+    /// Gathers a batch with its targets and runs the network on it: at θ, or at [`VectorId::Perturbed`] or a state
+    /// without moving running averages.
     Forward { batch: Batch, at: VectorId },
     /// Adds a term to the objective.
     Loss { term: Term },

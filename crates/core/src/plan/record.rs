@@ -36,7 +36,7 @@ impl Recorder {
         self.program.ops.push(op);
     }
 
-    /// The gradient of an objective on a batch at θ or at [`VectorId::Perturbed`].
+    /// The gradient of an objective on a batch at θ, at [`VectorId::Perturbed`] or at a state.
     pub fn gradient(&mut self, batch: Batch, at: VectorId, objective: &[impl Into<Term> + Copy]) -> VectorId {
         let out = self.program.n_gradients();
         self.push(Op::Forward { batch, at });

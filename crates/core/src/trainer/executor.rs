@@ -189,7 +189,7 @@ impl Executor {
         self.pass(&feeds.own, samples, moves, at, Mode { norm: feeds.own.norm, dropout })
     }
 
-    /// Gathers samples and runs the network on them, at θ or at the perturbed weights.
+    /// Gathers samples and runs the network on them, at θ, at the perturbed weights or at a state.
     pub fn pass(
         &mut self,
         feed: &Feed<'_>,
@@ -199,10 +199,11 @@ impl Executor {
         mode: Mode,
     ) -> Result<()> {
         self.gathered.gather(feed, samples, moves);
-        let Vectors { theta, perturbed, buffers, .. } = &mut self.vectors;
+        let Vectors { theta, perturbed, states, buffers, .. } = &mut self.vectors;
         let (params, mode) = match at {
-            VectorId::Perturbed => (perturbed, mode.without_averaging()),
-            _ => (theta, mode),
+            VectorId::Perturbed => (&*perturbed, mode.without_averaging()),
+            VectorId::State(i) => (&states[i], mode.without_averaging()),
+            _ => (&*theta, mode),
         };
         self.ws.forward(params, buffers, &self.gathered.x, mode)?;
         self.loss = 0.0;
@@ -216,18 +217,22 @@ impl Executor {
             return Err(Error::NotFinite { round, client, epoch: current.step.epoch, step: current.at, loss });
         }
         match (at, batch) {
-            (VectorId::Perturbed, _) => (),
+            (VectorId::Perturbed | VectorId::State(_), _) => (),
             (_, Batch::Private) => self.tally.loss_total += loss,
             (_, Batch::Memory) => {
                 self.tally.memory_loss = loss;
                 self.tally.stats.memory_loss_before.get_or_insert(loss);
             }
         }
-        let Vectors { theta, perturbed, gradients, .. } = &mut self.vectors;
+        let Vectors { theta, perturbed, states, gradients, .. } = &mut self.vectors;
         while gradients.len() <= out {
             gradients.push(Buffer::zeros(theta.len()));
         }
-        let params = if at == VectorId::Perturbed { perturbed } else { theta };
+        let params = match at {
+            VectorId::Perturbed => &*perturbed,
+            VectorId::State(i) => &states[i],
+            _ => &*theta,
+        };
         Ok(self.ws.backward(params, &mut gradients[out])?)
     }
 
