@@ -202,8 +202,11 @@ impl Projection {
                 let is_first = step.place().step == 0;
                 for (i, &kept) in directions.iter().enumerate().filter(|_| is_first) {
                     let r = reference(step)?;
-                    // Gram–Schmidt: each loses its parts along those before it.
-                    directions[..i].iter().try_for_each(|&before| step.project(r, before, &ALONG))?;
+                    // Gram–Schmidt: each loses its parts along those before it. Twice, since little is left of one that nearly
+                    // depends on them, and rounding is a large part of that.
+                    for _ in 0..2 {
+                        directions[..i].iter().try_for_each(|&before| step.project(r, before, &ALONG))?;
+                    }
                     step.assign(kept, r);
                 }
                 directions.iter().try_for_each(|&kept| step.project(g, kept, &ALONG))?;
