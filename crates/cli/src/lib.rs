@@ -92,7 +92,7 @@ enum Command {
     Privacy(privacy::PrivacyCommand),
     /// List data sets: which are here, and how to get the others; `data get` unpacks downloads
     Data(data::Data),
-    /// List methods
+    /// List methods by what they need, with what a client keeps, receives and sends
     Methods(methods::Methods),
     /// List networks
     Models(models::Models),

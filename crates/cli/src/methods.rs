@@ -1,32 +1,83 @@
-//! `fedproj methods`: what `method.name` can be.
+//! `fedproj methods`: what `method.name` can be, and what each method needs.
 
 use crate::say;
-use anyhow::Result;
+use crate::settings::Settings;
+use anyhow::{Context, Result};
 use clap::Args;
-use fedproj_core::methods::{CATALOGUE, MethodConfig};
+use fedproj_core::methods::CATALOGUE;
+use fedproj_core::{Experiment, Needs};
+use fedproj_report::{Measure, Table};
+use serde::Serialize;
 
 /// Arguments of `methods`.
 #[derive(Args)]
 pub struct Methods {
-    /// Print a JSON array of names
+    #[command(flatten)]
+    settings: Settings,
+    /// Print a JSON array of objects
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: &'static str,
+    about: &'static str,
+    #[serde(flatten)]
+    needs: Needs,
 }
 
 impl Methods {
     /// Prints the catalogue.
     pub fn run(self) -> Result<()> {
+        let rows = self.rows()?;
         if self.json {
-            let names: Vec<&str> = CATALOGUE.iter().map(|(name, _)| *name).collect();
-            say!("{}", serde_json::to_string(&names)?);
+            say!("{}", serde_json::to_string(&rows)?);
             return Ok(());
         }
-        for (name, about) in CATALOGUE {
-            let config = MethodConfig { name: (*name).into(), ..MethodConfig::default() };
-            let public = if config.build()?.needs_public() { "public" } else { "" };
-            say!("{name:<10}{public:<8}{about}");
-        }
-        say!("\n`public`: needs an unlabelled public set (data.public). Choose one with method.name=NAME.");
+        let sent = rows.iter().map(|row| row.needs.bytes_down.min(row.needs.bytes_up)).min().unwrap_or(0);
+        let group = |needs: &Needs| match needs {
+            Needs { public: true, .. } => "public data",
+            Needs { bytes_kept: 1.., .. } => "client state",
+            _ if needs.bytes_down + needs.bytes_up > 2 * sent => "more traffic",
+            _ => "nothing more",
+        };
+        let size = |bytes: usize| if bytes == 0 { "–".into() } else { Measure::Size.text(bytes as f64) };
+        let line = |row: &Row| {
+            let Needs { bytes_kept, bytes_down, bytes_up, .. } = row.needs;
+            let names = [group(&row.needs), row.name, row.about].map(str::to_owned);
+            names.into_iter().chain([bytes_kept, bytes_down, bytes_up].map(size)).collect()
+        };
+        let order = ["nothing more", "more traffic", "client state", "public data"];
+        let in_group = |name: &'static str| rows.iter().filter(move |row| group(&row.needs) == name);
+        let headers = ["needs", "name", "about", "a client keeps", "receives", "sends"];
+        let table = Table {
+            headers: headers.map(str::to_owned).to_vec(),
+            n_names: 3,
+            rows: order.into_iter().flat_map(in_group).map(line).collect(),
+            ..Table::default()
+        };
+        say!("{}", table.to_text().trim_end());
+        say!(
+            "\nBytes are per client and round, for the configured network and data. Choose one with method.name=NAME."
+        );
         Ok(())
+    }
+
+    fn rows(&self) -> Result<Vec<Row>> {
+        let runs = self.settings.runs()?;
+        let first = &runs.first().context("the configuration asks for no run")?.config;
+        let data_dir = self.settings.data_dir()?;
+        let method = first.method.build()?;
+        let experiment = Experiment::load(first.clone(), &*method, data_dir.as_deref())?;
+        let n_public = experiment.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples);
+        let row = |&(name, about): &(&'static str, &'static str)| {
+            let mut config = first.clone();
+            config.method.name = name.into();
+            let method = config.method.build()?;
+            let graph = Experiment::network(&config, &*method, &experiment.private, data_dir.as_deref())?;
+            Ok(Row { name, about, needs: Needs::of(&config, &*method, &graph, n_public)? })
+        };
+        CATALOGUE.iter().map(row).collect()
     }
 }

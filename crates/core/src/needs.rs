@@ -1,0 +1,56 @@
+//! What a method needs, keeps and sends, found by recording a client's step: nothing is trained.
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::method::Method;
+use crate::plan::Recorder;
+use crate::step::{Finish, Place, Step};
+use fedproj_nn::Graph;
+use serde::Serialize;
+
+/// Needs of a method, and bytes per client and round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Needs {
+    /// Whether it needs a public set.
+    pub public: bool,
+    /// What a client keeps between rounds.
+    pub bytes_kept: usize,
+    /// What a client receives: the model, a method's vectors, and the memory's indices and targets.
+    pub bytes_down: usize,
+    /// What a client sends: the model and a method's vectors.
+    pub bytes_up: usize,
+}
+
+impl Needs {
+    /// The needs of a method on this network, with so many public samples.
+    ///
+    /// # Errors
+    /// If the network cannot take a batch.
+    pub fn of(config: &Config, method: &dyn Method, graph: &Graph, n_public: usize) -> Result<Self> {
+        let mut recorder = Recorder::new(graph);
+        recorder.has_memory = method.memory().is_some();
+        let n_rounds = config.federation.rounds;
+        let place = Place { seed: config.seed, round: n_rounds - 1, n_rounds, client: 0, epoch: 0, step: 0 };
+        // The second time the client finds what it kept.
+        for _ in 0..2 {
+            recorder.program.ops.clear();
+            method.local_step(&mut Step { recorder: &mut recorder, place })?;
+            recorder.program.ops.clear();
+            method.finish_local(&mut Finish { recorder: &mut recorder })?;
+        }
+        let (n, n_buffers) = (graph.params().len(), graph.buffers().len());
+        let names = &recorder.names;
+        let kept = |state: usize| if names.is_buffers(state) { n_buffers } else { n };
+        let memory = method.memory().map_or(0, |memory| {
+            let width = |node| graph.shape(node).len();
+            let features = graph.features().filter(|_| method.needs_features()).map_or(0, width);
+            memory.size.min(n_public) * (1 + width(graph.output()) + features)
+        });
+        Ok(Self {
+            public: method.needs_public(),
+            bytes_kept: 4 * (0..names.states.len()).map(kept).sum::<usize>(),
+            bytes_down: 4 * ((1 + names.broadcasts.len()) * n + n_buffers + memory),
+            bytes_up: 4 * ((1 + method.uploads().len()) * n + n_buffers),
+        })
+    }
+}
