@@ -39,6 +39,11 @@ impl CompareArgs {
             say!("{}", comparison.table().to_text().trim_end());
         }
         say!("{LEGEND}");
+        if settings.iter().flat_map(|group| &group.comparison.rows).any(|row| row.clients.is_some()) {
+            say!(
+                "Own classes: each client on the classes that it holds, as it was in its last round; mean over seeds."
+            );
+        }
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! Runs sorted into groups, by the data that clients hold, and arms, by the method and the keys that distinguish them.
 
+use crate::clients::ClientSpread;
 use crate::compare::{Comparison, compare};
 use crate::runs::Loaded;
 use fedproj_core::methods::{CATALOGUE, title};
@@ -59,7 +60,12 @@ impl Group {
     pub fn comparison(&self) -> Comparison {
         let results =
             |arm: &Arm| arm.runs.iter().map(|r| (arm.name.clone(), r.run.summary.clone())).collect::<Vec<_>>();
-        compare(&self.arms.iter().flat_map(results).collect::<Vec<_>>())
+        let mut comparison = compare(&self.arms.iter().flat_map(results).collect::<Vec<_>>());
+        for (row, arm) in comparison.rows.iter_mut().zip(&self.arms) {
+            let spreads: Vec<_> = arm.runs.iter().filter_map(|r| ClientSpread::of(&r.run.rounds)).collect();
+            row.clients = ClientSpread::over(&spreads);
+        }
+        comparison
     }
 }
 

@@ -1,5 +1,6 @@
 //! Comparison of runs: mean ± standard deviation over seeds, and paired differences with 95 % intervals.
 
+use crate::clients::ClientSpread;
 use fedproj_core::{PrivacySpent, Summary};
 use fedproj_report::Table;
 use serde::Serialize;
@@ -36,6 +37,9 @@ pub struct ComparedRow {
     /// What the seed with the largest ε has revealed, under privacy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub privacy: Option<PrivacySpent>,
+    /// Accuracies of clients on their own classes, if they were evaluated; mean over seeds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clients: Option<ClientSpread>,
 }
 
 /// A paired difference.
@@ -70,6 +74,15 @@ impl Comparison {
         if self.rows.iter().any(|row| row.privacy.is_some()) {
             headers.push("ε".into());
             rows.iter_mut().zip(&self.rows).for_each(|(cells, row)| cells.push(row.epsilon()));
+        }
+        if self.rows.iter().any(|row| row.clients.is_some()) {
+            headers.extend(["own classes %", "over clients ±", "worst 10 %"].map(str::to_owned));
+            for (cells, row) in rows.iter_mut().zip(&self.rows) {
+                let percent = |of: fn(ClientSpread) -> f64| {
+                    row.clients.map(|clients| format!("{:.2}", 100.0 * of(clients))).unwrap_or_default()
+                };
+                cells.extend([percent(|c| c.mean), percent(|c| c.std), percent(|c| c.worst)]);
+            }
         }
         Table { headers, n_names: 1, rows, ..Table::default() }
     }
@@ -151,6 +164,7 @@ pub fn compare(results: &[(String, Summary)]) -> Comparison {
                 n: pairs.len(),
             }),
             privacy: runs.values().filter_map(|s| s.privacy.clone()).max_by(|a, b| a.epsilon.total_cmp(&b.epsilon)),
+            clients: None,
         }
     });
     let rows = rows.collect();

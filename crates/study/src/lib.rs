@@ -7,6 +7,7 @@
 //! Nothing here parses a command line, draws a progress bar or prints.
 
 mod arms;
+mod clients;
 mod compare;
 mod drive;
 mod page;
@@ -22,6 +23,7 @@ mod sweep;
 mod tensorboard;
 
 pub use arms::{ComparedGroup, compare_runs, labels};
+pub use clients::ClientSpread;
 pub use compare::{ComparedRow, Comparison, Difference, compare, mean, standard_deviation};
 pub use drive::{Driver, Job, Stopped, Watch};
 pub use page::{ArmResult, GroupResult, ReportOptions, Written, accuracy_curves, write_report};

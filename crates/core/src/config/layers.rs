@@ -309,8 +309,8 @@ mod tests {
             ("data.partition.clients=-3", "data.partition.clients = -3: must be a whole number from 0 on"),
             (
                 "data.private={name='csv', paht='x'}",
-                "unknown key `paht` in [data.private]; known keys: name, path, test, text, labels, label, group, \
-                 layout, resize, standardise\nhint: did you mean `path`?",
+                "unknown key `paht` in [data.private]; known keys: kind, name, path, test, text, source, seed, \
+                 samples, labels, label, group, layout, resize, standardise\nhint: did you mean `path`?",
             ),
         ] {
             assert_eq!(config(&[pair]).unwrap_err().to_string(), expected, "{pair}");

@@ -1,6 +1,7 @@
 //! The tables of a report, each for people ([`Sheet::shown`]) and for machines ([`Sheet::raw`]).
 
 use crate::arms::{Arm, Group};
+use crate::clients::ClientSpread;
 use crate::compare::{ComparedRow, mean, plus_minus, signed, standard_deviation};
 use crate::paper::{self, Deviation};
 use anyhow::Result;
@@ -191,26 +192,35 @@ pub fn costs(settings: &[Group]) -> Sheet {
 
 /// Clients after local training and projection, where a run recorded either.
 pub fn clients(settings: &[Group]) -> Option<Sheet> {
-    let columns: [(&str, &[&str]); 6] = [
+    let columns: [(&str, &[&str]); 8] = [
         ("clients' accuracy %", &["client_accuracy_mean", "client_accuracy_std"]),
         ("on own classes %", &["personal_accuracy_mean", "personal_accuracy_std"]),
+        ("their spread over clients %", &["personal_spread_mean", "personal_spread_std"]),
+        ("worst 10 % of clients %", &["personal_worst_mean", "personal_worst_std"]),
         ("forgetting %", &["forgetting_mean", "forgetting_std"]),
         ("steps projected %", &["projection_rate_mean", "projection_rate_std"]),
         ("cosine of g and r", &["cosine_mean", "cosine_std"]),
         ("gain by distillation", &["distillation_gain_mean", "distillation_gain_std"]),
     ];
     let row = |setting: &Group, arm: &Arm| {
-        let spread = |unit: f64, of: fn(&RoundRecord) -> Option<f64>| {
-            let over = over_runs(arm, |rounds| {
-                let values: Vec<f64> = rounds.iter().filter_map(of).collect();
-                (!values.is_empty()).then(|| mean(&values))
-            });
+        let cell = |unit: f64, over: Option<(f64, Option<f64>)>| {
             let text = over.map(|(m, s)| plus_minus(unit * m, s.map(|s| unit * s))).unwrap_or_default();
             (text, vec![over.map(|o| o.0), over.and_then(|o| o.1)])
         };
+        let spread = |unit: f64, of: fn(&RoundRecord) -> Option<f64>| {
+            let of_run = |rounds: &[RoundRecord]| {
+                let values: Vec<f64> = rounds.iter().filter_map(of).collect();
+                (!values.is_empty()).then(|| mean(&values))
+            };
+            cell(unit, over_runs(arm, of_run))
+        };
+        let clients =
+            |of: fn(ClientSpread) -> f64| cell(100.0, over_runs(arm, |rounds| ClientSpread::of(rounds).map(of)));
         let cells = vec![
             spread(100.0, |r| r.client_accuracy),
             spread(100.0, |r| r.personal_accuracy),
+            clients(|c| c.std),
+            clients(|c| c.worst),
             spread(100.0, |r| r.forgetting),
             spread(100.0, |r| r.projection_rate),
             spread(1.0, |r| r.cosine),
