@@ -70,7 +70,12 @@ impl Watch for Follower {
 }
 
 /// Makes all jobs. Ctrl-C ends them after the current round.
-pub fn run(py: Python<'_>, driver: Driver, jobs: Vec<Job>, progress: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Summary>>> {
+pub fn run(
+    py: Python<'_>,
+    driver: Driver,
+    jobs: Vec<Job>,
+    progress: &Bound<'_, PyAny>,
+) -> PyResult<Vec<Option<Summary>>> {
     let (events, received) = channel();
     let shared = Arc::new(Shared::default());
     let follower = Follower { shared: Arc::clone(&shared), events };

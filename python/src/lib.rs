@@ -4,6 +4,7 @@
 //! interpreter's lock is released while the engine works, and a panic never leaves: [`guarded`] catches it.
 
 mod engine;
+mod halves;
 mod method;
 mod server;
 mod trace;
@@ -118,6 +119,8 @@ enum Input {
 /// The functions of the module.
 #[pymodule]
 mod _fedproj {
+    #[pymodule_export]
+    use super::halves::{Server, Trainer};
     use super::{
         Bound, Error, Input, Job, Layer, Manifest, Options, OsString, PathBuf, PyAny, PyResult, Python, ReportOptions,
         Shape, StoredRun, VerifyPart, compare_runs, engine, guarded, json, load_runs, method, pyfunction, write_report,
@@ -154,6 +157,12 @@ mod _fedproj {
         let driver = guarded(py, || engine::driver(&Options::read(options)?, jobs.len()))?;
         let summaries = engine::run(py, driver, jobs, progress)?;
         guarded(py, || Ok(serde_json::to_string(&summaries)?))
+    }
+
+    /// Whether a directory holds a run, and all its rounds are done.
+    #[pyfunction]
+    fn is_finished(py: Python<'_>, run: &Planned, dir: PathBuf) -> PyResult<bool> {
+        guarded(py, || Ok(fedproj_core::RunDir::finished(&dir, &run.config)?.is_some()))
     }
 
     /// A stored run as JSON, as far as it is.

@@ -24,8 +24,8 @@ pub type Mean = (EnsembleWeights, Part<'static>);
 pub(crate) fn means_of(config: &Config, method: &dyn Method) -> Option<Vec<Mean>> {
     let federation = &config.federation;
     let robust = &federation.robust;
-    let looks =
-        federation.evaluate_clients || [robust.clip, robust.clip_ratio, robust.claim_ratio].iter().any(|r| *r > 0.0);
+    let limits = [robust.clip, robust.clip_ratio, robust.claim_ratio];
+    let looks = federation.evaluate_clients || config.privacy.is_on() || limits.iter().any(|limit| *limit > 0.0);
     if looks || federation.scale(1).is_none() { None } else { method.means() }
 }
 
@@ -91,6 +91,11 @@ impl Partial {
             self.states.insert(client, state);
         }
         Ok(())
+    }
+
+    /// The clients, in the order of their ids once sums were merged.
+    pub fn clients(&self) -> impl Iterator<Item = u32> {
+        self.clients.iter().map(|trained| trained.client)
     }
 
     /// Adds the sums of another worker.

@@ -70,7 +70,7 @@ impl Simulation {
         Self::with_server(Coordinator::resume(experiment, method, device, state)?, clients)
     }
 
-    fn with_server(server: Coordinator, clients: ClientStates) -> Result<Self> {
+    pub(crate) fn with_server(server: Coordinator, clients: ClientStates) -> Result<Self> {
         if server.on_gpu().is_none() {
             let experiment = server.experiment();
             let n_clients = experiment.partition.n_clients();
@@ -121,11 +121,6 @@ impl Simulation {
     /// See [`Coordinator::is_budget_spent`].
     pub fn is_budget_spent(&self) -> bool {
         self.server.is_budget_spent()
-    }
-
-    /// See [`Coordinator::count_lost_releases`].
-    pub(crate) fn count_lost_releases(&mut self, n: u32) {
-        self.server.count_lost_releases(n);
     }
 
     /// Runs one round.

@@ -20,11 +20,13 @@ pub use stored::StoredRun;
 pub use verify::{Verified, VerifyPart, verify};
 
 use crate::config::Config;
+use crate::coordinator::Coordinator;
 use crate::device::Device;
 use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::record::{RoundRecord, Summary};
 use crate::simulate::{Progress, Simulation};
+use crate::trainer::ClientStates;
 use std::path::Path;
 
 /// A simulated run and its directory.
@@ -54,18 +56,33 @@ impl Run {
         device: impl Into<Device>,
         resume: bool,
     ) -> Result<Self> {
+        let (directory, server, clients) = Self::open_server(dir, config, data_dir, device, resume)?;
+        Ok(Self { directory, simulation: Simulation::with_server(server, clients)? })
+    }
+
+    /// As [`Run::open`], for whoever trains the clients elsewhere: the directory, the server's half, and what clients keep.
+    ///
+    /// # Errors
+    /// As [`Run::open`].
+    pub fn open_server(
+        dir: &Path,
+        config: &Config,
+        data_dir: Option<&Path>,
+        device: impl Into<Device>,
+        resume: bool,
+    ) -> Result<(RunDir, Coordinator, ClientStates)> {
         let device = device.into();
         let config = &extend::config_for(dir, config)?;
         let method = config.method.build()?;
         let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
         let manifest = Manifest::of(&experiment, device.clone());
         let (directory, state) = RunDir::open(dir, config, &manifest, resume)?;
-        let mut simulation = match state {
-            Some((state, clients)) => Simulation::resume(experiment, method, device, state, clients)?,
-            None => Simulation::new(experiment, method, device)?,
+        let (mut server, clients) = match state {
+            Some((state, clients)) => (Coordinator::resume(experiment, method, device, state)?, clients),
+            None => (Coordinator::new(experiment, method, device)?, ClientStates::new()),
         };
-        simulation.count_lost_releases(directory.n_releases_lost()?);
-        Ok(Self { directory, simulation })
+        server.count_lost_releases(directory.n_releases_lost()?);
+        Ok((directory, server, clients))
     }
 
     /// The directory.

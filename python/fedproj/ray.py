@@ -1,0 +1,145 @@
+"""One run over many GPUs or hosts, on Ray: ``fedproj.ray.run("exp.toml", workers=4, device="cuda")``.
+
+An actor per GPU, or per group of cores, trains its clients; this process fuses and keeps the run directory. The result is
+that of ``fedproj run``, bit for bit. An actor that dies is restarted and repeats its clients; if this process dies,
+``resume=True`` continues the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from fedproj import _fedproj
+from fedproj._halves import describe, finish, plan_one, serve
+from fedproj._run import PathLike, Run, Settings, _options
+
+__all__ = ["run"]
+
+# Nothing is reported to anybody unless the user asks for it.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+# A client's training is a pure function, so it may be repeated. An actor that dies so often in one round lacks memory.
+RETRIES = 5
+
+
+class _Worker:
+    """The clients' half in an actor."""
+
+    def __init__(self, origin: str, options: str) -> None:
+        self._trainer = _fedproj.Trainer(origin, options)
+
+    def ready(self) -> int:
+        return os.getpid()
+
+    def train(self, download: bytes, clients: list[Any], summed: bool) -> list[tuple[bytes, bytes | None]]:
+        if summed:
+            return [(self._trainer.train_summed(download, clients), None)]
+        return self._trainer.train(download, clients)
+
+
+def run(
+    config: PathLike | Settings | None = None,
+    *,
+    workers: int,
+    method: str | None = None,
+    settings: Settings | None = None,
+    out: PathLike | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    threads: int = 1,
+    device: str | None = None,
+    precision: str | None = None,
+    data_dir: PathLike | None = None,
+    address: str | None = None,
+) -> Run:
+    """Makes one run with ``workers`` actors of ``threads`` threads each, or of one GPU each with ``device="cuda"``.
+
+    ``address`` is that of a Ray cluster [default: one on this machine, which ends with the run]. All machines need this
+    package and the data in the same version. Other arguments are those of :func:`fedproj.run`.
+    """
+    import ray
+
+    planned, directory = plan_one(config, method, settings, out)
+    server = serve(planned, directory, data_dir, threads, resume)
+    if server is None:
+        return Run(directory)
+    n_rounds = json.loads(planned.config())["federation"]["rounds"]
+    is_ours, actors = not ray.is_initialized(), []
+    try:
+        if is_ours:
+            _connect(ray, address, workers * threads)
+        actors = _start(ray, server, workers, threads, device, _options(data_dir, device, precision, threads, 1, False))
+        while (task := server.open()) is not None:
+            record = _round(ray, server, actors, *task)
+            if progress:
+                print(describe(record, n_rounds), file=sys.stderr)
+        return finish(server, directory)
+    except KeyboardInterrupt:
+        raise _fedproj.StoppedError(f"stopped; the rounds before are in `{directory}`\nhint: resume=True") from None
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+        if is_ours:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None, n_cpus: int) -> None:
+    how: dict[str, Any] = {"address": address} if address else {"address": "local", "num_cpus": n_cpus}
+    try:
+        ray.init(**how, include_dashboard=None if address else False, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise _fedproj.SettingsError(
+            f"no Ray cluster at `{address}`: {error}\nhint: `ray start --head` on one machine, then address='HOST:6379'"
+        ) from error
+
+
+def _start(ray: Any, server: Any, workers: int, threads: int, device: str | None, options: str) -> list[Any]:
+    """The actors, once all of them have read the data."""
+    gpus = 1 if device is not None and device.startswith("cuda") else 0
+    there = ray.cluster_resources()
+    for name, needed in (("CPU", workers * threads), ("GPU", workers * gpus)):
+        if there.get(name, 0) < needed:
+            raise _fedproj.SettingsError(
+                f"{workers} workers need {needed} {name}s, but the cluster has {there.get(name, 0):g}\n"
+                "hint: fewer workers or threads, or more machines (`ray start --address=HOST:6379`)"
+            )
+    resources = {"num_cpus": threads, "num_gpus": gpus, "max_restarts": -1, "max_task_retries": RETRIES}
+    worker = ray.remote(**resources)(_Worker)
+    actors = [worker.remote(server.origin, options) for _ in range(workers)]
+    _get(ray, [actor.ready.remote() for actor in actors])
+    return actors
+
+
+def _round(ray: Any, server: Any, actors: list[Any], _: int, download: bytes, cohort: list[int]) -> str:
+    """Trains the clients of a round where they always train, and fuses them."""
+    began, sent = time.monotonic(), ray.put(download)
+    tasks = []
+    for place, actor in enumerate(actors):
+        clients = [(client, server.state(client)) for client in cohort if client % len(actors) == place]
+        if clients:
+            tasks.append(actor.train.remote(sent, clients, server.takes_sums))
+    results = [result for some in _get(ray, tasks) for result in some]
+    return server.close(results, server.takes_sums, time.monotonic() - began)
+
+
+def _get(ray: Any, tasks: list[Any]) -> list[Any]:
+    """The results of tasks. An error of the engine is raised as it would be here."""
+    try:
+        return ray.get(tasks)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, (_fedproj.SettingsError, _fedproj.RunError)):
+            raise type(cause)(str(cause)) from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        text = str(error)
+        for kind in (_fedproj.SettingsError, _fedproj.RunError):
+            if f"{kind.__name__}: " in text:
+                raise kind(text.split(f"{kind.__name__}: ", 1)[1].strip()) from None
+        raise _fedproj.RunError(
+            f"a worker died {RETRIES} times: {text}\nhint: fewer workers per machine need less memory; resume=True continues"
+        ) from error

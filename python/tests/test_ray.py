@@ -1,0 +1,116 @@
+"""Runs on Ray are those of ``fedproj run``, bit for bit. Without Ray, or without a network namespace, they are skipped."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+import fedproj
+from engines import SMALL, assert_same, isolated
+
+ray = pytest.importorskip("ray", reason="skipped: Ray is not installed (python/check --engines installs it)")
+from fedproj import ray as on_ray  # noqa: E402
+
+pytestmark = isolated
+
+# One method whose clients keep a vector, and FedProj with memory and distillation.
+METHODS = {"feddyn": {}, "fedproj": {"method.fedproj.projection.warmup": 0}}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("expected")
+    fixed = {"federation.sum": "fixed"}
+    return {
+        (method, sums): fedproj.run(
+            method=method, settings=SMALL | own | (fixed if sums else {}), out=folder / f"{method}-{sums}", progress=False
+        )
+        for method, own in METHODS.items()
+        for sums in (False, True)
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("workers,sums", [(1, False), (2, False), (4, False), (2, True)])
+def test_any_number_of_workers_gives_the_same_bytes(method, workers, sums, expected, tmp_path):
+    settings = SMALL | METHODS[method] | ({"federation.sum": "fixed"} if sums else {})
+    made = on_ray.run(method=method, settings=settings, workers=workers, out=tmp_path / "run", progress=False)
+    assert_same(made, expected[method, sums])
+    made.verify()
+
+
+def workers_alive():
+    """Processes of actors."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline") as line:
+                if line.read().startswith("ray::_Worker"):
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_that_is_killed_repeats_its_clients(method, expected, tmp_path):
+    killed, metrics = [], tmp_path / "run" / "metrics.jsonl"
+
+    def kill():
+        # The second round has begun, and lasts long enough to die in it.
+        while not metrics.exists() or not metrics.stat().st_size:
+            time.sleep(0.01)
+        killed.append(workers_alive()[0])
+        os.kill(killed[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    settings = SMALL | METHODS[method] | {"local.epochs": 100}
+    made = on_ray.run(method=method, settings=settings, workers=2, out=tmp_path / "run", progress=False)
+    thread.join()
+    assert killed and killed[0] not in workers_alive()
+    assert_same(made, fedproj.run(method=method, settings=settings, out=tmp_path / "alone", progress=False))
+
+
+def test_a_run_resumes_and_a_finished_one_is_read(expected, tmp_path):
+    out, settings = tmp_path / "run", SMALL | METHODS["feddyn"]
+    half = settings | {"federation.rounds": 1}
+    on_ray.run(method="feddyn", settings=half, workers=1, out=out, progress=False)
+    made = on_ray.run(method="feddyn", settings=settings, workers=2, out=out, resume=True, progress=False)
+    assert_same(made, expected["feddyn", False])
+    assert_same(on_ray.run(method="feddyn", settings=settings, workers=2, out=out, progress=False), made)
+
+
+def test_what_cannot_work_is_rejected_before_a_round(tmp_path):
+    def error(out, **arguments):
+        with pytest.raises(fedproj.SettingsError) as raised:
+            on_ray.run(settings=SMALL, out=tmp_path / out, progress=False, **arguments)
+        return str(raised.value)
+
+    assert "100 CPUs" in error("a", workers=100)
+    assert "GPUs" in error("b", workers=1, device="cuda")
+    assert "by name" in error("c", workers=1, method=fedproj.Method())
+
+
+def test_a_worker_with_other_data_or_another_version_is_rejected(tmp_path):
+    planned = fedproj._fedproj.plan([f"{k}={json.dumps(v)}" for k, v in SMALL.items()])[0]
+    options = json.dumps(dict(data_dir=None, device="cpu", precision=None, threads=1, jobs=1, resume=False))
+    server = fedproj._fedproj.Server(planned, tmp_path / "run", options)
+    origin = json.loads(server.origin)
+    for change, told in [
+        ({"version": "9.9"}, "version"),
+        ({"hashes": origin["hashes"] | {"private": "0"}}, "another `private`"),
+        ({"isa": "abacus"}, "instruction set"),
+    ]:
+        with pytest.raises(fedproj.SettingsError, match=told):
+            fedproj._fedproj.Trainer(json.dumps(origin | change), options)
