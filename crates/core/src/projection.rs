@@ -55,7 +55,7 @@ impl Default for Projection {
     }
 }
 
-/// See [`Projection::rule`].
+/// See `Projection::rule`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {

@@ -5,7 +5,7 @@
 //!
 //! Server  w̃ = wᵗ + (Σ_k clip(w_k − wᵗ) + noise) / m,   and likewise the mean of the clients' logits, if a method needs them
 //!
-//! Everything else follows: a method's `fuse` gets a [`Release`] in the place of the contributions, so that the next model, the
+//! Everything else follows: a method's `fuse` gets a `Release` in the place of the contributions, so that the next model, the
 //! server's state and the metrics are functions of noised sums. Start reading there; [`accountant`] says what it reveals.
 
 pub mod accountant;
