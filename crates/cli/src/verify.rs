@@ -55,6 +55,10 @@ impl VerifyArgs {
             say!("{}", serde_json::to_string(&verified)?);
         } else {
             verified.notes.iter().for_each(|note| eprintln!("note: {note}"));
+            if verified.n_rounds == 0 {
+                say!("no round was repeated; {} agree", verified.compared.join(", "));
+                return Ok(());
+            }
             say!(
                 "{} rounds from round {} on are identical, bit for bit ({}; times are not compared)",
                 verified.n_rounds,

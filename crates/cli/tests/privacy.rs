@@ -59,6 +59,7 @@ fn every_output_of_a_run_shows_its_epsilon_and_whether_it_is_nominal() {
     run(folder, "system", &["method.name=fedavg", "privacy.noise_multiplier=1.0"]);
     let verified = json(folder, &["verify", "system"]);
     assert_eq!(verified["n_rounds"], 0);
+    assert!(stdout(folder, &["verify", "system"]).starts_with("no round was repeated; manifest.json"));
     let (code, message) = failure(fedproj(folder, &["serve", "privacy.noise_multiplier=1.0", "method.name=fedavg"]));
     assert!(code == 2 && message.contains("privacy: a federation's server"), "{message}");
 }

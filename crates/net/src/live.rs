@@ -273,6 +273,18 @@ mod tests {
     }
 
     #[test]
+    fn under_privacy_the_page_shows_what_was_spent_and_no_clients() {
+        let spent = PrivacySpent { epsilon: 7.981, delta: 1e-5, nominal: true, clip: 1.0, clip_logits: None };
+        let rounds: Vec<RoundLine> =
+            rounds(2).into_iter().map(|r| RoundLine { privacy: Some(spent.clone()), ..r }).collect();
+        let mut live = Live::default();
+        follow(&mut live, &rounds, 4, Duration::ZERO);
+        assert!(live.tiles.contains(&("privacy, ε".into(), "7.98 (nominal)".into())), "{:?}", live.tiles);
+        let row = &live.tables[0].1.rows[0];
+        assert_eq!((row[2].as_str(), row[6].as_str()), ("–", "7.98 (nominal)"));
+    }
+
+    #[test]
     fn the_time_left_counts_the_running_round() {
         let left = |n, since_s| seconds_left(&rounds(n), 10, Duration::from_secs(since_s));
         assert_eq!((left(0, 0), left(10, 0)), (None, None));
