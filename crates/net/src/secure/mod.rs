@@ -14,9 +14,9 @@
 //! 4. Shares of others' secrets ([`Party::reveal`]): of the own mask of those whose vectors have arrived, of the mask key
 //!    of those who dropped out. Never both: either alone tells nothing about a vector.
 //!
-//! The server rebuilds these secrets, takes the masks away ([`unmask`]) and has the sum. Each rebuilt secret is compared with what
-//! its node has published, and a check word shows whether all masks have cancelled, so a wrong share, key or mask never
-//! gives a wrong sum.
+//! The server rebuilds these secrets, takes the masks away (`Unmasking::unmask`) and has the sum. Each rebuilt secret is
+//! compared with what its node has published, and a check word shows whether all masks have cancelled, so a wrong share, key
+//! or mask never gives a wrong sum.
 //!
 //! All of a node's messages follow from one random seed and from what it has received. So a node that was killed sends the
 //! same ones again.
