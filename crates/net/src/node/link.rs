@@ -120,8 +120,12 @@ impl Link {
     /// If the server cannot be reached, has no such blob, or sends other bytes.
     pub async fn fetch(&self, blob: &Blob, store: &Store) -> Result<()> {
         blob.check()?;
-        while !store.has(blob) {
+        loop {
+            // Also completes what a crash has left whole: the server would have nothing more to send.
             let from = store.have(blob);
+            if from == blob.len {
+                return Ok(());
+            }
             let path = format!("/v1/blob/{}/{from}", blob.hex());
             let mut at = from;
             // Each part is stored at once, in case the line breaks before the end of the piece.
@@ -134,7 +138,6 @@ impl Link {
                 return Err(Error::protocol("the server's blob is shorter than announced"));
             }
         }
-        Ok(())
     }
 
     /// Sends a blob; the server already has the first `have` bytes.
@@ -220,6 +223,20 @@ mod tests {
         for server in ["", "fed.example.org:7443", "http://127.0.0.1:1", "https://"] {
             assert!(new(server).unwrap_err().to_string().contains("https://host:port"), "{server}");
         }
+    }
+
+    /// A node that was killed after the last piece must not decline its task for that.
+    #[tokio::test]
+    async fn a_blob_that_a_crash_left_whole_is_not_fetched_again() {
+        let here = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let link = Link::new(&format!("https://{here}"), crate::node::enrol_tls([0; 32]).unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let (store, blob) = (Store::open(folder.path()).unwrap(), Blob::of(&[7; 5000]));
+        std::fs::write(folder.path().join(blob.hex() + ".part"), [7; 5000]).unwrap();
+        link.fetch(&blob, &store).await.unwrap();
+        assert!(store.has(&blob));
+        let lacking = link.fetch(&Blob::of(b"another"), &store).await;
+        assert!(matches!(lacking, Err(Error::Unreachable(_))), "{lacking:?}");
     }
 
     #[tokio::test]
