@@ -1,6 +1,6 @@
 //! What only the published code of FedProj does, apart from the methods it stands for.
 //!
-//! Neither the paper nor the other methods know of it. Preset `authors-code` turns it on, to repeat the published numbers.
+//! The paper knows nothing of it. Preset `authors-code` turns it on, to repeat the published numbers.
 
 use crate::error::Result;
 use crate::fusion::Fusion;

@@ -1,4 +1,4 @@
-//! Checkpoints: a server's whole state in one file. A file is complete or does not exist.
+//! Checkpoints: the whole state of a server, or of a simulation with its clients, in one file. A file is complete or does not exist.
 //!
 //! Layout, little-endian: magic `FEDPROJC`, version u32, header length u64, header (JSON: completed rounds, hash of the
 //! configuration, sections with name and length), all sections as consecutive f32, BLAKE3 of everything before.

@@ -1,4 +1,4 @@
-//! Optimisers on flat vectors, their learning-rate schedule and gradient clipping.
+//! Optimisers on flat vectors, and gradient clipping.
 
 use crate::error::{Error, Result};
 use crate::kernels::flat::{self, BLOCK, Memory, Update};

@@ -1,6 +1,6 @@
 //! All methods, one file each, and the table that names them.
 //!
-//! To add one: write its file, name it below, add its line to the table, a golden trace and a line in the changelog.
+//! CONTRIBUTING.md lists what a new one needs: its file, its name and its line below, a golden trace, a page.
 //! The configuration's tables, `fedproj methods` and error messages come from the table.
 
 // Plain `mod` lines: rustfmt does not find modules that a macro declares.

@@ -1,7 +1,7 @@
 //! The plan of a client's round, made once on the host: which samples, learning rate and dropout key each step takes, and
 //! which recorded [`Program`] it runs.
 //!
-//! A method's `local_step` is called here, once per client and step, and nowhere else. Two executors run plans: a CPU
+//! A method's `local_step` is called once per client and step, while the plan is made. Two executors run plans: a CPU
 //! thread ([`crate::trainer`]) and a GPU ([`crate::gpu`]). Both take every draw from the plan, so they agree.
 
 mod program;
