@@ -138,21 +138,7 @@ fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays
     let (n_results, n_logits) = (round.n_results(), round.n_public() * round.n_classes());
     let nothing = || Ok((Value::Null, Vec::new()));
     match question {
-        Question::Round => {
-            let clients = round.heads().map(|head| {
-                json!({ "client": head.client, "n_samples": head.n_samples, "n_steps": head.n_steps, "loss": head.stats.loss })
-            });
-            let clients: Vec<Value> = clients.collect();
-            let about = json!({
-                "round": round.round(),
-                "n_rounds": round.config().federation.rounds,
-                "n_clients": round.n_clients(),
-                "n_classes": round.n_classes(),
-                "n_public": round.n_public(),
-                "clients": clients,
-            });
-            Ok((about, Vec::new()))
-        }
+        Question::Round => Ok((about(round), Vec::new())),
         Question::Model => Ok((Value::Null, vec![round.state.weights.clone(), round.state.buffers.clone()])),
         Question::SetModel => {
             round.state.weights = take("weights", n)?;
@@ -204,6 +190,21 @@ fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays
             nothing()
         }
     }
+}
+
+/// The round, and what is known of its clients.
+fn about(round: &Fusion<'_>) -> Value {
+    let clients = round.heads().map(|head| {
+        json!({ "client": head.client, "n_samples": head.n_samples, "n_steps": head.n_steps, "loss": head.stats.loss })
+    });
+    json!({
+        "round": round.round(),
+        "n_rounds": round.config().federation.rounds,
+        "n_clients": round.n_clients(),
+        "n_classes": round.n_classes(),
+        "n_public": round.n_public(),
+        "clients": clients.collect::<Vec<Value>>(),
+    })
 }
 
 /// Targets for the public samples; features, if any, must be those of the network.

@@ -31,4 +31,5 @@ def test_memory_after_many_calls_is_that_after_the_first(tmp_path):
         shutil.rmtree(tmp_path / "run")
         if call + 1 == first:
             before = resident_mb()
-    assert resident_mb() - before < 5
+    # 5 MB over the 900 calls after the hundredth; over fewer calls, what the allocator moves about.
+    assert resident_mb() - before < max(2, 5 * (N_CALLS - first) / 900)

@@ -364,5 +364,5 @@ def test_class_offsets_are_one_number_per_class(tmp_path, offsets):
         def class_offsets(self, counts):
             return offsets
 
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="could not convert" if offsets == "ten" else "class_offsets returns 10 numbers"):
         made(tmp_path / "wrong", Wrong())

@@ -272,3 +272,19 @@ fn every_method_has_a_page_with_its_options_and_their_defaults() {
         }
     }
 }
+
+/// What the overview says that methods need and keep is what the program finds.
+#[test]
+fn the_overview_of_methods_says_what_they_need() {
+    let page = std::fs::read_to_string(root().join("docs/methods/README.md")).unwrap();
+    for method in command::json(Path::new("."), &["methods"]).as_array().unwrap() {
+        let name = method["name"].as_str().unwrap();
+        let row = page.lines().find(|line| line.starts_with('|') && line.contains(&format!("]({name}.md)")));
+        let row = row.unwrap_or_else(|| panic!("docs/methods/README.md has no row for {name}"));
+        let columns: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [_, _, public, keeps, travels, _] = columns[..] else { panic!("{row}") };
+        assert_eq!(public == "yes", method["public"] == true, "{row}");
+        assert_eq!(keeps == "nothing", method["bytes_kept"] == 0, "{row}");
+        assert!(travels != "–" || method["bytes_down"] == method["bytes_up"], "{row}");
+    }
+}
