@@ -46,6 +46,12 @@ pub trait Method: Send + Sync + Debug {
         false
     }
 
+    /// Whether clients with different networks may take part (`model.clients`): they exchange logits on the public set, and
+    /// weights are averaged among clients of the same network.
+    fn exchanges_logits(&self) -> bool {
+        false
+    }
+
     /// Whether its ensemble on the public set has features as well as logits.
     fn needs_features(&self) -> bool {
         false

@@ -43,6 +43,17 @@ pub struct Download {
     pub memory: Option<(Vec<u32>, Arc<Targets>)>,
 }
 
+impl Download {
+    /// Values that a real federation would send: weights, buffers, a method's vectors, and the memory's indices and targets,
+    /// of `n_public` samples in all.
+    pub(crate) fn n_floats(&self, n_public: usize) -> usize {
+        let memory = self.memory.as_ref().map_or(0, |(indices, targets)| {
+            indices.len() * (1 + (targets.logits.len() + targets.features.len()) / n_public)
+        });
+        self.weights.len() + self.buffers.len() + self.vectors.values().map(Vec::len).sum::<usize>() + memory
+    }
+}
+
 /// What a client sends back, and what it keeps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClientResult {
