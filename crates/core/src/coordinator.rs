@@ -87,7 +87,8 @@ impl Coordinator {
         let mut evaluators = experiment.groups().map(evaluator).collect::<Result<Vec<_>>>()?;
         if let Some(gpu) = device.gpu() {
             if experiment.n_groups() > 1 {
-                let problem = "model.clients, with groups of clients that have networks of their own, runs on CPUs only";
+                let problem =
+                    "model.clients, with groups of clients that have networks of their own, runs on CPUs only";
                 return Err(Error::config(format!("{problem}\nhint: --device cpu")));
             }
             let on = crate::gpu::OnGpu::new(gpu, &experiment)?;
@@ -287,8 +288,14 @@ impl Coordinator {
         let all = || (0..results.n()).map(|at| results.head(at));
         let (train_loss, compared, projected, [cosine, memory_loss_before, memory_loss_after]) = self.measured(results);
         let n_public = self.experiment.public.as_deref().map_or(1, fedproj_data::Dataset::n_samples);
-        let floats: Vec<usize> = opening.downloads().iter().map(|download| download.n_floats(n_public)).collect();
+        let with_models = self.method.sends_weights();
+        let floats: Vec<usize> =
+            opening.downloads().iter().map(|download| download.n_floats(n_public, with_models)).collect();
         let floats_down: usize = all().map(|head| floats[self.experiment.group_of(head.client)]).sum();
+        let floats_up = |at: usize| {
+            let memory = self.method.memory().filter(|_| !with_models);
+            memory.map_or_else(|| results.n_values(at), |memory| memory.size.min(n_public) * self.n_classes())
+        };
         RoundRecord {
             round,
             cohort: all().map(|r| r.client).collect(),
@@ -298,7 +305,7 @@ impl Coordinator {
             memory_loss_before,
             memory_loss_after,
             bytes_down: 4 * floats_down as u64,
-            bytes_up: 4 * (0..results.n()).map(|at| results.n_values(at)).sum::<usize>() as u64,
+            bytes_up: 4 * (0..results.n()).map(floats_up).sum::<usize>() as u64,
             model_hash: hash_of(self.state.groups().flat_map(|state| [&state.weights[..], &state.buffers])),
             ..RoundRecord::default()
         }
@@ -334,8 +341,11 @@ impl Coordinator {
             client += score.accuracy / n;
             personal.push(self.on_own_classes(results.head(at).client, &score));
         }
-        record.forgetting = Some(forgetting.iter().map(|lost| lost / n).sum());
-        record.forgetting_by_client = Some(forgetting);
+        // Where models do not travel, a client starts from its own, not from the global one.
+        if self.method.sends_weights() {
+            record.forgetting = Some(forgetting.iter().map(|lost| lost / n).sum());
+            record.forgetting_by_client = Some(forgetting);
+        }
         record.client_accuracy = Some(client);
         record.set_personal(personal);
         Ok(())
@@ -361,6 +371,10 @@ impl Coordinator {
         }
         record.set_personal(personal);
         Ok(())
+    }
+
+    fn n_classes(&self) -> usize {
+        self.experiment.private.n_classes()
     }
 
     /// Accuracy on the classes that a client holds.

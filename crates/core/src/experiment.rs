@@ -318,12 +318,7 @@ fn start(config: &Config, graph: &Graph, data_dir: Option<&Path>) -> Result<(Vec
 }
 
 /// Batch-norm cannot train on one value per channel, as in PyTorch. The last batch of an epoch may be that short.
-fn check_batches(
-    graph: &Graph,
-    partition: &Partition,
-    batch: usize,
-    is_member: impl Fn(usize) -> bool,
-) -> Result<()> {
+fn check_batches(graph: &Graph, partition: &Partition, batch: usize, is_member: impl Fn(usize) -> bool) -> Result<()> {
     let Some(node) = graph.single_valued_norm() else { return Ok(()) };
     let is_short = |client: &usize| batch == 1 || partition.size(*client) % batch == 1;
     match (0..partition.n_clients()).filter(|client| is_member(*client)).find(is_short) {

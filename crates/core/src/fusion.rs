@@ -564,7 +564,8 @@ impl Fusion<'_> {
                 features: features.map_or_else(Vec::new, |features| features.mean(scale)),
             });
         }
-        let (w, mut logits, mut features) = (self.fixed_weights(by, &self.speaking), Sum::of_length(0), Sum::of_length(0));
+        let (w, mut logits, mut features) =
+            (self.fixed_weights(by, &self.speaking), Sum::of_length(0), Sum::of_length(0));
         self.each_output(with_features, |k, out| {
             for (sum, values) in [(&mut logits, &out.logits), (&mut features, &out.features)] {
                 sum.values.resize(values.len(), 0);
@@ -592,6 +593,28 @@ impl Fusion<'_> {
         self.before_distillation = Some(self.score()?);
         self.distill_loss = Some(self.train_student(how, targets, previous)?);
         Ok(())
+    }
+
+    /// As [`Fusion::distill`], for a student that the server keeps to itself. It goes on from round to round, is evaluated and
+    /// published; what clients receive stays as it is.
+    ///
+    /// # Errors
+    /// If the loss is not finite.
+    pub fn distill_aside(&mut self, how: &Distill, targets: &DistillTargets<'_>) -> Result<()> {
+        const STUDENT: [&str; 2] = ["student", "student.buffers"];
+        let sent = (self.state.weights.clone(), self.state.buffers.clone());
+        if let [Some(weights), Some(buffers)] = STUDENT.map(|name| self.state.vectors.get(name).cloned()) {
+            (self.state.weights, self.state.buffers) = (weights, buffers);
+        }
+        let previous = self.state.weights.clone();
+        let distilled = self.distill(how, targets, &previous);
+        let weights = std::mem::replace(&mut self.state.weights, sent.0);
+        let buffers = std::mem::replace(&mut self.state.buffers, sent.1);
+        for (name, values) in STUDENT.into_iter().zip([&weights, &buffers]) {
+            self.state.vectors.insert(name.to_owned(), values.clone());
+        }
+        self.state.evaluated = Some((weights, buffers));
+        distilled
     }
 
     fn train_student(&mut self, how: &Distill, targets: &DistillTargets<'_>, previous: &[f32]) -> Result<f64> {

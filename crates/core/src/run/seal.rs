@@ -42,7 +42,8 @@ pub(super) fn seal(dir: &Path, n_groups: usize, mut manifest: Manifest, summary:
     let value = serde_json::to_value(&manifest).map_err(Error::internal("sealing a run"))?;
     manifest.seal.insert(MANIFEST.into(), hash(value.to_string().as_bytes()));
     for file in FILES.map(str::to_owned).into_iter().chain((1..n_groups).map(model_file)) {
-        let hash = if file == "summary.json" { Some(hash(summary.as_bytes())) } else { hash_of_file(&dir.join(&file))? };
+        let hash =
+            if file == "summary.json" { Some(hash(summary.as_bytes())) } else { hash_of_file(&dir.join(&file))? };
         manifest.seal.extend(hash.map(|hash| (file, hash)));
     }
     Ok(manifest)
