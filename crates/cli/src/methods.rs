@@ -70,7 +70,7 @@ impl Methods {
         let data_dir = self.settings.data_dir()?;
         let method = first.method.build()?;
         let experiment = Experiment::load(first.clone(), &*method, data_dir.as_deref())?;
-        let n_public = experiment.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples);
+        let n_public = experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
         let row = |&(name, about): &(&'static str, &'static str)| {
             let mut config = first.clone();
             config.method.name = name.into();

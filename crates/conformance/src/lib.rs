@@ -6,6 +6,7 @@
 mod backends;
 mod compare;
 mod digits;
+mod fedmd;
 mod fixtures;
 mod golden;
 mod layers;

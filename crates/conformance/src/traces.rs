@@ -3,17 +3,17 @@
 
 use crate::compare::{Group, difference};
 use crate::fixtures::Fixture;
-use crate::{Suite, config};
+use crate::{Suite, config, fedmd};
 use anyhow::Result;
 use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{Config, Experiment, Method, Simulation};
 use fedproj_data::{Dataset, Partition, Samples, Shape};
 use fedproj_rng::{Purpose, Stream};
 
-const TOLERANCE: f64 = 1e-4;
-const TOLERANCE_MOVEMENT: f64 = 1e-3;
+pub const TOLERANCE: f64 = 1e-4;
+pub const TOLERANCE_MOVEMENT: f64 = 1e-3;
 
-const BASE: &[&str] = &[
+pub const BASE: &[&str] = &[
     "seed=7",
     "model.hidden=[8]",
     "federation.rounds=3",
@@ -105,8 +105,10 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
         group.require(found == fixture.integers(&format!("orders/{name}"))?, &format!("the order {name}"));
     }
     for (method, _) in CATALOGUE {
-        group.require(TRACES.iter().any(|(_, traced, _)| traced == method), &format!("{method} has a trace:"));
+        let is_traced = *method == "fedmd" || TRACES.iter().any(|(_, traced, _)| traced == method);
+        group.require(is_traced, &format!("{method} has a trace:"));
     }
+    group.attempt("fedmd", |group| fedmd::check(suite, group));
     for (trace, method, overrides) in TRACES {
         group.attempt(trace, |group| follow(suite, group, &fixture, trace, method, overrides));
     }
@@ -157,7 +159,7 @@ fn follow(
 }
 
 /// Two clients, whose data stand in the fixture.
-fn experiment(fixture: &Fixture, config: Config, method: &dyn Method) -> Result<Experiment> {
+pub fn experiment(fixture: &Fixture, config: Config, method: &dyn Method) -> Result<Experiment> {
     let dataset = |name: &str, x: Vec<f32>, labels: Option<Vec<u32>>| {
         let classes = if labels.is_some() { vec!["a".into(), "b".into(), "c".into()] } else { Vec::new() };
         Dataset::new(name, Shape::Vector { features: 6 }, Samples::F32(x), labels, classes)

@@ -55,15 +55,9 @@ pub(crate) fn load(path: &Path, config_hashes: &[String]) -> Result<(ServerState
 
 /// A checkpoint as bytes.
 pub(crate) fn to_bytes(state: &ServerState, clients: &ClientStates, config_hash: &str) -> Result<Vec<u8>> {
-    let mut sections: Vec<Named<'_>> = vec![("weights".into(), &state.weights), ("buffers".into(), &state.buffers)];
-    sections.extend(state.vectors.iter().map(|(name, v)| (format!("vector:{name}"), &v[..])));
-    if let Some(targets) = &state.targets {
-        sections.push(("targets.logits".into(), &targets.logits));
-        sections.push(("targets.features".into(), &targets.features));
-    }
-    if let Some((weights, buffers)) = &state.evaluated {
-        sections.push(("evaluated.weights".into(), weights));
-        sections.push(("evaluated.buffers".into(), buffers));
+    let mut sections = sections_of(state);
+    for (at, other) in state.others.iter().enumerate() {
+        sections.extend(sections_of(other).into_iter().map(|(name, v)| (format!("group:{}:{name}", at + 1), v)));
     }
     for (client, vectors) in clients {
         sections.extend(vectors.iter().map(|(name, v)| (format!("client:{client}:{name}"), &v[..])));
@@ -88,27 +82,60 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> std::result::Result<Checkpoint, String
     let (header, payload) = unpack::<Header>(MAGIC, VERSION, "checkpoint", body)?;
     let mut state = ServerState { n_rounds_done: header.n_rounds_done, ..ServerState::default() };
     let mut clients = ClientStates::new();
-    let (mut targets, mut has_targets) = (Targets::default(), false);
     for (name, values) in split(header.sections, payload)? {
         match name.split(':').collect::<Vec<_>>()[..] {
-            ["weights"] => state.weights = values,
-            ["buffers"] => state.buffers = values,
-            ["targets.logits"] => (targets.logits, has_targets) = (values, true),
-            ["targets.features"] => targets.features = values,
-            ["evaluated.weights"] => state.evaluated.get_or_insert_default().0 = values,
-            ["evaluated.buffers"] => state.evaluated.get_or_insert_default().1 = values,
-            ["vector", name] => drop(state.vectors.insert(name.to_owned(), values)),
             ["client", id, name] => {
                 let id: u32 = id.parse().map_err(|_| format!("section `{id}`"))?;
                 clients.entry(id).or_default().insert(name.to_owned(), values);
             }
-            _ => return Err(format!("unknown section `{name}`")),
+            ["group", id, ref inner @ ..] => {
+                // The groups follow one another.
+                let (id, n) = (id.parse::<usize>().ok(), state.others.len());
+                let at = id.and_then(|id| id.checked_sub(1)).filter(|at| *at <= n);
+                let at = at.ok_or_else(|| format!("section `{name}`"))?;
+                if at == n {
+                    let n_rounds_done = header.n_rounds_done;
+                    state.others.push(ServerState { n_rounds_done, ..ServerState::default() });
+                }
+                place(&mut state.others[at], inner, values).ok_or_else(|| format!("unknown section `{name}`"))?;
+            }
+            ref inner => place(&mut state, inner, values).ok_or_else(|| format!("unknown section `{name}`"))?,
         }
     }
-    if has_targets {
-        state.targets = Some(Arc::new(targets));
-    }
     Ok(Checkpoint { state, clients, config_hash: header.config_hash })
+}
+
+/// The sections of the state of one group of clients.
+fn sections_of(state: &ServerState) -> Vec<Named<'_>> {
+    let mut sections: Vec<Named<'_>> = vec![("weights".into(), &state.weights), ("buffers".into(), &state.buffers)];
+    sections.extend(state.vectors.iter().map(|(name, v)| (format!("vector:{name}"), &v[..])));
+    if let Some(targets) = &state.targets {
+        sections.push(("targets.logits".into(), &targets.logits));
+        sections.push(("targets.features".into(), &targets.features));
+    }
+    if let Some((weights, buffers)) = &state.evaluated {
+        sections.push(("evaluated.weights".into(), weights));
+        sections.push(("evaluated.buffers".into(), buffers));
+    }
+    sections
+}
+
+/// Puts a section of [`sections_of`] into its place; `None` if there is no such section.
+fn place(state: &mut ServerState, name: &[&str], values: Vec<f32>) -> Option<()> {
+    fn targets(state: &mut ServerState) -> &mut Targets {
+        Arc::make_mut(state.targets.get_or_insert_default())
+    }
+    match *name {
+        ["weights"] => state.weights = values,
+        ["buffers"] => state.buffers = values,
+        ["targets.logits"] => targets(state).logits = values,
+        ["targets.features"] => targets(state).features = values,
+        ["evaluated.weights"] => state.evaluated.get_or_insert_default().0 = values,
+        ["evaluated.buffers"] => state.evaluated.get_or_insert_default().1 = values,
+        ["vector", name] => drop(state.vectors.insert(name.to_owned(), values)),
+        _ => return None,
+    }
+    Some(())
 }
 
 #[cfg(test)]
@@ -122,6 +149,8 @@ mod tests {
         state.vectors.insert("send.c".into(), vec![7.0; 2]);
         state.targets = Some(Arc::new(targets));
         state.evaluated = Some((vec![0.25, 4.0], vec![1.0]));
+        let other = ServerState { weights: vec![5.0; 3], buffers: Vec::new(), ..state.clone() };
+        state.others = vec![other.clone(), ServerState { targets: None, ..other }];
         state
     }
 

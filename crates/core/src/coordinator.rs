@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Model, Score};
 use crate::experiment::Experiment;
 use crate::fusion::{Fusion, GlobalModel, SEND, ServerState};
+use crate::groups::Groups;
 use crate::memory;
 use crate::method::Method;
 use crate::partial::{self, Mean};
@@ -24,10 +25,11 @@ pub struct Coordinator {
     experiment: Arc<Experiment>,
     method: Box<dyn Method>,
     device: Device,
-    evaluator: Evaluator,
+    /// One per group of clients.
+    evaluators: Vec<Evaluator>,
     state: ServerState,
-    /// The last evaluation of the global model, if it is of the current state.
-    last_score: Option<Score>,
+    /// The last evaluation of the global model, if it is of the current state; one per group of clients.
+    last_scores: Option<Vec<Score>>,
     /// What stands between the contributions and the rest, if privacy is on.
     privacy: Option<Privacy>,
 }
@@ -37,11 +39,18 @@ pub struct Coordinator {
 pub struct Opening {
     /// What every client of the round receives.
     pub download: Arc<Download>,
-    /// The score of the global model before the round, if clients are evaluated too.
-    global_before: Option<Score>,
+    /// What those of the further groups receive (`model.clients`).
+    pub(crate) others: Vec<Arc<Download>>,
+    /// The score of the global model before the round, if clients are evaluated too; one per group of clients.
+    global_before: Option<Vec<Score>>,
 }
 
 impl Opening {
+    /// What the clients of each group receive.
+    pub(crate) fn downloads(&self) -> Vec<Arc<Download>> {
+        std::iter::once(&self.download).chain(&self.others).cloned().collect()
+    }
+
     /// How hard each client pulls at the global model.
     ///
     /// # Errors
@@ -57,11 +66,7 @@ impl Coordinator {
     /// # Errors
     /// If the network cannot be laid out.
     pub fn new(experiment: Experiment, method: Box<dyn Method>, device: impl Into<Device>) -> Result<Self> {
-        let state = ServerState {
-            weights: experiment.weights.clone(),
-            buffers: experiment.buffers.clone(),
-            ..ServerState::default()
-        };
+        let state = ServerState::start(&experiment);
         Self::resume(experiment, method, device, state)
     }
 
@@ -75,19 +80,21 @@ impl Coordinator {
         device: impl Into<Device>,
         state: ServerState,
     ) -> Result<Self> {
-        let (expected, found) = (experiment.weights.len(), state.weights.len());
-        if expected != found || experiment.buffers.len() != state.buffers.len() {
-            let problem = format!("a state of {found} weights does not fit a network of {expected}");
-            return Err(Error::Internal { what: "resuming", problem });
-        }
+        state.check(&experiment)?;
         let privacy = Privacy::new(&experiment, method.as_ref())?;
         let (device, experiment) = (device.into(), Arc::new(experiment));
-        let mut evaluator = Evaluator::new(&experiment.graph, device.n_threads())?;
+        let evaluator = |of: &Arc<Experiment>| Evaluator::new(&of.graph, device.n_threads());
+        let mut evaluators = experiment.groups().map(evaluator).collect::<Result<Vec<_>>>()?;
         if let Some(gpu) = device.gpu() {
+            if experiment.n_groups() > 1 {
+                let problem =
+                    "model.clients, with groups of clients that have networks of their own, runs on CPUs only";
+                return Err(Error::config(format!("{problem}\nhint: --device cpu")));
+            }
             let on = crate::gpu::OnGpu::new(gpu, &experiment)?;
-            evaluator.use_gpu(&on)?;
+            evaluators.iter_mut().try_for_each(|evaluator| evaluator.use_gpu(&on))?;
         }
-        Ok(Self { experiment, method, device, evaluator, state, last_score: None, privacy })
+        Ok(Self { experiment, method, device, evaluators, state, last_scores: None, privacy })
     }
 
     /// What the server keeps.
@@ -97,7 +104,7 @@ impl Coordinator {
 
     /// Returns to an earlier state, after a fusion that failed half-way.
     pub fn restore(&mut self, state: ServerState) {
-        (self.state, self.last_score) = (state, None);
+        (self.state, self.last_scores) = (state, None);
     }
 
     /// The contributions of a round in the order in which they stand out: by their longest vector, measured by the median
@@ -132,7 +139,7 @@ impl Coordinator {
     }
 
     pub(crate) fn on_gpu(&self) -> Option<&Arc<crate::gpu::OnGpu>> {
-        self.evaluator.on_gpu()
+        self.evaluators[0].on_gpu()
     }
 
     /// Whether all rounds are done, or the next one would exceed the privacy budget.
@@ -166,14 +173,22 @@ impl Coordinator {
         let experiment = Arc::clone(&self.experiment);
         let round = self.state.n_rounds_done;
         if round == 0 {
-            let global = GlobalModel { experiment: &experiment, evaluator: &self.evaluator, state: &self.state };
-            self.state.targets = self.method.first_targets(&global)?.map(Arc::new);
+            for (group, evaluator) in self.evaluators.iter().enumerate() {
+                let state = self.state.group_mut(group);
+                let global = GlobalModel { experiment: experiment.group(group), evaluator, state };
+                state.targets = self.method.first_targets(&global)?.map(Arc::new);
+            }
         }
-        let global_before = match (experiment.config.federation.evaluate_clients, self.last_score.take()) {
-            (true, None) => Some(self.score(&self.state.weights, &self.state.buffers)?),
-            (_, score) => score,
+        let known = self.last_scores.take();
+        let sent = |(group, state): (usize, &ServerState)| self.score(group, &state.weights, &state.buffers);
+        let global_before = match (experiment.config.federation.evaluate_clients, known) {
+            (true, None) => Some(self.state.groups().enumerate().map(sent).collect::<Result<_>>()?),
+            (_, scores) => scores,
         };
-        Ok(Opening { download: Arc::new(self.download(round)), global_before })
+        let mut downloads = self.state.groups().map(|state| Arc::new(self.download(round, state)));
+        let download = downloads.next().unwrap_or_default();
+        let others = downloads.collect();
+        Ok(Opening { download, others, global_before })
     }
 
     /// Ends a round with the contributions that count: fuses, evaluates and records. `local` is the clients' training
@@ -188,57 +203,72 @@ impl Coordinator {
         let start = Instant::now();
         let (n_threads, uploads) = (self.device.n_threads(), self.method.uploads());
         check_lengths(&experiment, round, results, &uploads)?;
-        let published_before = self.state.evaluated.take();
+        let n_groups = experiment.n_groups();
+        let published_before: Vec<_> =
+            (0..n_groups).map(|group| self.state.group_mut(group).evaluated.take()).collect();
         // From here on, nothing sees what single clients sent.
         let release = match &self.privacy {
-            Some(privacy) => Some(privacy.release(&experiment, &self.evaluator, results, &mut self.state)?),
+            Some(privacy) => Some(privacy.release(&experiment, &self.evaluators[0], results, &mut self.state)?),
             None => None,
         };
         let results = release.as_ref().map_or(results, |release| release);
-        let mut fusing = Fusion::new(&experiment, &self.evaluator, n_threads, results, &uploads, &mut self.state)?;
-        self.method.fuse(&mut fusing)?;
-        let (before_distillation, distill_loss) = (fusing.before_distillation.take(), fusing.distill_loss.take());
-        if self.state.weights.iter().chain(&self.state.buffers).any(|v| !v.is_finite()) {
-            return Err(Error::FusionNotFinite { round, what: "a weight of the global model" });
+        let (groups, mut distilled) = (Groups::new(&experiment, &self.evaluators), Vec::new());
+        for group in 0..n_groups {
+            let state = self.state.group_mut(group);
+            let mut fusing = Fusion::new(&groups, group, n_threads, results, &uploads, state)?;
+            self.method.fuse(&mut fusing)?;
+            distilled.push((fusing.before_distillation.take(), fusing.distill_loss.take()));
         }
-        if federation.average_evaluated > 0.0 {
-            self.state.average_published(federation.average_evaluated, round, published_before);
+        for (group, before) in published_before.into_iter().enumerate() {
+            let state = self.state.group_mut(group);
+            if state.weights.iter().chain(&state.buffers).any(|v| !v.is_finite()) {
+                return Err(Error::FusionNotFinite { round, what: "a weight of the global model" });
+            }
+            if federation.average_evaluated > 0.0 {
+                state.average_published(federation.average_evaluated, round, before);
+            }
+            state.n_rounds_done += 1;
         }
-        self.state.n_rounds_done += 1;
         let fusion = start.elapsed().as_secs_f64();
 
         let start = Instant::now();
         let is_due = federation.is_evaluated(round) || self.is_done();
-        let published = self.state.published();
         let is_evaluated = is_due || federation.evaluate_clients;
-        let score = is_evaluated.then(|| self.score(published.weights, published.buffers)).transpose()?;
-        let mut record = self.describe(round, results, &opening.download);
+        let scores = is_evaluated.then(|| self.scores()).transpose()?;
+        let mut record = self.describe(round, results, opening);
         if let Some(release) = &release {
             (record.cohort, record.train_loss) = (Vec::new(), None);
             record.privacy = Some(release.spent.clone());
         }
-        if let Some(score) = &score {
-            record.accuracy = Some(score.accuracy);
-            record.loss = Some(score.loss);
-            record.per_class = Some(score.per_class.clone());
+        if let Some(scores) = &scores {
+            record.set_scores(scores);
         }
         if let (true, Some(before)) = (federation.evaluate_clients, &opening.global_before) {
             self.describe_clients(results, before, &mut record)?;
         }
-        self.last_score = score.filter(|_| self.state.evaluated.is_none());
+        self.last_scores = scores.filter(|_| self.state.groups().all(|state| state.evaluated.is_none()));
+        let (before_distillation, distill_loss) = distilled.swap_remove(0);
         record.accuracy_before_distillation = before_distillation.map(|s| s.accuracy);
         record.distill_loss = distill_loss;
         record.seconds = Seconds { local, fusion, evaluation: start.elapsed().as_secs_f64() };
         Ok(record)
     }
 
-    fn score(&self, weights: &[f32], buffers: &[f32]) -> Result<Score> {
-        self.evaluator.score_on_test(&self.experiment, Model { weights, buffers })
+    /// The score of a model with a group's network.
+    fn score(&self, group: usize, weights: &[f32], buffers: &[f32]) -> Result<Score> {
+        self.evaluators[group].score_on_test(&self.experiment, Model { weights, buffers })
     }
 
-    fn download(&self, round: u32) -> Download {
+    /// The scores of the published models of all groups.
+    fn scores(&self) -> Result<Vec<Score>> {
+        let published = self.state.groups().map(ServerState::published).enumerate();
+        published.map(|(group, Model { weights, buffers })| self.score(group, weights, buffers)).collect()
+    }
+
+    /// What the clients of a group receive; `state` is the group's.
+    fn download(&self, round: u32, state: &ServerState) -> Download {
         let sent = |(name, v): (&String, &Vec<f32>)| name.strip_prefix(SEND).map(|name| (name.to_owned(), v.clone()));
-        let memory = match (self.method.memory(), &self.state.targets, &self.experiment.public) {
+        let memory = match (self.method.memory(), &state.targets, &self.experiment.public) {
             (Some(config), Some(targets), Some(public)) => {
                 let indices = memory::draw(config, self.experiment.config.seed, round, public.n_samples());
                 Some((indices, Arc::clone(targets)))
@@ -247,24 +277,25 @@ impl Coordinator {
         };
         Download {
             round,
-            weights: self.state.weights.clone(),
-            buffers: self.state.buffers.clone(),
-            vectors: self.state.vectors.iter().filter_map(sent).collect(),
+            weights: state.weights.clone(),
+            buffers: state.buffers.clone(),
+            vectors: state.vectors.iter().filter_map(sent).collect(),
             memory,
         }
     }
 
-    fn describe(&self, round: u32, results: &dyn Contributions, download: &Download) -> RoundRecord {
+    fn describe(&self, round: u32, results: &dyn Contributions, opening: &Opening) -> RoundRecord {
         let all = || (0..results.n()).map(|at| results.head(at));
         let (train_loss, compared, projected, [cosine, memory_loss_before, memory_loss_after]) = self.measured(results);
-        // A real federation would send weights, buffers, a method's vectors, and the memory's indices and logits.
-        let floats_down = download.weights.len()
-            + download.buffers.len()
-            + download.vectors.values().map(Vec::len).sum::<usize>()
-            + download.memory.as_ref().map_or(0, |(indices, targets)| {
-                let n_public = self.experiment.public.as_ref().map_or(1, fedproj_data::Dataset::n_samples);
-                indices.len() * (1 + (targets.logits.len() + targets.features.len()) / n_public)
-            });
+        let n_public = self.experiment.public.as_deref().map_or(1, fedproj_data::Dataset::n_samples);
+        let with_models = self.method.sends_weights();
+        let floats: Vec<usize> =
+            opening.downloads().iter().map(|download| download.n_floats(n_public, with_models)).collect();
+        let floats_down: usize = all().map(|head| floats[self.experiment.group_of(head.client)]).sum();
+        let floats_up = |at: usize| {
+            let memory = self.method.memory().filter(|_| !with_models);
+            memory.map_or_else(|| results.n_values(at), |memory| memory.size.min(n_public) * self.n_classes())
+        };
         RoundRecord {
             round,
             cohort: all().map(|r| r.client).collect(),
@@ -273,9 +304,9 @@ impl Coordinator {
             cosine,
             memory_loss_before,
             memory_loss_after,
-            bytes_down: 4 * (floats_down * results.n()) as u64,
-            bytes_up: 4 * (0..results.n()).map(|at| results.n_values(at)).sum::<usize>() as u64,
-            model_hash: model_hash(&self.state.weights, &self.state.buffers),
+            bytes_down: 4 * floats_down as u64,
+            bytes_up: 4 * (0..results.n()).map(floats_up).sum::<usize>() as u64,
+            model_hash: hash_of(self.state.groups().flat_map(|state| [&state.weights[..], &state.buffers])),
             ..RoundRecord::default()
         }
     }
@@ -299,18 +330,22 @@ impl Coordinator {
         (loss, compared, projected, optional)
     }
 
-    fn describe_clients(&self, results: &dyn Contributions, before: &Score, record: &mut RoundRecord) -> Result<()> {
+    fn describe_clients(&self, results: &dyn Contributions, before: &[Score], record: &mut RoundRecord) -> Result<()> {
         let n = results.n() as f64;
         let (mut forgetting, mut client, mut personal) = (Vec::new(), 0.0, Vec::new());
         for at in 0..results.n() {
-            let score = self.score(&whole(results, at, Part::Weights)?, &whole(results, at, Part::Buffers)?)?;
-            let lost = before.per_class.iter().zip(&score.per_class).map(|(before, after)| before - after);
+            let group = self.experiment.group_of(results.head(at).client);
+            let score = self.score(group, &whole(results, at, Part::Weights)?, &whole(results, at, Part::Buffers)?)?;
+            let lost = before[group].per_class.iter().zip(&score.per_class).map(|(before, after)| before - after);
             forgetting.push(lost.fold(f64::NEG_INFINITY, f64::max));
             client += score.accuracy / n;
             personal.push(self.on_own_classes(results.head(at).client, &score));
         }
-        record.forgetting = Some(forgetting.iter().map(|lost| lost / n).sum());
-        record.forgetting_by_client = Some(forgetting);
+        // Where models do not travel, a client starts from its own, not from the global one.
+        if self.method.sends_weights() {
+            record.forgetting = Some(forgetting.iter().map(|lost| lost / n).sum());
+            record.forgetting_by_client = Some(forgetting);
+        }
         record.client_accuracy = Some(client);
         record.set_personal(personal);
         Ok(())
@@ -331,11 +366,15 @@ impl Coordinator {
             let client = results.head(at).client;
             let state = kept.iter().find(|(kept, _)| *kept == client).and_then(|(_, state)| state.get(name));
             let Some(weights) = state else { return Ok(()) };
-            let score = self.score(weights, &whole(results, at, Part::Buffers)?)?;
+            let score = self.score(self.experiment.group_of(client), weights, &whole(results, at, Part::Buffers)?)?;
             personal.push(self.on_own_classes(client, &score));
         }
         record.set_personal(personal);
         Ok(())
+    }
+
+    fn n_classes(&self) -> usize {
+        self.experiment.private.n_classes()
     }
 
     /// Accuracy on the classes that a client holds.
@@ -355,12 +394,13 @@ fn whole(results: &dyn Contributions, at: usize, part: Part<'_>) -> Result<Vec<f
 
 /// Whether all vectors have the lengths of this network.
 fn check_lengths(experiment: &Experiment, round: u32, results: &dyn Contributions, uploads: &[&str]) -> Result<()> {
-    let (graph, n) = (&experiment.graph, experiment.weights.len());
-    let n_public = experiment.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples);
-    let outputs = |node| n_public * graph.shape(node).len();
-    let always = [(Part::Weights, n), (Part::Buffers, experiment.buffers.len())];
-    let optional = [(Part::Logits, outputs(graph.output())), (Part::Features, graph.features().map_or(0, outputs))];
+    let n_public = experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
     for at in 0..results.n() {
+        let of = experiment.group(experiment.group_of(results.head(at).client));
+        let (graph, n) = (&of.graph, of.weights.len());
+        let outputs = |node| n_public * graph.shape(node).len();
+        let always = [(Part::Weights, n), (Part::Buffers, of.buffers.len())];
+        let optional = [(Part::Logits, outputs(graph.output())), (Part::Features, graph.features().map_or(0, outputs))];
         let check = |(part, expected): (Part<'_>, usize), needed: bool| match results.len_of(at, part) {
             0 if !needed => Ok(()),
             found => Error::check_len("a client's vector", found, expected),
@@ -376,8 +416,13 @@ fn check_lengths(experiment: &Experiment, round: u32, results: &dyn Contribution
 
 /// BLAKE3 of weights and buffers, little-endian.
 pub fn model_hash(weights: &[f32], buffers: &[f32]) -> String {
+    hash_of([weights, buffers].into_iter())
+}
+
+/// BLAKE3 of vectors, little-endian.
+pub(crate) fn hash_of<'a>(vectors: impl Iterator<Item = &'a [f32]>) -> String {
     let mut hasher = blake3::Hasher::new();
-    for vector in [weights, buffers] {
+    for vector in vectors {
         for chunk in vector.chunks(4096) {
             let bytes: Vec<u8> = chunk.iter().flat_map(|v| v.to_le_bytes()).collect();
             hasher.update(&bytes);

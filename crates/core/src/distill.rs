@@ -94,6 +94,8 @@ pub enum StudentNorm {
 pub enum DistillTargets<'a> {
     /// A teacher's logits (and features).
     Teacher(&'a Targets),
+    /// FedMD: a teacher's logits, by their mean absolute error.
+    Scores(&'a Targets),
     /// FedET: hard labels, and logits of a diverse minority for the samples that have one.
     Consensus {
         /// ŷ
@@ -133,6 +135,7 @@ impl Distill {
                 let features = Term { loss: Loss::MaskedSquares, at: At::Features, weight: self.feature_weight };
                 [kl.into()].into_iter().chain((self.feature_weight > 0.0).then_some(features)).collect()
             }
+            DistillTargets::Scores(_) => vec![Loss::AbsoluteError.into()],
             DistillTargets::Consensus { weight, .. } => {
                 let direction = Direction::TeacherToStudent;
                 let loss = Loss::Kl { temperature: 1.0, direction, times_t_squared: false, only_marked: true };
@@ -208,7 +211,9 @@ impl<'a> DistillTargets<'a> {
     /// The same as tables over all public samples.
     pub(crate) fn tables(&self) -> TargetTables<'a> {
         match *self {
-            Self::Teacher(Targets { logits, features }) => TargetTables { logits, features, ..TargetTables::default() },
+            Self::Teacher(Targets { logits, features }) | Self::Scores(Targets { logits, features }) => {
+                TargetTables { logits, features, ..TargetTables::default() }
+            }
             Self::Consensus { labels, diversity: logits, has_diversity: marks, .. } => {
                 TargetTables { logits, features: &[], labels: Some(labels), marks }
             }

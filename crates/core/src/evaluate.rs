@@ -36,7 +36,7 @@ impl Which {
         match self {
             Self::Private => Some(&experiment.private),
             Self::Test => Some(&experiment.test),
-            Self::Public => experiment.public.as_ref(),
+            Self::Public => experiment.public.as_deref(),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::groups;
 use crate::loading;
 use crate::machine;
 use crate::method::Method;
@@ -12,7 +13,9 @@ use fedproj_data::{Dataset, Partition};
 use fedproj_nn::models::Layer;
 use fedproj_nn::{Graph, models};
 use fedproj_rng::{Purpose, Stream};
+use std::iter::once;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What a run starts from.
 #[derive(Debug)]
@@ -26,17 +29,21 @@ pub struct Experiment {
     /// Initial buffers.
     pub buffers: Vec<f32>,
     /// All clients' samples.
-    pub private: Dataset,
+    pub private: Arc<Dataset>,
     /// Held-out samples of the same classes.
-    pub test: Dataset,
+    pub test: Arc<Dataset>,
     /// The public unlabelled set.
-    pub public: Option<Dataset>,
+    pub public: Option<Arc<Dataset>>,
     /// Which samples each client holds.
-    pub partition: Partition,
+    pub partition: Arc<Partition>,
     /// Public samples that are in the test set too; 0 if the public set is a part of the private set.
     pub(crate) n_public_in_test: usize,
     /// Tensors of the checkpoint that have no place in the network.
     unused_tensors: Vec<String>,
+    /// The same for the further groups of `model.clients`, whose networks differ.
+    others: Vec<Arc<Experiment>>,
+    /// The group of each client; empty where all are in one.
+    group_of: Vec<usize>,
 }
 
 impl Experiment {
@@ -96,6 +103,34 @@ impl Experiment {
         Self::assemble(config, method, (private, test, public), partition, None)
     }
 
+    /// The number of groups of clients with networks of their own; 1 unless `model.clients` lists several.
+    pub fn n_groups(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    /// The experiment with the network of a group. The first group's is the experiment itself.
+    pub fn group(&self, group: usize) -> &Self {
+        group.checked_sub(1).map_or(self, |at| &self.others[at])
+    }
+
+    /// The group of a client.
+    pub fn group_of(&self, client: u32) -> usize {
+        self.group_of.get(client as usize).copied().unwrap_or(0)
+    }
+
+    /// The number of clients in a group.
+    pub fn n_clients_of(&self, group: usize) -> usize {
+        if self.others.is_empty() {
+            return self.partition.n_clients();
+        }
+        self.group_of.iter().filter(|of| **of == group).count()
+    }
+
+    /// [`Experiment::group`] for all groups.
+    pub(crate) fn groups(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
+        once(self).chain(&self.others)
+    }
+
     fn assemble(
         config: Config,
         method: &dyn Method,
@@ -142,22 +177,38 @@ impl Experiment {
             let problem = format!("method `{name}` needs a public set; set data.public to a data set or to \"split\"");
             return Err(Error::config(problem));
         }
-        let graph = Self::network(&config, method, &private, data_dir)?;
-        machine::check_memory(&graph, machine::N_VECTORS_MIN)?;
-        check_batches(&graph, &partition, config.local.batch)?;
-        let mut unused_tensors = Vec::new();
-        let (weights, buffers) = if config.model.weights.is_empty() {
-            let mut weights = graph.init_params(config.seed, config.model.init);
-            if !config.model.checkpoint.is_empty() && config.model.pretrained {
-                let path = loading::in_data_dir(data_dir, &config.model.checkpoint).join("model.safetensors");
-                unused_tensors = fedproj_nn::weights::load_encoder(&path, &graph, &mut weights)?;
-            }
-            (weights, graph.init_buffers())
-        } else {
-            fedproj_nn::weights::load(Path::new(&config.model.weights), &graph)?
+        let group_of = groups::assign(&config.model.clients, partition.n_clients())?;
+        let (private, test, public, partition) =
+            (Arc::new(private), Arc::new(test), public.map(Arc::new), Arc::new(partition));
+        let with_network = |group: usize| {
+            let of_group = Config { model: config.model.of_group(group), ..config.clone() };
+            let graph = Self::network(&of_group, method, &private, data_dir)?;
+            machine::check_memory(&graph, machine::N_VECTORS_MIN)?;
+            let is_member = |client: usize| group_of.get(client).is_none_or(|of| *of == group);
+            check_batches(&graph, &partition, config.local.batch, is_member)?;
+            let (weights, buffers, unused_tensors) = start(&of_group, &graph, data_dir)?;
+            let (private, test) = (Arc::clone(&private), Arc::clone(&test));
+            let (public, partition) = (public.clone(), Arc::clone(&partition));
+            let (n_public_in_test, others, group_of) = (0, Vec::new(), Vec::new());
+            Ok(Self {
+                config: of_group,
+                graph,
+                weights,
+                buffers,
+                private,
+                test,
+                public,
+                partition,
+                n_public_in_test,
+                unused_tensors,
+                others,
+                group_of,
+            })
         };
-        let n_public_in_test = 0;
-        Ok(Self { config, graph, weights, buffers, private, test, public, partition, n_public_in_test, unused_tensors })
+        let others = (1..config.model.clients.len()).map(|group| with_network(group).map(Arc::new));
+        let others = others.collect::<Result<_>>()?;
+        let first = with_network(0)?;
+        Ok(Self { config, others, group_of, ..first })
     }
 
     /// The network of a configuration for such data, without weights. A file in the data directory describes that of a
@@ -171,25 +222,26 @@ impl Experiment {
             fedproj_data::Shape::Vector { features } => fedproj_nn::Shape::vector(features),
             fedproj_data::Shape::Tokens { len } => fedproj_nn::Shape::tokens(len),
         };
-        let (variant, classes) = (method.variant(config.model.variant()), private.n_classes());
+        let model = &config.model.of_group(0);
+        let (variant, classes) = (method.variant(model.variant()), private.n_classes());
         let bert = loading::checkpoint(config, data_dir)?;
-        let entry = models::CATALOGUE.iter().find(|entry| entry.name == config.model.name);
-        let layers = &config.model.layers;
+        let entry = models::CATALOGUE.iter().find(|entry| entry.name == model.name);
+        let layers = &model.layers;
         let reads_text = bert.is_some() || entry.is_some_and(|entry| entry.reads_text) || Layer::read_text(layers);
         let is_text = matches!(private.shape(), fedproj_data::Shape::Tokens { .. });
         if is_text != reads_text && (entry.is_some() || bert.is_some() || !layers.is_empty()) {
             return Err(Error::config(format!(
                 "model `{}` is for {}, but the samples of `{}` are {}\nhint: texts need model.name = \"bert\" with a \
                  model.checkpoint, or an encoder of `fedproj models`",
-                config.model.name,
+                model.name,
                 if reads_text { "texts" } else { "numbers" },
                 private.name(),
                 if is_text { "texts" } else { "numbers" },
             )));
         }
-        Ok(match (bert, config.model.name.as_str()) {
+        Ok(match (bert, model.name.as_str()) {
             (Some(bert), _) => models::bert(&bert, shape.len(), classes, variant)?,
-            (None, "mlp") => models::mlp(shape, &config.model.hidden, classes, variant)?,
+            (None, "mlp") => models::mlp(shape, &model.hidden, classes, variant)?,
             // What the configuration says is wrong, not the network.
             (None, "layers") => models::layers(layers, shape, classes, variant)
                 .map_err(|error| Error::config(format!("model.layers: {error}")))?,
@@ -206,7 +258,7 @@ impl Experiment {
     /// What a user should know before trusting a run: texts that were cut, tensors that were left out, public samples that
     /// are in the test set.
     pub fn notes(&self) -> Vec<String> {
-        let sets = [&self.private, &self.test].into_iter().chain(&self.public);
+        let sets = [&self.private, &self.test].into_iter().chain(self.public.as_ref());
         let cut = sets.filter(|data| data.n_truncated() > 0).map(|data| {
             let (n, all, name) = (data.n_truncated(), data.n_samples(), data.name());
             format!("{n} of {all} texts of `{name}` are longer than {} and were cut", data.shape())
@@ -250,11 +302,26 @@ pub fn draw_cohort(seed: u64, round: u32, clients: &[u32], size: usize) -> Vec<u
     drawn.into_iter().map(|at| clients[at as usize]).collect()
 }
 
+/// Weights and buffers that a network starts from, and the tensors of a checkpoint that have no place in it.
+fn start(config: &Config, graph: &Graph, data_dir: Option<&Path>) -> Result<(Vec<f32>, Vec<f32>, Vec<String>)> {
+    let model = &config.model;
+    if !model.weights.is_empty() {
+        let (weights, buffers) = fedproj_nn::weights::load(Path::new(&model.weights), graph)?;
+        return Ok((weights, buffers, Vec::new()));
+    }
+    let (mut weights, mut unused_tensors) = (graph.init_params(config.seed, model.init), Vec::new());
+    if !model.checkpoint.is_empty() && model.pretrained {
+        let path = loading::in_data_dir(data_dir, &model.checkpoint).join("model.safetensors");
+        unused_tensors = fedproj_nn::weights::load_encoder(&path, graph, &mut weights)?;
+    }
+    Ok((weights, graph.init_buffers(), unused_tensors))
+}
+
 /// Batch-norm cannot train on one value per channel, as in PyTorch. The last batch of an epoch may be that short.
-fn check_batches(graph: &Graph, partition: &Partition, batch: usize) -> Result<()> {
+fn check_batches(graph: &Graph, partition: &Partition, batch: usize, is_member: impl Fn(usize) -> bool) -> Result<()> {
     let Some(node) = graph.single_valued_norm() else { return Ok(()) };
     let is_short = |client: &usize| batch == 1 || partition.size(*client) % batch == 1;
-    match (0..partition.n_clients()).find(is_short) {
+    match (0..partition.n_clients()).filter(|client| is_member(*client)).find(is_short) {
         None => Ok(()),
         Some(client) => Err(Error::config(format!(
             "client {client} has {} samples, so batches of {batch} leave one sample alone, but batch-norm `{}` needs more \

@@ -10,6 +10,7 @@ use crate::evaluate::{Evaluator, Model, Outputs, Score, Which};
 use crate::experiment::Experiment;
 use crate::fixed::{self, Scale, Sum};
 use crate::gpu::GpuStudent;
+use crate::groups::Groups;
 use crate::memory::Targets;
 use crate::pull::Clip;
 use crate::robust::{RobustRule, krum};
@@ -33,9 +34,54 @@ pub struct ServerState {
     pub targets: Option<Arc<Targets>>,
     /// Weights and buffers that are evaluated instead of those that are sent: a method's, or an average over rounds.
     pub evaluated: Option<(Vec<f32>, Vec<f32>)>,
+    /// The same for the further groups of `model.clients`.
+    pub others: Vec<ServerState>,
 }
 
 impl ServerState {
+    /// The state at the start of a run.
+    pub(crate) fn start(experiment: &Experiment) -> Self {
+        let of = |group: usize| {
+            let experiment = experiment.group(group);
+            Self { weights: experiment.weights.clone(), buffers: experiment.buffers.clone(), ..Self::default() }
+        };
+        Self { others: (1..experiment.n_groups()).map(of).collect(), ..of(0) }
+    }
+
+    /// Whether all vectors of all groups have the lengths of their networks.
+    pub(crate) fn check(&self, experiment: &Experiment) -> Result<()> {
+        let problem = |problem| Err(Error::Internal { what: "resuming", problem });
+        if self.others.len() + 1 != experiment.n_groups() {
+            let (found, expected) = (self.others.len() + 1, experiment.n_groups());
+            return problem(format!("a state of {found} groups of clients does not fit {expected}"));
+        }
+        for (group, state) in self.groups().enumerate() {
+            let of = experiment.group(group);
+            let (expected, found) = (of.weights.len(), state.weights.len());
+            if expected != found || of.buffers.len() != state.buffers.len() {
+                return problem(format!("a state of {found} weights does not fit a network of {expected}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The states of all groups; the first is this one.
+    pub fn groups(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.others)
+    }
+
+    /// The state of a group.
+    pub fn group(&self, group: usize) -> &Self {
+        group.checked_sub(1).map_or(self, |at| &self.others[at])
+    }
+
+    pub(crate) fn group_mut(&mut self, group: usize) -> &mut Self {
+        match group.checked_sub(1) {
+            None => self,
+            Some(at) => &mut self.others[at],
+        }
+    }
+
     /// The model that is evaluated and published: the one that is sent, unless another is evaluated.
     pub fn published(&self) -> Model<'_> {
         let sent = (&self.weights, &self.buffers);
@@ -91,9 +137,14 @@ pub struct Fusion<'a> {
     pub(crate) evaluator: &'a Evaluator,
     pub(crate) n_threads: usize,
     pub(crate) round: u32,
+    groups: &'a Groups<'a>,
+    /// The group whose models are fused.
+    group: usize,
     results: &'a dyn Contributions,
-    /// The selected contributions, see [`RobustRule::Krum`].
+    /// The selected contributions of the group, see [`RobustRule::Krum`].
     chosen: Vec<usize>,
+    /// The contributions whose outputs make the ensemble: those of all groups.
+    speaking: Vec<usize>,
     /// The limits on what a client can claim: samples and local steps.
     claims_max: (usize, u32),
     /// How vectors are clipped. Empty: none is.
@@ -107,16 +158,19 @@ pub struct Fusion<'a> {
 }
 
 impl<'a> Fusion<'a> {
-    /// The fusion of these contributions, with the configured clipping and robust selection.
+    /// The fusion of a group's contributions, with the configured clipping and robust selection.
     pub(crate) fn new(
-        experiment: &'a Experiment,
-        evaluator: &'a Evaluator,
+        groups: &'a Groups<'a>,
+        group: usize,
         n_threads: usize,
         results: &'a dyn Contributions,
         uploads: &[&'a str],
         state: &'a mut ServerState,
     ) -> Result<Self> {
         state.evaluated = None;
+        let (experiment, evaluator) = (groups.experiment.group(group), &groups.evaluators[group]);
+        let speaking: Vec<usize> = (0..results.n()).collect();
+        let is_member = |at: &usize| groups.experiment.group_of(results.head(*at).client) == group;
         let robust = &experiment.config.federation.robust;
         let scale = experiment.config.federation.scale(experiment.partition.n_clients());
         if let Some(scale) = scale.filter(|scale| results.n() > scale.n_clients_max()) {
@@ -133,8 +187,11 @@ impl<'a> Fusion<'a> {
             evaluator,
             n_threads,
             round: state.n_rounds_done,
+            groups,
+            group,
             results,
-            chosen: (0..results.n()).collect(),
+            chosen: speaking.iter().copied().filter(is_member).collect(),
+            speaking,
             claims_max: (
                 robust.claim_max(heads().map(|head| head.n_samples as u64)) as usize,
                 robust.claim_max(heads().map(|head| u64::from(head.n_steps))).try_into().unwrap_or(u32::MAX),
@@ -147,6 +204,7 @@ impl<'a> Fusion<'a> {
         };
         if robust.rule == RobustRule::Krum && results.n() > 0 {
             fusion.chosen = vec![krum(&fusion.squared_distances()?, robust.n_hostile(results.n()))];
+            fusion.speaking.clone_from(&fusion.chosen);
         }
         Ok(fusion)
     }
@@ -165,8 +223,12 @@ impl Fusion<'_> {
 
     /// The heads of the selected contributions, in the order of client ids, with limited claims.
     pub fn heads(&self) -> impl Iterator<Item = Head<'_>> {
+        self.heads_of(&self.chosen)
+    }
+
+    fn heads_of<'s>(&'s self, which: &'s [usize]) -> impl Iterator<Item = Head<'s>> {
         let (samples_max, steps_max) = self.claims_max;
-        self.chosen.iter().map(move |&at| {
+        which.iter().map(move |&at| {
             let head = self.results.head(at);
             Head { n_samples: head.n_samples.min(samples_max), n_steps: head.n_steps.min(steps_max), ..head }
         })
@@ -174,13 +236,12 @@ impl Fusion<'_> {
 
     /// n_k / Σ n
     pub fn sample_weights(&self) -> Vec<f32> {
-        let total: usize = self.heads().map(|r| r.n_samples).sum();
-        self.heads().map(|r| r.n_samples as f32 / total as f32).collect()
+        self.shares(EnsembleWeights::Samples, &self.chosen)
     }
 
     /// 1 / m
     pub fn uniform_weights(&self) -> Vec<f32> {
-        vec![1.0 / self.n_results() as f32; self.n_results()]
+        self.shares(EnsembleWeights::Uniform, &self.chosen)
     }
 
     /// Σ_k w_k θ_k
@@ -196,18 +257,22 @@ impl Fusion<'_> {
     /// # Errors
     /// If a contribution cannot be read, or a value is out of the range of sums in integers.
     pub fn mean(&self, by: EnsembleWeights, part: Part<'_>) -> Result<Vec<f32>> {
-        let Some(scale) = self.scale else { return self.sum(&self.shares(by), part) };
+        let Some(scale) = self.scale else { return self.sum(&self.shares(by, &self.chosen), part) };
         let sum = match self.results.summed(by, part) {
             Some(sum) => sum?,
-            None => self.fixed_sum(&self.fixed_weights(by), part, scale)?,
+            None => self.fixed_sum(&self.fixed_weights(by, &self.chosen), part, scale)?,
         };
         Ok(sum.mean(scale))
     }
 
-    fn shares(&self, by: EnsembleWeights) -> Vec<f32> {
+    /// The weights of contributions in a mean over them.
+    fn shares(&self, by: EnsembleWeights, which: &[usize]) -> Vec<f32> {
         match by {
-            EnsembleWeights::Uniform => self.uniform_weights(),
-            EnsembleWeights::Samples => self.sample_weights(),
+            EnsembleWeights::Uniform => vec![1.0 / which.len() as f32; which.len()],
+            EnsembleWeights::Samples => {
+                let total: usize = self.heads_of(which).map(|r| r.n_samples).sum();
+                self.heads_of(which).map(|r| r.n_samples as f32 / total as f32).collect()
+            }
         }
     }
 
@@ -257,8 +322,8 @@ impl Fusion<'_> {
     }
 
     /// The weights of the clients in sums in integers.
-    fn fixed_weights(&self, by: EnsembleWeights) -> Vec<f64> {
-        self.heads().map(|head| fixed::weight_of(by, head.n_samples)).collect()
+    fn fixed_weights(&self, by: EnsembleWeights, which: &[usize]) -> Vec<f64> {
+        self.heads_of(which).map(|head| fixed::weight_of(by, head.n_samples)).collect()
     }
 
     /// As [`Fusion::sum`], in integers.
@@ -340,11 +405,14 @@ impl Fusion<'_> {
         Ok(distances)
     }
 
-    /// FedAvg: replaces weights and buffers by the n_k-weighted means.
+    /// FedAvg: replaces weights and buffers by the n_k-weighted means. A group of which nobody takes part keeps its model.
     ///
     /// # Errors
     /// If a contribution cannot be read.
     pub fn average(&mut self) -> Result<()> {
+        if self.chosen.is_empty() && !self.speaking.is_empty() {
+            return Ok(());
+        }
         self.state.weights = self.mean(EnsembleWeights::Samples, Part::Weights)?;
         self.average_buffers()
     }
@@ -369,9 +437,9 @@ impl Fusion<'_> {
         self.state.vectors.entry(name.to_owned()).or_insert_with(|| vec![initial; n])
     }
 
-    /// The number of all clients, N.
+    /// The number of all clients of the group, N.
     pub fn n_clients(&self) -> usize {
-        self.experiment.partition.n_clients()
+        self.groups.experiment.n_clients_of(self.group)
     }
 
     /// The number of classes.
@@ -381,7 +449,7 @@ impl Fusion<'_> {
 
     /// The number of public samples; 0 without a public set.
     pub fn n_public(&self) -> usize {
-        self.experiment.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples)
+        self.experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples)
     }
 
     /// The configuration of the run.
@@ -389,12 +457,12 @@ impl Fusion<'_> {
         &self.experiment.config
     }
 
-    /// Every client's outputs on the public set, in evaluation mode.
+    /// Every client's outputs on the public set, in evaluation mode, in the order of client ids and whatever their networks.
     ///
     /// # Errors
     /// If a model does not fit the network or cannot be read.
     pub fn client_outputs(&self, with_features: bool) -> Result<Vec<Outputs>> {
-        let mut all = Vec::with_capacity(self.n_results());
+        let mut all = Vec::with_capacity(self.speaking.len());
         self.each_output(with_features, |_, outputs| {
             all.push(outputs);
             Ok(())
@@ -412,8 +480,10 @@ impl Fusion<'_> {
             self.read(at, part, 0, &mut values)?;
             Ok(values)
         };
-        let at_once = self.evaluator.n_at_once();
-        for (batch, ids) in self.chosen.chunks(at_once).enumerate() {
+        let (at_once, mut n_taken) = (self.evaluator.n_at_once(), 0);
+        let group_of = |&at: &usize| self.groups.experiment.group_of(self.results.head(at).client);
+        let same_network = self.speaking.chunk_by(|a, b| group_of(a) == group_of(b));
+        for ids in same_network.flat_map(|ids| ids.chunks(at_once)) {
             let sent = ids.iter().all(|&at| self.results.len_of(at, Part::Logits) > 0);
             let outputs = if sent {
                 let of = |&at: &usize| {
@@ -426,22 +496,35 @@ impl Fusion<'_> {
                 let models = ids.iter().map(pair).collect::<Result<Vec<_>>>()?;
                 let models: Vec<Model<'_>> =
                     models.iter().map(|(weights, buffers)| Model { weights, buffers }).collect();
-                self.evaluator.outputs_on(self.experiment, Which::Public, &models, with_features)?
+                let evaluator = &self.groups.evaluators[group_of(&ids[0])];
+                evaluator.outputs_on(self.experiment, Which::Public, &models, with_features)?
             };
-            outputs.into_iter().enumerate().try_for_each(|(i, out)| take(batch * at_once + i, out))?;
+            outputs.into_iter().enumerate().try_for_each(|(i, out)| take(n_taken + i, out))?;
+            n_taken += ids.len();
         }
         Ok(())
     }
 
-    /// The ensemble: the mean of the clients' logits (and features) on the public set.
+    /// The ensemble: the mean of the clients' logits (and features) on the public set, over the clients of all groups.
     ///
     /// # Errors
     /// If a model does not fit the network or cannot be read.
     pub fn ensemble(&self, weights: EnsembleWeights, with_features: bool) -> Result<Targets> {
+        if self.groups.evaluators.len() == 1 {
+            return self.mean_outputs(weights, with_features);
+        }
+        if let Some(known) = self.groups.ensemble.get() {
+            return Ok(known.clone());
+        }
+        let ensemble = self.mean_outputs(weights, with_features)?;
+        Ok(self.groups.ensemble.get_or_init(|| ensemble).clone())
+    }
+
+    fn mean_outputs(&self, weights: EnsembleWeights, with_features: bool) -> Result<Targets> {
         if let Some(scale) = self.scale {
             return self.fixed_ensemble(weights, with_features, scale);
         }
-        let w = self.shares(weights);
+        let w = self.shares(weights, &self.speaking);
         if self.is_by_column() {
             let outputs = self.client_outputs(with_features)?;
             let robust = &self.experiment.config.federation.robust;
@@ -456,7 +539,7 @@ impl Fusion<'_> {
             return Ok(Targets { logits: over(|o| &o.logits), features: over(|o| &o.features) });
         }
         if self.clips.is_empty()
-            && let Some(sum) = self.results.ensemble(self.evaluator, &self.chosen, &w, with_features)
+            && let Some(sum) = self.results.ensemble(self.evaluator, &self.speaking, &w, with_features)
         {
             return sum.map(|Outputs { logits, features }| Targets { logits, features });
         }
@@ -481,11 +564,12 @@ impl Fusion<'_> {
                 features: features.map_or_else(Vec::new, |features| features.mean(scale)),
             });
         }
-        let (w, mut logits, mut features) = (self.fixed_weights(by), Sum::of_length(0), Sum::of_length(0));
+        let (w, mut logits, mut features) =
+            (self.fixed_weights(by, &self.speaking), Sum::of_length(0), Sum::of_length(0));
         self.each_output(with_features, |k, out| {
             for (sum, values) in [(&mut logits, &out.logits), (&mut features, &out.features)] {
                 sum.values.resize(values.len(), 0);
-                sum.add_client(values, w[k], scale).map_err(|error| self.blame(self.chosen[k], error))?;
+                sum.add_client(values, w[k], scale).map_err(|error| self.blame(self.speaking[k], error))?;
             }
             Ok(())
         })?;
@@ -509,6 +593,28 @@ impl Fusion<'_> {
         self.before_distillation = Some(self.score()?);
         self.distill_loss = Some(self.train_student(how, targets, previous)?);
         Ok(())
+    }
+
+    /// As [`Fusion::distill`], for a student that the server keeps to itself. It goes on from round to round, is evaluated and
+    /// published; what clients receive stays as it is.
+    ///
+    /// # Errors
+    /// If the loss is not finite.
+    pub fn distill_aside(&mut self, how: &Distill, targets: &DistillTargets<'_>) -> Result<()> {
+        const STUDENT: [&str; 2] = ["student", "student.buffers"];
+        let sent = (self.state.weights.clone(), self.state.buffers.clone());
+        if let [Some(weights), Some(buffers)] = STUDENT.map(|name| self.state.vectors.get(name).cloned()) {
+            (self.state.weights, self.state.buffers) = (weights, buffers);
+        }
+        let previous = self.state.weights.clone();
+        let distilled = self.distill(how, targets, &previous);
+        let weights = std::mem::replace(&mut self.state.weights, sent.0);
+        let buffers = std::mem::replace(&mut self.state.buffers, sent.1);
+        for (name, values) in STUDENT.into_iter().zip([&weights, &buffers]) {
+            self.state.vectors.insert(name.to_owned(), values.clone());
+        }
+        self.state.evaluated = Some((weights, buffers));
+        distilled
     }
 
     fn train_student(&mut self, how: &Distill, targets: &DistillTargets<'_>, previous: &[f32]) -> Result<f64> {

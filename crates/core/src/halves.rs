@@ -51,8 +51,8 @@ pub struct LocalTraining {
 
 #[derive(Debug)]
 enum Workers {
-    /// One client per thread.
-    Threads(Vec<Mutex<Trainer>>),
+    /// One client per thread, and on each thread one trainer per group of clients.
+    Threads(Vec<Mutex<Vec<Trainer>>>),
     /// All clients at once, as far as memory allows.
     Gpu(Box<GpuTrainer>),
 }
@@ -92,12 +92,13 @@ impl LocalTraining {
             Workers::Gpu(Box::new(trainer))
         } else {
             let cohort = experiment.config.federation.cohort(experiment.partition.n_clients());
-            let trainer = |_| {
-                let mut trainer = Trainer::new(&experiment, method)?;
+            let trainer = |of: &Arc<Experiment>| {
+                let mut trainer = Trainer::new(of, method)?;
                 trainer.stop_with(&stop);
-                Ok(Mutex::new(trainer))
+                Ok(trainer)
             };
-            Workers::Threads((0..n_threads.min(cohort)).map(trainer).collect::<Result<_>>()?)
+            let thread = |_| experiment.groups().map(trainer).collect::<Result<Vec<_>>>().map(Mutex::new);
+            Workers::Threads((0..n_threads.min(cohort)).map(thread).collect::<Result<_>>()?)
         };
         Ok(Self { experiment, workers, stop, n_threads, on_gpu: on.cloned(), evaluator: None })
     }
@@ -137,7 +138,13 @@ impl LocalTraining {
         download: &Arc<Download>,
         clients: &[(u32, &ClientState)],
     ) -> Result<Vec<ClientResult>> {
-        let (mut results, lanes) = self.train(method, download, clients, &|_| ())?;
+        if self.experiment.n_groups() > 1 {
+            return Err(Error::config(
+                "model.clients, with groups of clients that have networks of their own, runs within one process only\n\
+                 hint: fedproj run, or one network for all with model.name",
+            ));
+        }
+        let (mut results, lanes) = self.train(method, std::slice::from_ref(download), clients, &|_| ())?;
         if let (Some(trainer), Some(lanes)) = (self.gpu(), lanes) {
             let mut all = results.iter_mut().zip(lanes);
             all.try_for_each(|(result, lane)| trainer.download(lane as usize, result))?;
@@ -200,15 +207,17 @@ impl LocalTraining {
         Ok(self.evaluator.insert(evaluator))
     }
 
-    /// As [`LocalTraining::run_many`]; on a GPU the vectors may stay in the lanes that are returned.
+    /// As [`LocalTraining::run_many`], with one download per group of clients; on a GPU the vectors may stay in the lanes that
+    /// are returned.
     pub(crate) fn train(
         &mut self,
         method: &dyn Method,
-        download: &Arc<Download>,
+        downloads: &[Arc<Download>],
         clients: &[(u32, &ClientState)],
         progress: &(dyn Fn(Progress) + Sync),
     ) -> Result<(Vec<ClientResult>, Option<Vec<u32>>)> {
-        download.check(&self.experiment)?;
+        let groups = self.experiment.groups().zip(downloads);
+        groups.into_iter().try_for_each(|(of, download)| download.check(of))?;
         let partition = &self.experiment.partition;
         let (mut jobs, n) = (clients.to_vec(), partition.n_clients());
         if let Some((client, _)) = jobs.iter().find(|(client, _)| *client as usize >= n) {
@@ -219,8 +228,10 @@ impl LocalTraining {
         match &mut self.workers {
             // Where every client flips its own coin, all may stay away.
             _ if jobs.is_empty() => Ok((Vec::new(), None)),
-            Workers::Threads(trainers) => Ok((train(trainers, method, &jobs, download, progress)?, None)),
-            Workers::Gpu(trainer) => trainer.train(method, download, &jobs, progress),
+            Workers::Threads(trainers) => {
+                Ok((train(&self.experiment, trainers, method, &jobs, downloads, progress)?, None))
+            }
+            Workers::Gpu(trainer) => trainer.train(method, &downloads[0], &jobs, progress),
         }
     }
 
@@ -260,17 +271,19 @@ impl Download {
 
 /// Trains clients in the given order on all threads. Results are in the order of client ids.
 fn train(
-    trainers: &[Mutex<Trainer>],
+    experiment: &Experiment,
+    threads: &[Mutex<Vec<Trainer>>],
     method: &dyn Method,
     jobs: &[(u32, &ClientState)],
-    download: &Arc<Download>,
+    downloads: &[Arc<Download>],
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Vec<ClientResult>> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::with_capacity(jobs.len()));
-    let work = |trainer: &mut Trainer| {
+    let work = |trainers: &mut [Trainer]| {
         while let Some((client, state)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let result = trainer.train(method, download, *client, state);
+            let group = experiment.group_of(*client);
+            let result = trainers[group].train(method, &downloads[group], *client, state);
             let failed = result.is_err();
             results.lock().unwrap_or_else(PoisonError::into_inner).push((*client, result));
             if failed {
@@ -281,15 +294,15 @@ fn train(
         }
     };
     std::thread::scope(|scope| {
-        for trainer in trainers {
-            scope.spawn(|| work(&mut trainer.lock().unwrap_or_else(PoisonError::into_inner)));
+        for trainers in threads {
+            scope.spawn(|| work(&mut trainers.lock().unwrap_or_else(PoisonError::into_inner)));
         }
     });
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_by_key(|(client, _)| *client);
     let place = |client: u32, error: Error| match error {
         Error::NotFinite { .. } | Error::Cancelled => error,
-        source => Error::Client { round: download.round, client, source: Box::new(source) },
+        source => Error::Client { round: downloads[0].round, client, source: Box::new(source) },
     };
     results.into_iter().map(|(client, result)| result.map_err(|e| place(client, e))).collect()
 }

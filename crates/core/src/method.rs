@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::fusion::{Fusion, GlobalModel};
 use crate::memory::{MemoryConfig, Targets};
 use crate::partial::{Mean, averages};
-use crate::step::{Batch, Finish, Step};
+use crate::step::{Batch, Finish, Step, Term};
 use fedproj_nn::models::Variant;
 use fedproj_nn::{Graph, Loss, NodeId};
 use std::fmt::Debug;
@@ -46,6 +46,18 @@ pub trait Method: Send + Sync + Debug {
         false
     }
 
+    /// Whether clients with different networks may take part (`model.clients`): they exchange logits on the public set, and
+    /// weights are averaged among clients of the same network.
+    fn exchanges_logits(&self) -> bool {
+        false
+    }
+
+    /// Whether models travel. If not, a client sends its logits on the memory's samples alone, and the simulator computes them
+    /// from its model.
+    fn sends_weights(&self) -> bool {
+        true
+    }
+
     /// Whether its ensemble on the public set has features as well as logits.
     fn needs_features(&self) -> bool {
         false
@@ -78,6 +90,14 @@ pub trait Method: Send + Sync + Debug {
     /// The clients' memory of public samples, if the method has one.
     fn memory(&self) -> Option<&MemoryConfig> {
         None
+    }
+
+    /// The loss on the memory, which is measured before and after local training.
+    fn memory_objective(&self) -> Vec<Term> {
+        self.memory().map_or_else(Vec::new, |memory| {
+            let (terms, n) = memory.loss();
+            terms[..n].to_vec()
+        })
     }
 
     /// Whether batches of the memory are truncated to integers, as in FedProj's published code.

@@ -46,11 +46,14 @@ impl Needs {
             let features = graph.features().filter(|_| method.needs_features()).map_or(0, width);
             memory.size.min(n_public) * (1 + width(graph.output()) + features)
         });
+        // A client's logits on the memory's samples take the place of its model.
+        let model = |n: usize| if method.sends_weights() { n } else { 0 };
+        let logits = if method.sends_weights() { 0 } else { memory - memory / (1 + graph.shape(graph.output()).len()) };
         Ok(Self {
             public: method.needs_public(),
             bytes_kept: 4 * (0..names.states.len()).map(kept).sum::<usize>(),
-            bytes_down: 4 * ((1 + names.broadcasts.len()) * n + n_buffers + memory),
-            bytes_up: 4 * ((1 + method.uploads().len()) * n + n_buffers),
+            bytes_down: 4 * (model(n + n_buffers) + names.broadcasts.len() * n + memory),
+            bytes_up: 4 * (model(n + n_buffers) + method.uploads().len() * n + logits),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! What is recorded of a round and of a run.
 
 use crate::config::FederationConfig;
+use crate::evaluate::Score;
 use crate::privacy::PrivacySpent;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,9 @@ pub struct RoundRecord {
     pub cohort: Vec<u32>,
     /// Test accuracy of the global model, where it was evaluated.
     pub accuracy: Option<f64>,
+    /// The same of each group of clients with a network of its own (`model.clients`); the first is that of `accuracy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy_by_group: Option<Vec<f64>>,
     /// Its test loss.
     pub loss: Option<f64>,
     /// Its accuracy on each class.
@@ -79,6 +83,15 @@ impl Seconds {
 }
 
 impl RoundRecord {
+    /// Records the scores of the published models: the first group's, and the accuracies of all groups where there are more.
+    pub(crate) fn set_scores(&mut self, scores: &[Score]) {
+        if let Some(first) = scores.first() {
+            (self.accuracy, self.loss) = (Some(first.accuracy), Some(first.loss));
+            self.per_class = Some(first.per_class.clone());
+        }
+        self.accuracy_by_group = (scores.len() > 1).then(|| scores.iter().map(|score| score.accuracy).collect());
+    }
+
     /// Records the clients' accuracies on their own classes, and their mean.
     pub(crate) fn set_personal(&mut self, accuracies: Vec<f64>) {
         self.personal_accuracy = Some(accuracies.iter().map(|accuracy| accuracy / accuracies.len() as f64).sum());

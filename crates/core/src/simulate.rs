@@ -75,7 +75,7 @@ impl Simulation {
             let experiment = server.experiment();
             let n_clients = experiment.partition.n_clients();
             let n_vectors = machine::n_vectors(&experiment.config, n_clients, server.device().n_threads());
-            machine::check_memory(&experiment.graph, n_vectors)?;
+            experiment.groups().try_for_each(|of| machine::check_memory(&of.graph, n_vectors))?;
         }
         let training = LocalTraining::beside(&server)?;
         Ok(Self { server, training, clients, last_results: Vec::new(), last_lanes: None })
@@ -144,7 +144,8 @@ impl Simulation {
         let none = ClientState::new();
         let clients: Vec<_> =
             cohort.iter().map(|client| (*client, self.clients.get(client).unwrap_or(&none))).collect();
-        let (mut results, on_gpu) = self.training.train(self.server.method(), &opening.download, &clients, progress)?;
+        let (mut results, on_gpu) =
+            self.training.train(self.server.method(), &opening.downloads(), &clients, progress)?;
         let local = start.elapsed().as_secs_f64();
         progress(Progress::Fusing);
         let kept: Vec<(u32, ClientState)> = results

@@ -135,6 +135,11 @@ impl Step<'_> {
         self.recorder.has_memory
     }
 
+    /// Batches in a pass over the memory; 0 without one.
+    pub fn n_memory_batches(&self) -> usize {
+        self.recorder.n_memory_batches
+    }
+
     /// A random number in [0, 1) per client and round.
     pub fn chance_of_round(&self) -> f64 {
         let Place { seed, round, client, .. } = self.place;
@@ -261,6 +266,25 @@ impl Step<'_> {
             )));
         };
         self.recorder.push(Op::ProjectToCone { g: g.0, first, n });
+        Ok(())
+    }
+
+    /// Goes on with the model that [`Finish::keep_model`] kept in an earlier round, in the place of the one received, and
+    /// with its buffers. Nothing, if none was kept.
+    pub fn continue_from(&mut self, name: &str) {
+        self.recorder.take_model(name);
+    }
+
+    /// `n` steps of the local optimiser, each along the gradient on its own batch.
+    ///
+    /// # Errors
+    /// If a loss is not finite.
+    pub fn descend(&mut self, n: usize, batch: Batch, objective: &[impl Into<Term> + Copy]) -> Result<()> {
+        let place = self.recorder.program.n_gradients();
+        for _ in 0..n {
+            let g = self.recorder.gradient_into(place, batch, VectorId::Weights, objective);
+            self.recorder.push(Op::Update { g });
+        }
         Ok(())
     }
 

@@ -92,6 +92,11 @@ impl Problem {
     }
 
     fn simulation(&self, method: &str, overrides: &[&str]) -> Simulation {
+        self.simulation_beside(method, overrides, 0)
+    }
+
+    /// With the first `n_public` samples as the public set.
+    fn simulation_beside(&self, method: &str, overrides: &[&str], n_public: usize) -> Simulation {
         let base = [
             &format!("method.name={method}"),
             &format!("seed={SEED}"),
@@ -109,8 +114,10 @@ impl Problem {
         let data = Dataset::new("by hand", shape, samples, Some(self.labels.clone()), names).unwrap();
         let lists = (0..self.sizes.len()).map(|k| self.samples(k).iter().map(|&s| s as u32).collect()).collect();
         let partition = Partition::from_lists("by hand", lists, self.labels.len()).unwrap();
+        let first: Vec<u32> = (0..n_public as u32).collect();
+        let public = (n_public > 0).then(|| data.subset(&first).without_labels());
         let experiment =
-            Experiment::with_partition(config, method.as_ref(), data.clone(), data, None, partition).unwrap();
+            Experiment::with_partition(config, method.as_ref(), data.clone(), data, public, partition).unwrap();
         Simulation::new(experiment, method, 2).unwrap()
     }
 
@@ -447,4 +454,43 @@ fn fedadam_keeps_moments_on_the_server() {
         let step: Vec<f64> = m.iter().zip(&v).map(|(m, v)| m / (v.sqrt() + 1e-3)).collect();
         plus(&theta, 0.01, &step)
     });
+}
+
+#[test]
+fn fedmd_digests_the_consensus_and_revisits_its_own_samples() {
+    const N_PUBLIC: usize = 5;
+    let problem = Problem::new(&[9, 6]);
+    let overrides = ["local.epochs=1", "local.batch=9", "method.fedmd.memory={size=5, batch=5}"];
+    let mut simulation = problem.simulation_beside("fedmd", &overrides, N_PUBLIC);
+    let public: Vec<usize> = (0..N_PUBLIC).collect();
+    let step = |theta: &[f64], g: &[f64]| -> Vec<f64> { theta.iter().zip(g).map(|(w, g)| w - LR * g).collect() };
+    let start = doubles(&simulation.state().weights);
+    let (mut own, mut server, mut consensus) = ([start.clone(), start.clone()], start, None::<Vec<Vec<f64>>>);
+    for round in 0..3 {
+        simulation.round(&|_| ()).unwrap();
+        // |z − s̄| has the slope ±1, divided by the number of classes; the gradient is the mean over the samples.
+        let digest = |theta: &[f64], consensus: &[Vec<f64>]| {
+            let slope = |(z, s): (&f64, &f64)| (z - s).signum() / CLASSES as f64;
+            let g = problem.gradient_of(theta, &public, |x, z| z.iter().zip(&consensus[x]).map(slope).collect());
+            step(theta, &g)
+        };
+        for (client, theta) in own.iter_mut().enumerate() {
+            if let Some(consensus) = &consensus {
+                *theta = digest(theta, consensus);
+            }
+            *theta = step(theta, &problem.full_gradient(theta, client));
+        }
+        let mean = |x: &usize| -> Vec<f64> {
+            let logits = own.each_ref().map(|theta| problem.logits(theta, *x));
+            (0..CLASSES).map(|c| logits.iter().map(|z| z[c] / 2.0).sum()).collect()
+        };
+        consensus = Some(public.iter().map(mean).collect());
+        server = digest(&server, consensus.as_ref().unwrap());
+        let clients = simulation.clients();
+        let found = [&clients[&0]["own"][..], &clients[&1]["own"], simulation.state().published().weights];
+        for (found, expected) in found.into_iter().zip([&own[0], &own[1], &server]) {
+            let close = doubles(found).iter().zip(expected).all(|(a, b)| (a - b).abs() <= TOLERANCE);
+            assert!(close, "round {round}:\n{found:?}\n{expected:?}");
+        }
+    }
 }

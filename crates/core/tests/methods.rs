@@ -196,7 +196,12 @@ fn distance(method: &str, base: &[&str], setting: &str) -> f64 {
         let mut simulation = simulation(config(method, overrides), 2);
         let start = simulation.state().weights.clone();
         run_all(&mut simulation);
-        (start, simulation.state().weights.clone(), simulation.state().buffers.clone())
+        let (state, published) = (simulation.state(), simulation.state().published());
+        // What is sent, or what is published where no model is.
+        if state.weights == start {
+            return (start, published.weights.to_vec(), published.buffers.to_vec());
+        }
+        (start, state.weights.clone(), state.buffers.clone())
     };
     let norm = |a: &[f32], b: &[f32]| {
         a.iter().zip(b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum::<f64>().sqrt()
@@ -324,6 +329,8 @@ fn settings_of_the_projection_are_live() {
     check_live("fedproj", &[], &["correction.alpha=0.1", "averages.teacher=0.5", "averages.memory=0.5"]);
     check_live("fedproj", &["method.fedproj.correction.alpha=0.1"], &["correction.clip=0.1", "correction.absent=true"]);
     check_live("fedproj", &[], &["lookahead=0.85"]);
+    let digest = ["epochs=0", "epochs=3", "memory.size=20", "memory.batch=10", "memory.resample=fixed"];
+    check_live("fedmd", &["method.fedmd.memory={size=40, batch=20}"], &digest);
     check_live("fedproj", &["method.fedproj.projection.mode=soft"], &["projection.soft_weight=0.1"]);
 }
 
@@ -332,6 +339,7 @@ fn batch_norm_settings_are_live_on_a_network_with_batch_norm() {
     let base = ["model.name=resnet8-thin", "federation.rounds=2", "local.epochs=1"];
     let settings = ["memory.bn=update", "memory.bn=frozen", "distill.bn=frozen", "distill.bn=recalibrate"];
     check_live("fedproj", &base, &settings);
+    check_live("fedmd", &base, &["memory.bn=update", "memory.bn=frozen"]);
 }
 
 #[test]
@@ -344,4 +352,43 @@ fn settings_of_local_training_are_live_for_every_method() {
             assert!(moved > 1e-5, "{method}: {setting} changes the final weights by {moved:e} of the movement only");
         }
     }
+}
+
+#[test]
+fn fedmd_without_a_digest_leaves_every_client_alone() {
+    let settings = ["federation.fraction=1.0", "method.fedmd.memory={size=40, batch=20}"];
+    let run = |epochs: &str, others: &str| {
+        let config = config("fedmd", &[&settings[..], &[epochs, others]].concat());
+        let mut simulation = simulation(config, 2);
+        run_all(&mut simulation);
+        simulation.clients().clone()
+    };
+    let (alone, digesting) = ("method.fedmd.epochs=0", "method.fedmd.epochs=1");
+    let two =
+        |width: u32| format!("model.clients=[{{name='mlp', share=0.5}}, {{name='mlp', hidden=[{width}], share=0.5}}]");
+    let of = |epochs: &str, width: u32| run(epochs, &two(width));
+    // Client 0 keeps the first network; what the others have decides only what it digests.
+    assert_eq!(of(alone, 7)[&0], of(alone, 9)[&0]);
+    assert_ne!(of(digesting, 7)[&0], of(digesting, 9)[&0]);
+    assert_ne!(of(digesting, 7)[&0], of(alone, 7)[&0]);
+    // In its only round, a lone client is FedAvg's.
+    let once = ["federation.rounds=1", "federation.fraction=0.25"];
+    let (mut fedmd, mut fedavg) = (simulation(config("fedmd", &once), 2), simulation(config("fedavg", &once), 2));
+    let start = fedmd.state().weights.clone();
+    let client = run_all(&mut fedmd)[0].cohort[0];
+    run_all(&mut fedavg);
+    assert_eq!(fedmd.clients()[&client]["own"], fedavg.state().weights);
+    assert_eq!(fedmd.state().weights, start, "no model travels");
+}
+
+#[test]
+fn fedmd_sends_scores_in_the_place_of_models() {
+    let settings = ["federation.evaluate_clients=true", "method.fedmd.memory={size=40, batch=20}"];
+    let records = run_all(&mut simulation(config("fedmd", &settings), 2));
+    let m = records[1].cohort.len() as u64;
+    // Ten classes in four bytes for 40 samples; down with the samples' numbers, as soon as there is a consensus.
+    assert_eq!((records[0].bytes_down, records[0].bytes_up), (0, m * 40 * 10 * 4));
+    assert_eq!((records[1].bytes_down, records[1].bytes_up), (m * 40 * 11 * 4, m * 40 * 10 * 4));
+    assert!(records[1].memory_loss_before.is_some() && records[0].memory_loss_before.is_none());
+    assert!(records[1].client_accuracy.is_some() && records[1].forgetting.is_none());
 }

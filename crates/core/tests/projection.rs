@@ -204,8 +204,8 @@ fn labels_are_a_target_where_the_classes_match_and_are_refused_elsewhere() {
     let config = Config::from_layers(None, &settings.map(str::to_owned)).unwrap();
     let method = config.method.build().unwrap();
     let experiment = Experiment::load(config.clone(), method.as_ref(), None).unwrap();
-    let (private, test) = (experiment.private.clone(), experiment.test.clone());
-    let public = experiment.public.clone().unwrap();
+    let (private, test) = ((*experiment.private).clone(), (*experiment.test).clone());
+    let public = experiment.public.as_deref().unwrap().clone();
     let mut simulation = Simulation::new(experiment, method, 1).unwrap();
     let first = simulation.round(&|_| ()).unwrap();
     assert!(first.projection_rate.is_some(), "labels are there from the first round on");

@@ -64,6 +64,8 @@ pub enum Loss {
     },
     /// Σ (z − t)² over the dimensions where z or t is positive, t = [`LossTargets::features`].
     MaskedSquares,
+    /// The mean over the dimensions of |z − t|, t = [`LossTargets::logits`]. Not on a GPU.
+    AbsoluteError,
     /// −log( e^{cos(z,z⁺)/τ} / (e^{cos(z,z⁺)/τ} + e^{cos(z,z⁻)/τ}) ): a contrast between two embeddings of the batch.
     Contrast {
         /// z⁺, which attracts.
@@ -152,6 +154,7 @@ impl Loss {
                 fit("the teacher's logits", batch * features, targets.embedding(teacher).len())
             }
             Self::MaskedSquares => fit("the target", batch * features, targets.features.len()),
+            Self::AbsoluteError => fit("the teacher's logits", batch * features, targets.logits.len()),
             Self::Contrast { positive, negative, temperature } => {
                 check_temperature(temperature)?;
                 [positive, negative]
@@ -207,6 +210,7 @@ impl Loss {
                 rows::not_true_kl(features, z, teacher, targets.labels, temperature, weight, grad)
             }
             Self::MaskedSquares => rows::masked_squares(features, z, targets.features, weight, grad),
+            Self::AbsoluteError => rows::absolute_error(z, targets.logits, weight, grad),
             Self::Contrast { positive, negative, temperature } => {
                 let others = [targets.embedding(positive), targets.embedding(negative)];
                 contrast::add_gradient(features, z, others, temperature, weight, grad)

@@ -162,7 +162,7 @@ fn layers_fused_with_their_activation_have_the_right_gradients() {
 
 #[test]
 fn losses_have_the_right_gradients() {
-    let mut kinds = vec![Kind::CrossEntropy, Kind::Offset, Kind::Squared];
+    let mut kinds = vec![Kind::CrossEntropy, Kind::Offset, Kind::Squared, Kind::Absolute];
     kinds.extend([1.0, 3.0].map(|temperature| Kind::NotTrue { temperature }));
     for direction in [Direction::TeacherToStudent, Direction::StudentToTeacher] {
         for (temperature, times_t_squared) in [(1.0, false), (3.0, false), (3.0, true), (0.5, true)] {

@@ -20,6 +20,7 @@ pub use reference::Key;
 use crate::averages::check_rate;
 use crate::error::{Error, Result};
 use crate::fixed::Scale;
+use crate::groups::{self, ClientGroup};
 use crate::methods::{External, MethodConfig};
 use crate::presets::{self, Preset};
 use crate::privacy::PrivacyConfig;
@@ -34,7 +35,7 @@ use std::collections::BTreeMap;
 use toml::{Table, Value};
 
 /// Widest hidden layer: products of two widths stay far from overflow. Long before, a network is too large for the memory.
-const MAX_WIDTH: usize = 1 << 24;
+pub(crate) const MAX_WIDTH: usize = 1 << 24;
 
 /// Everything that decides a run's bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -133,6 +134,10 @@ pub struct ModelConfig {
     pub hidden: Vec<usize>,
     /// Layers of the network where `name` is `"layers"`: one table per layer, with `op` and the keys of that layer.
     pub layers: Vec<Layer>,
+    /// Groups of clients with different networks, for methods that exchange logits: `[{ name = "resnet8", share = 0.5 },
+    /// { name = "cnn", share = 0.5 }]`. They take the place of `name` and `hidden`. The first group's model is the one that
+    /// is reported; the others are recorded and saved beside it. Empty: all clients have the same network.
+    pub clients: Vec<ClientGroup>,
     /// Groups of group-norm. 0: batch-norm.
     pub group_norm: usize,
     /// How initial weights are drawn. The published code uses `authors`.
@@ -149,6 +154,7 @@ impl Default for ModelConfig {
             pretrained: true,
             hidden: vec![100, 100],
             layers: Vec::new(),
+            clients: Vec::new(),
             group_norm: 0,
             init: Init::Torch,
             weights: String::new(),
@@ -381,7 +387,9 @@ impl Config {
         Error::require(is_listed != self.model.layers.is_empty(), "model.layers", n_layers, needed)?;
         l.optimizer.check("local.optimizer")?;
         self.privacy.check(self)?;
-        self.method.build()?.check(self)
+        let method = self.method.build()?;
+        groups::check(self, method.as_ref())?;
+        method.check(self)
     }
 }
 

@@ -216,7 +216,7 @@ fn described(kind: &str) -> &str {
         "SocketAddr" => "address:port",
         "Vec<usize>" => "list of whole numbers",
         "Vec<String>" => "list of texts",
-        "Vec<Layer>" => "list of tables",
+        "Vec<Layer>" | "Vec<ClientGroup>" => "list of tables",
         "[usize; 2]" => "list of two whole numbers",
         "" => "one of the values below",
         _ => "text",

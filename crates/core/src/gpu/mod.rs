@@ -51,7 +51,7 @@ impl OnGpu {
         Ok(Arc::new(Self {
             private: upload(&experiment.private)?,
             test: upload(&experiment.test)?,
-            public: experiment.public.as_ref().map(upload).transpose()?,
+            public: experiment.public.as_deref().map(upload).transpose()?,
             gpu: Arc::clone(gpu),
             experiment: Arc::clone(experiment),
         }))

@@ -32,6 +32,10 @@ impl Method for FedDf {
         true
     }
 
+    fn exchanges_logits(&self) -> bool {
+        true
+    }
+
     fn needs_features(&self) -> bool {
         self.distill.feature_weight > 0.0
     }

@@ -64,6 +64,10 @@ impl Method for FedEt {
         true
     }
 
+    fn exchanges_logits(&self) -> bool {
+        true
+    }
+
     fn means(&self) -> Option<Vec<Mean>> {
         None
     }

@@ -155,6 +155,11 @@ impl Method for FedProj {
         self.projection.is_on() || self.distill.epochs > 0
     }
 
+    /// A correction and a look-ahead hold all clients to one model.
+    fn exchanges_logits(&self) -> bool {
+        self.needs_public() && !self.corrects() && self.lookahead == 0.0
+    }
+
     fn needs_public_labels(&self) -> bool {
         self.memory.target == MemoryTarget::Labels
     }

@@ -16,6 +16,7 @@ mod feddf;
 mod feddyn;
 mod fedet;
 mod fedlc;
+mod fedmd;
 mod fednova;
 mod fedntd;
 mod fedproj;
@@ -109,6 +110,7 @@ registry! {
     afedpd: AFedPd, "A-FedPD", "FedDyn whose absent clients' corrections move, too (Sun et al. 2024)";
     ditto: Ditto, "Ditto", "a model of its own per client, held to the global one (Li et al. 2021)";
     fedacg: FedAcg, "FedACG", "clients that start ahead along the server's momentum (Kim et al. 2024)";
+    fedmd: FedMd, "FedMD", "models of the clients' own choice that learn from the mean of all scores (Li & Wang 2019)";
 }
 
 fn unknown(name: &str) -> Error {

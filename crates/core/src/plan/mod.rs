@@ -111,6 +111,11 @@ impl Planner {
         self.recorder.kept = state.keys().map(|name| names.state(name)).collect();
         self.recorder.uploaded.clear();
         self.recorder.has_memory = self.memory.is_some() && download.memory.is_some();
+        let n_memory_batches = |(config, (indices, _)): (&MemoryConfig, &(Vec<u32>, _))| {
+            indices.len() / config.batch.min(indices.len()).max(1)
+        };
+        let memory = self.memory.as_ref().zip(download.memory.as_ref());
+        self.recorder.n_memory_batches = memory.map_or(0, n_memory_batches);
         let mut place = Place {
             seed: config.seed,
             round: download.round,

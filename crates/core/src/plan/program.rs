@@ -6,7 +6,7 @@ use fedproj_nn::NodeId;
 /// The name of a vector. All are as long as the parameters, but for the buffers of a kept model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VectorId {
-    /// θ, which only the optimiser moves.
+    /// θ, which only the optimiser moves, or a kept model that takes its place.
     Weights,
     /// θ as it was received.
     RoundStart,
@@ -54,6 +54,8 @@ pub(crate) enum Op {
     UpdateProjected { g: VectorId, r: VectorId, rule: ProjectionRule },
     /// Copies θ and its buffers to two states.
     KeepModel { weights: usize, buffers: usize },
+    /// Copies a kept model back to θ and its buffers.
+    TakeModel { weights: usize, buffers: usize },
 }
 
 /// The operations of one step.
@@ -70,7 +72,8 @@ impl Program {
 
     /// Gradients that it holds at a time.
     pub fn n_gradients(&self) -> usize {
-        self.count(|op| matches!(op, Op::Backward { .. }))
+        let place = |op: &Op| if let Op::Backward { out, .. } = op { out + 1 } else { 0 };
+        self.ops.iter().map(place).max().unwrap_or(0)
     }
 
     /// Steps of the optimiser.

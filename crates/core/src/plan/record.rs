@@ -14,6 +14,8 @@ pub(crate) struct Recorder {
     pub kept: Vec<usize>,
     pub uploaded: Vec<usize>,
     pub has_memory: bool,
+    /// Batches in a pass over the memory.
+    pub n_memory_batches: usize,
     pub lr_total: f32,
     /// The step that is being recorded.
     pub program: Program,
@@ -27,6 +29,7 @@ impl Recorder {
             kept: Vec::new(),
             uploaded: Vec::new(),
             has_memory: false,
+            n_memory_batches: 0,
             lr_total: 0.0,
             program: Program::default(),
         }
@@ -38,7 +41,17 @@ impl Recorder {
 
     /// The gradient of an objective on a batch at θ, at [`VectorId::Perturbed`] or at a state.
     pub fn gradient(&mut self, batch: Batch, at: VectorId, objective: &[impl Into<Term> + Copy]) -> VectorId {
-        let out = self.program.n_gradients();
+        self.gradient_into(self.program.n_gradients(), batch, at, objective)
+    }
+
+    /// The same in the place `out`, whose gradient is no longer needed.
+    pub fn gradient_into(
+        &mut self,
+        out: usize,
+        batch: Batch,
+        at: VectorId,
+        objective: &[impl Into<Term> + Copy],
+    ) -> VectorId {
         self.push(Op::Forward { batch, at });
         self.program.ops.extend(objective.iter().map(|&term| Op::Loss { term: term.into() }));
         self.push(Op::Backward { batch, at, out });
@@ -85,6 +98,14 @@ impl Recorder {
     pub fn keep_model(&mut self, name: &str) {
         let (weights, buffers) = (self.keep(name), self.keep(&buffers_name(name)));
         self.push(Op::KeepModel { weights, buffers });
+    }
+
+    /// Takes a kept model back, if there is one.
+    pub fn take_model(&mut self, name: &str) {
+        if self.kept_model(name).is_some() {
+            let (weights, buffers) = (self.keep(name), self.keep(&buffers_name(name)));
+            self.push(Op::TakeModel { weights, buffers });
+        }
     }
 
     /// The place of a state that the client keeps from now on.

@@ -75,13 +75,14 @@ impl Differences {
 
     /// Names the first tensor of a weight file that is not the rerun's.
     pub fn compare_model(&mut self, path: &Path, graph: &Graph, again: Model<'_>, state: &ServerState) {
+        let file = path.file_name().unwrap_or_default().display();
         let (weights, buffers) = match fedproj_nn::weights::load(path, graph) {
             Ok(model) => model,
             Err(error) => return self.add(error.to_string()),
         };
         if weights == state.weights && weights != again.weights {
-            let line = "model.safetensors: holds what clients receive, not what was evaluated, as earlier versions did";
-            return self.add(line.into());
+            let problem = "holds what clients receive, not what was evaluated, as earlier versions did";
+            return self.add(format!("{file}: {problem}"));
         }
         let sides = [(graph.params(), &weights[..], again.weights), (graph.buffers(), &buffers[..], again.buffers)];
         for (layout, recorded, again) in sides {
@@ -89,11 +90,11 @@ impl Differences {
                 let (recorded, again) = (span.to_torch(recorded), span.to_torch(again));
                 let pairs = recorded.iter().zip(&again).enumerate();
                 if let Some((i, (a, b))) = pairs.into_iter().find(|(_, (a, b))| a.to_bits() != b.to_bits()) {
-                    return self.add(format!("model.safetensors: {}[{i}] is {a}, the rerun gives {b}", span.name));
+                    return self.add(format!("{file}: {}[{i}] is {a}, the rerun gives {b}", span.name));
                 }
             }
         }
-        self.add("model.safetensors: the tensors are the rerun's, but the file has other bytes".into());
+        self.add(format!("{file}: the tensors are the rerun's, but the file has other bytes"));
     }
 }
 

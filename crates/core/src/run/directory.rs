@@ -184,14 +184,17 @@ impl RunDir {
     pub fn finish(&self, experiment: &Experiment, state: &ServerState) -> Result<Summary> {
         let config = &experiment.config;
         write_atomically(&self.dir.join("metrics.csv"), RoundRecord::csv(&self.rounds).as_bytes())?;
-        let (path, model) = (self.dir.join("model.safetensors"), state.published());
-        let bytes = fedproj_nn::weights::to_bytes(&path, &experiment.graph, model.weights, model.buffers)?;
-        write_atomically(&path, &bytes)?;
+        for (group, state) in state.groups().enumerate() {
+            let (path, model) = (self.dir.join(seal::model_file(group)), state.published());
+            let graph = &experiment.group(group).graph;
+            let bytes = fedproj_nn::weights::to_bytes(&path, graph, model.weights, model.buffers)?;
+            write_atomically(&path, &bytes)?;
+        }
         let cohort = config.federation.cohort(experiment.partition.n_clients());
         let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &self.rounds);
         let text = serde_json::to_string_pretty(&summary).map_err(Error::internal("writing the summary"))?;
         if let Some(manifest) = Manifest::read(&self.dir)? {
-            seal::seal(&self.dir, manifest, &text)?.write(&self.dir)?;
+            seal::seal(&self.dir, experiment.n_groups(), manifest, &text)?.write(&self.dir)?;
         }
         write_atomically(&self.dir.join("summary.json"), text.as_bytes())?;
         Ok(summary)

@@ -50,6 +50,7 @@ pub(super) fn forget_evaluation(record: &mut RoundRecord, federation: &Federatio
     let is_extra = record.accuracy.is_some() && !federation.is_evaluated(record.round) && !federation.evaluate_clients;
     if is_extra {
         (record.accuracy, record.loss, record.per_class) = (None, None, None);
+        record.accuracy_by_group = None;
     }
     is_extra
 }

@@ -90,12 +90,13 @@ impl Manifest {
                 partition.update(&i.to_le_bytes());
             }
         }
+        let starts = (0..e.n_groups()).map(|group| e.group(group)).flat_map(|of| [&of.weights[..], &of.buffers]);
         let text = |s: &str| s.to_owned();
         let mut hashes = BTreeMap::from([
             (text("private"), e.private.hash()),
             (text("test"), e.test.hash()),
             (text("partition"), partition.finalize().to_hex().to_string()),
-            (text("initial_model"), crate::model_hash(&e.weights, &e.buffers)),
+            (text("initial_model"), crate::coordinator::hash_of(starts)),
         ]);
         if let Some(method) = &e.config.method.external {
             hashes.insert(text("method"), method.hash.clone());
@@ -118,13 +119,13 @@ impl Manifest {
             (text("cohort"), e.config.federation.cohort(n_clients)),
             (text("private_samples"), e.private.n_samples()),
             (text("test_samples"), e.test.n_samples()),
-            (text("public_samples"), e.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples)),
+            (text("public_samples"), e.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples)),
             (text("parameters"), e.weights.len()),
         ]);
         if let Some(scale) = e.config.federation.scale(n_clients) {
             sizes.insert(text("sum_scale_bits"), scale.bits() as usize);
         }
-        let sets = [("private", Some(&e.private)), ("test", Some(&e.test)), ("public", e.public.as_ref())];
+        let sets = [("private", Some(&*e.private)), ("test", Some(&*e.test)), ("public", e.public.as_deref())];
         let truncated =
             sets.iter().filter_map(|(name, data)| Some((format!("{name}_truncated"), data.as_ref()?.n_truncated())));
         let shared = [(text("public_in_test"), e.n_public_in_test)];

@@ -1,6 +1,7 @@
 //! Going back to an earlier round of a run.
 
 use super::directory::{checkpoints, lock};
+use super::seal::model_file;
 use crate::error::{Error, Result};
 use crate::files::remove_if_exists;
 use std::path::Path;
@@ -32,9 +33,11 @@ pub fn rollback(dir: &Path, n_rounds: u32) -> Result<()> {
     check_rollback(dir, n_rounds)?;
     let all = checkpoints(dir)?;
     // Newest first: wherever this is interrupted, the run is one that could have been killed.
-    let results = ["summary.json", "metrics.csv", "model.safetensors"].map(|name| dir.join(name));
+    let of_groups = (1..).map(|group| dir.join(model_file(group))).take_while(|path| path.exists());
+    let mut results: Vec<_> = of_groups.collect();
+    results.extend(["model.safetensors", "metrics.csv", "summary.json"].map(|name| dir.join(name)));
     let later = all.into_iter().rev().filter(|(n, _)| *n > n_rounds).map(|(_, path)| path);
-    for path in results.into_iter().chain(later) {
+    for path in results.into_iter().rev().chain(later) {
         remove_if_exists(&path)?;
     }
     Ok(())

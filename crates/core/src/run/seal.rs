@@ -17,10 +17,15 @@ const FILES: [&str; 5] = ["config.toml", "metrics.jsonl", "metrics.csv", "model.
 /// Files that no reader of results opens. A run is often stored without them.
 const OPTIONAL: [&str; 2] = ["metrics.csv", "model.safetensors"];
 
+/// The file of a group's model: the first group's bears the name that a run without groups has.
+pub(super) fn model_file(group: usize) -> String {
+    if group == 0 { "model.safetensors".into() } else { format!("model-{}.safetensors", group + 1) }
+}
+
 /// A file that is not as it was when the run finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Broken {
-    pub file: &'static str,
+    pub file: String,
     pub is_missing: bool,
 }
 
@@ -32,13 +37,14 @@ impl std::fmt::Display for Broken {
 
 /// Seals the manifest of a run whose files are on disk, but for `summary.json`. That file marks a finished run and comes
 /// last.
-pub(super) fn seal(dir: &Path, mut manifest: Manifest, summary: &str) -> Result<Manifest> {
+pub(super) fn seal(dir: &Path, n_groups: usize, mut manifest: Manifest, summary: &str) -> Result<Manifest> {
     manifest.seal.clear();
     let value = serde_json::to_value(&manifest).map_err(Error::internal("sealing a run"))?;
     manifest.seal.insert(MANIFEST.into(), hash(value.to_string().as_bytes()));
-    for file in FILES {
-        let hash = if file == "summary.json" { Some(hash(summary.as_bytes())) } else { hash_of_file(&dir.join(file))? };
-        manifest.seal.extend(hash.map(|hash| (file.to_owned(), hash)));
+    for file in FILES.map(str::to_owned).into_iter().chain((1..n_groups).map(model_file)) {
+        let hash =
+            if file == "summary.json" { Some(hash(summary.as_bytes())) } else { hash_of_file(&dir.join(&file))? };
+        manifest.seal.extend(hash.map(|hash| (file, hash)));
     }
     Ok(manifest)
 }
@@ -57,9 +63,10 @@ pub(super) fn broken(dir: &Path) -> Result<Vec<Broken>> {
         _ => hash_of_file(&dir.join(file)),
     };
     let mut broken = Vec::new();
-    for file in FILES.into_iter().chain([MANIFEST]) {
-        let found = found(file)?;
-        if found.is_none() || found.as_deref() != seal.get(file).and_then(serde_json::Value::as_str) {
+    let of_groups = (1..).map(model_file).take_while(|file| seal.contains_key(file));
+    for file in FILES.into_iter().chain([MANIFEST]).map(str::to_owned).chain(of_groups) {
+        let found = found(&file)?;
+        if found.is_none() || found.as_deref() != seal.get(&file).and_then(serde_json::Value::as_str) {
             broken.push(Broken { file, is_missing: found.is_none() });
         }
     }
@@ -69,7 +76,7 @@ pub(super) fn broken(dir: &Path) -> Result<Vec<Broken>> {
 /// Rejects a finished run whose files do not match its seal.
 pub(super) fn check(dir: &Path) -> Result<()> {
     let mut broken = broken(dir)?;
-    broken.retain(|b| !(b.is_missing && OPTIONAL.contains(&b.file)));
+    broken.retain(|b| !(b.is_missing && (OPTIONAL.contains(&&*b.file) || b.file.starts_with("model-"))));
     if broken.is_empty() {
         return Ok(());
     }

@@ -23,7 +23,7 @@ pub struct Verified {
     /// Rounds compared.
     pub n_rounds: u32,
     /// Files that were compared.
-    pub compared: Vec<&'static str>,
+    pub compared: Vec<String>,
     /// Whether the run has a seal, and its files match it.
     pub sealed: bool,
     /// What was not compared, and why.
@@ -101,7 +101,7 @@ struct Check<'a> {
     recorded: Vec<RoundRecord>,
     manifest: Option<Manifest>,
     found: Differences,
-    compared: Vec<&'static str>,
+    compared: Vec<String>,
     notes: Vec<String>,
 }
 
@@ -130,7 +130,7 @@ impl Check<'_> {
                 (again.classes, again.class_counts) = (Vec::new(), Vec::new());
             }
         }
-        self.compared.push("manifest.json");
+        self.compared.push("manifest.json".into());
         self.found.compare("manifest.json", &recorded, &again)
     }
 
@@ -140,7 +140,7 @@ impl Check<'_> {
         if self.is_federated() {
             self.notes.push("not compared: the federation's choice of clients, and its traffic in bytes".into());
         }
-        self.compared.push("metrics.jsonl");
+        self.compared.push("metrics.jsonl".into());
         // Earlier versions did not record it, in any round.
         let has_forgetting = self.is_sealed() || self.recorded.iter().any(|line| line.forgetting_by_client.is_some());
         if !has_forgetting && simulation.experiment().config.federation.evaluate_clients {
@@ -205,13 +205,14 @@ impl Check<'_> {
         let cohort = config.federation.cohort(experiment.partition.n_clients());
         let summary = Summary::of(&config.method.name, config.seed, &config.federation, cohort, &self.recorded);
         self.found.compare("summary.json", &read_summary(self.dir)?, &summary)?;
-        self.compared.push("summary.json");
-        let (path, model) = (self.dir.join("model.safetensors"), simulation.state().published());
-        let again = fedproj_nn::weights::to_bytes(&path, &experiment.graph, model.weights, model.buffers)?;
+        self.compared.push("summary.json".into());
         if is_repeated {
-            self.file("model.safetensors", &again, |found| {
-                found.compare_model(&path, &experiment.graph, model, simulation.state());
-            })?;
+            for (group, state) in simulation.state().groups().enumerate() {
+                let file = seal::model_file(group);
+                let (path, model, graph) = (self.dir.join(&file), state.published(), &experiment.group(group).graph);
+                let again = fedproj_nn::weights::to_bytes(&path, graph, model.weights, model.buffers)?;
+                self.file(&file, &again, |found| found.compare_model(&path, graph, model, state))?;
+            }
         }
         self.file("metrics.csv", RoundRecord::csv(&self.recorded).as_bytes(), |found| {
             found.add("metrics.csv: is not the table of the metrics".into());
@@ -219,14 +220,14 @@ impl Check<'_> {
     }
 
     /// Compares a file, and explains where it differs.
-    fn file(&mut self, name: &'static str, again: &[u8], explain: impl FnOnce(&mut Differences)) -> Result<()> {
+    fn file(&mut self, name: &str, again: &[u8], explain: impl FnOnce(&mut Differences)) -> Result<()> {
         let path = self.dir.join(name);
         match read_if_exists(&path)? {
             // The seal names a missing file. Earlier runs are often stored without these.
             None if self.is_sealed() => (),
             None => self.notes.push(format!("{name} is missing")),
             Some(bytes) => {
-                self.compared.push(name);
+                self.compared.push(name.to_owned());
                 if bytes != again {
                     explain(&mut self.found);
                 }

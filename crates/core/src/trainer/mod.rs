@@ -13,6 +13,7 @@ use crate::halves::Stop;
 use crate::memory::{MemoryConfig, TargetTables, Targets};
 use crate::method::Method;
 use crate::plan::{LocalPlan, Planner, VectorId};
+use crate::step::Term;
 use batch::Feed;
 use executor::{Executor, Feeds};
 use fedproj_nn::{Buffer, Cpu, Mode, NodeId, NormMode, Optimizer, Options, Workspace};
@@ -41,6 +42,18 @@ pub struct Download {
     pub vectors: BTreeMap<String, Vec<f32>>,
     /// The memory: public samples and targets for all of the public set.
     pub memory: Option<(Vec<u32>, Arc<Targets>)>,
+}
+
+impl Download {
+    /// Values that a real federation would send: weights and buffers if these travel, a method's vectors, and the memory's
+    /// indices and targets, of `n_public` samples in all.
+    pub(crate) fn n_floats(&self, n_public: usize, with_model: bool) -> usize {
+        let memory = self.memory.as_ref().map_or(0, |(indices, targets)| {
+            indices.len() * (1 + (targets.logits.len() + targets.features.len()) / n_public)
+        });
+        let model = if with_model { self.weights.len() + self.buffers.len() } else { 0 };
+        model + self.vectors.values().map(Vec::len).sum::<usize>() + memory
+    }
 }
 
 /// What a client sends back, and what it keeps.
@@ -95,6 +108,7 @@ pub struct LocalStats {
 pub(crate) struct Trainer {
     experiment: Arc<Experiment>,
     memory: Option<MemoryConfig>,
+    memory_objective: Vec<Term>,
     truncates_memory: bool,
     planner: Planner,
     executor: Executor,
@@ -114,6 +128,7 @@ impl Trainer {
         Ok(Self {
             experiment: Arc::clone(experiment),
             memory: method.memory().cloned(),
+            memory_objective: method.memory_objective(),
             truncates_memory: method.truncates_memory(),
             planner,
             executor: Executor::new(ws, optimizer, local.clip),
@@ -141,8 +156,8 @@ impl Trainer {
         self.executor.begin(&download.weights, &download.buffers, download);
         self.place_vectors(&plan, download, state)?;
         self.embed(&plan)?;
-        let Self { experiment, memory, truncates_memory, planner, executor, .. } = self;
-        let feeds = feeds(experiment, memory.as_ref(), *truncates_memory, download);
+        let Self { experiment, memory, memory_objective, truncates_memory, planner, executor, .. } = self;
+        let feeds = feeds(experiment, (memory.as_ref(), memory_objective), *truncates_memory, download);
         executor.run(&plan, &planner.programs, &feeds)?;
         if executor.tally.stats.memory_loss_before.is_some() {
             executor.tally.stats.memory_loss_after = Some(executor.first_memory_loss(&plan, &feeds)?);
@@ -232,7 +247,7 @@ impl Trainer {
 /// A client's own samples, and the memory where it has one.
 fn feeds<'a>(
     experiment: &'a Experiment,
-    memory: Option<&MemoryConfig>,
+    (memory, memory_objective): (Option<&MemoryConfig>, &[Term]),
     truncates_memory: bool,
     download: &'a Download,
 ) -> Feeds<'a> {
@@ -253,9 +268,5 @@ fn feeds<'a>(
         }),
         _ => None,
     };
-    let memory_objective = memory.map_or_else(Vec::new, |config| {
-        let (terms, n) = config.loss();
-        terms[..n].to_vec()
-    });
-    Feeds { own, memory: memory_feed, memory_objective }
+    Feeds { own, memory: memory_feed, memory_objective: memory_objective.to_vec() }
 }

@@ -87,8 +87,8 @@ fn allocations_of_steps(config: Config, wanted: impl Fn(&Op) -> bool) -> (usize,
     trainer.executor.begin(&download.weights, &download.buffers, &download);
     trainer.place_vectors(&plan, &download, &state).unwrap();
     trainer.embed(&plan).unwrap();
-    let Trainer { experiment, memory, truncates_memory, planner, executor, .. } = &mut trainer;
-    let feeds = feeds(experiment, memory.as_ref(), *truncates_memory, &download);
+    let Trainer { experiment, memory, memory_objective, truncates_memory, planner, executor, .. } = &mut trainer;
+    let feeds = feeds(experiment, (memory.as_ref(), memory_objective), *truncates_memory, &download);
     assert!(planner.programs.iter().all(|program| program.ops.iter().any(&wanted)), "{:?}", planner.programs);
 
     let rest = plan.steps.split_off(1);

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::secure::Layout;
 use crate::wire::{
     Blob, Contribution, NamedBlob, PLAIN, Store, Task, TaskMemory, decode_f32, decode_public, decode_u32, encode_f32,
-    encode_u64, part_name, place_rows, reject_texts,
+    encode_u64, part_name, place_rows, reject_simulated,
 };
 use fedproj_core::{
     ClientResult, ClientState, Config, Download, Evaluator, Experiment, LocalTraining, Method, Model, Outputs, Part,
@@ -58,7 +58,7 @@ impl Session {
         let mut config = Config::from_layers(Some(&table), &[])?;
         // The weights come with the task; a node takes no path from the network.
         config.model.weights.clear();
-        reject_texts(&config)?;
+        reject_simulated(&config)?;
         let method = config.method.build()?;
         setup.policy.check_run(&config, method.as_ref())?;
         let public = task.public.as_ref().map(|blob| decode_public(&cache.get(blob)?)).transpose()?;
@@ -87,7 +87,7 @@ impl Session {
             1 => classes,
             _ => classes + features,
         };
-        let outputs = e.public.as_ref().map_or(0, Dataset::n_samples) * per_sample;
+        let outputs = e.public.as_deref().map_or(0, Dataset::n_samples) * per_sample;
         // Values in a secure sum have twice the bytes.
         let bytes = if task.secure_clients > 0 { 8 } else { 4 };
         bytes * (e.weights.len() * (1 + self.method.uploads().len()) + e.buffers.len() + outputs) as u64

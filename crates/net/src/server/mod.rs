@@ -37,7 +37,7 @@ pub use rollback::rollback;
 use crate::error::{Error, Result};
 use crate::files::create_dir;
 use crate::identity::operator;
-use crate::wire::{Done, hex, reject_texts};
+use crate::wire::{Done, hex, reject_simulated};
 use desk::Desk;
 use fedproj_core::{Config, Coordinator, Experiment, Manifest, RunDir, Summary};
 use http::{Addresses, Server};
@@ -90,7 +90,7 @@ pub struct Served {
 /// If the folder is in use, an address is taken, or the disk fails.
 pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status>)) -> Result<Served> {
     let ServeSetup { dir, config, earlier, server: settings, data_dir, n_threads } = setup;
-    reject_texts(&config)?;
+    reject_simulated(&config)?;
     create_dir(&dir)?;
     let _lock = lock_folder(&dir)?;
     let authority = Authority::open(&dir)?;

@@ -317,7 +317,7 @@ impl Rounds {
         let store = &self.desk.blobs;
         let put = |values: &[f32]| store.put(&encode_f32(values));
         let named = |(name, values): (&String, &Vec<f32>)| Ok(NamedBlob { name: name.clone(), blob: put(values)? });
-        let n_public = self.coordinator.experiment().public.as_ref().map_or(0, Dataset::n_samples);
+        let n_public = self.coordinator.experiment().public.as_deref().map_or(0, Dataset::n_samples);
         let mut rows = Vec::new();
         let mut put_rows = |matrix: &[f32], indices: &[u32]| {
             gather_rows(matrix, n_public, indices, &mut rows);

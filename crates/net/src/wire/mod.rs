@@ -54,18 +54,32 @@ pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
     M::decode(bytes).map_err(|e| Error::protocol(format!("not a message of this kind: {e}")))
 }
 
-/// Rejects runs on texts: they name a checkpoint and a vocabulary by path, and a node takes no path from the network.
+/// Rejects runs that only the simulator makes: on texts, which name a checkpoint and a vocabulary by path, and a node takes no
+/// path from the network; among groups with networks of their own; and where models must not travel.
 ///
 /// # Errors
 /// If the run is one.
-pub(crate) fn reject_texts(config: &Config) -> Result<()> {
-    if config.model.checkpoint.is_empty() && config.data.text.vocabulary.as_os_str().is_empty() {
-        return Ok(());
+pub(crate) fn reject_simulated(config: &Config) -> Result<()> {
+    if !config.model.checkpoint.is_empty() || !config.data.text.vocabulary.as_os_str().is_empty() {
+        return Err(Error::config(
+            "only the simulator runs on texts so far: model.checkpoint and data.text.vocabulary are paths, which nodes do not \
+             take from the network",
+        ));
     }
-    Err(Error::config(
-        "only the simulator runs on texts so far: model.checkpoint and data.text.vocabulary are paths, which nodes do not \
-         take from the network",
-    ))
+    if config.model.clients.len() > 1 {
+        return Err(Error::config(
+            "only the simulator has groups of clients with networks of their own (model.clients) so far\n\
+             hint: model.clients=[], and one network for all with model.name",
+        ));
+    }
+    if config.method.build().is_ok_and(|method| !method.sends_weights()) {
+        return Err(Error::config(format!(
+            "method `{}` sends logits in the place of models, which only the simulator does so far\n\
+             hint: method.name=feddf distils the clients' models on public data",
+            config.method.name
+        )));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -73,14 +87,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_that_names_a_checkpoint_is_rejected() {
+    fn what_only_the_simulator_does_is_rejected() {
         let config = |pairs: &[&str]| {
             Config::from_layers(None, &pairs.iter().map(|pair| (*pair).to_owned()).collect::<Vec<_>>()).unwrap()
         };
-        assert!(reject_texts(&config(&[])).is_ok());
+        assert!(reject_simulated(&config(&[])).is_ok());
         for pairs in [&["model.name=bert", "model.checkpoint=/etc"][..], &["data.text.vocabulary=/etc/passwd"]] {
-            let message = reject_texts(&config(pairs)).unwrap_err().to_string();
+            let message = reject_simulated(&config(pairs)).unwrap_err().to_string();
             assert!(message.contains("do not take from the network"), "{message}");
+        }
+        let two = "model.clients=[{name='mlp', share=0.5}, {name='cnn', share=0.5}]";
+        for (pairs, told) in [(&["method=feddf", two][..], "model.clients"), (&["method=fedmd"], "sends logits")] {
+            let message = reject_simulated(&config(pairs)).unwrap_err().to_string();
+            assert!(message.contains(told) && message.contains("only the simulator"), "{message}");
         }
     }
 }

@@ -131,6 +131,20 @@ pub(super) fn masked_squares(features: usize, z: &[f32], target: &[f32], weight:
     total / f64::from(n)
 }
 
+/// Where both are equal, the slope is 0.
+pub(super) fn absolute_error(z: &[f32], target: &[f32], weight: f32, grad: &mut [f32]) -> f64 {
+    let n = z.len() as f32;
+    let mut total = 0.0;
+    for ((z, t), grad) in z.iter().zip(target).zip(grad) {
+        let d = z - t;
+        total += f64::from(d.abs());
+        if d != 0.0 {
+            *grad += weight * d.signum() / n;
+        }
+    }
+    total / f64::from(n)
+}
+
 /// log Σ exp(v), safe for large v. −∞ adds nothing.
 fn log_sum_exp(values: impl Iterator<Item = f32> + Clone) -> f64 {
     let max = values.clone().fold(f32::NEG_INFINITY, f32::max);

@@ -180,6 +180,8 @@ pub enum Kind {
     /// Masked squares to targets of both signs. A value that changes its sign between the ends of a difference has no
     /// slope, so only for few values.
     Masked,
+    /// Absolute differences, which have no slope where they vanish.
+    Absolute,
 }
 
 /// A weighted loss at a node.
@@ -209,6 +211,7 @@ impl Term {
             Kind::Offset => Loss::OffsetCrossEntropy,
             Kind::NotTrue { temperature } => Loss::NotTrueKl { teacher: EmbeddingId(0), temperature },
             Kind::Squared | Kind::Masked => Loss::MaskedSquares,
+            Kind::Absolute => Loss::AbsoluteError,
             Kind::Kl { temperature, direction, times_t_squared } => {
                 Loss::Kl { temperature, direction, times_t_squared, only_marked: false }
             }
@@ -246,6 +249,7 @@ impl Term {
                 let counted = z.iter().zip(&target).filter(|(z, t)| **z > 0.0 || **t > 0.0);
                 counted.map(|(z, t)| (z - t).powi(2)).sum()
             }
+            Kind::Absolute => z.iter().zip(&target).map(|(z, t)| (z - t).abs()).sum::<f64>() / features as f64,
             Kind::Kl { temperature, direction, times_t_squared } => {
                 let t = f64::from(temperature);
                 let rows = z.chunks_exact(features).zip(target.chunks_exact(features));
