@@ -10,6 +10,7 @@ use crate::experiment::Experiment;
 use crate::fusion::{Fusion, GlobalModel, SEND, ServerState};
 use crate::memory;
 use crate::method::Method;
+use crate::own::Own;
 use crate::partial::{self, Mean};
 use crate::privacy::Privacy;
 use crate::pull::{self, Pull};
@@ -302,12 +303,19 @@ impl Coordinator {
     fn describe_clients(&self, results: &dyn Contributions, before: &Score, record: &mut RoundRecord) -> Result<()> {
         let n = results.n() as f64;
         let (mut forgetting, mut client, mut personal) = (Vec::new(), 0.0, Vec::new());
+        let own = Own::new(self.method(), &self.experiment.graph);
         for at in 0..results.n() {
-            let score = self.score(&whole(results, at, Part::Weights)?, &whole(results, at, Part::Buffers)?)?;
+            let (weights, buffers) = (whole(results, at, Part::Weights)?, whole(results, at, Part::Buffers)?);
+            let score = self.score(&weights, &buffers)?;
             let lost = before.per_class.iter().zip(&score.per_class).map(|(before, after)| before - after);
             forgetting.push(lost.fold(f64::NEG_INFINITY, f64::max));
             client += score.accuracy / n;
-            personal.push(self.on_own_classes(results.head(at).client, &score));
+            // Where a part of the model stays with its client, it uses the new global model with its own part.
+            let used = match own.is_empty() {
+                true => score,
+                false => self.score(&own.personalise(&self.state.weights, &weights), &buffers)?,
+            };
+            personal.push(self.on_own_classes(results.head(at).client, &used));
         }
         record.forgetting = Some(forgetting.iter().map(|lost| lost / n).sum());
         record.forgetting_by_client = Some(forgetting);

@@ -37,6 +37,8 @@ pub struct Experiment {
     pub(crate) n_public_in_test: usize,
     /// Tensors of the checkpoint that have no place in the network.
     unused_tensors: Vec<String>,
+    /// See [`Method::note`].
+    note: Option<String>,
 }
 
 impl Experiment {
@@ -156,8 +158,20 @@ impl Experiment {
         } else {
             fedproj_nn::weights::load(Path::new(&config.model.weights), &graph)?
         };
-        let n_public_in_test = 0;
-        Ok(Self { config, graph, weights, buffers, private, test, public, partition, n_public_in_test, unused_tensors })
+        let (n_public_in_test, note) = (0, method.note(&graph));
+        Ok(Self {
+            config,
+            graph,
+            weights,
+            buffers,
+            private,
+            test,
+            public,
+            partition,
+            n_public_in_test,
+            unused_tensors,
+            note,
+        })
     }
 
     /// The network of a configuration for such data, without weights. A file in the data directory describes that of a
@@ -220,7 +234,7 @@ impl Experiment {
             format!("{n} of {all} samples of the public set `{name}` are in the test set of `{test}`; their labels are not used")
         });
         let privacy = self.config.privacy.statement().map(|statement| format!("privacy: {statement}"));
-        cut.chain(unused).chain(shared).chain(privacy).collect()
+        cut.chain(unused).chain(shared).chain(privacy).chain(self.note.clone()).collect()
     }
 
     /// Ranges of the running variances in the buffers.

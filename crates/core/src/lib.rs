@@ -31,6 +31,7 @@ mod memory;
 mod method;
 pub mod methods;
 mod needs;
+mod own;
 mod partial;
 mod plan;
 mod presets;

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::error::Result;
 use crate::method::Method;
+use crate::own::Own;
 use crate::plan::Recorder;
 use crate::step::{Finish, Place, Step};
 use fedproj_nn::Graph;
@@ -48,7 +49,7 @@ impl Needs {
         });
         Ok(Self {
             public: method.needs_public(),
-            bytes_kept: 4 * (0..names.states.len()).map(kept).sum::<usize>(),
+            bytes_kept: 4 * ((0..names.states.len()).map(kept).sum::<usize>() + Own::new(method, graph).n_values()),
             bytes_down: 4 * ((1 + names.broadcasts.len()) * n + n_buffers + memory),
             bytes_up: 4 * ((1 + method.uploads().len()) * n + n_buffers),
         })

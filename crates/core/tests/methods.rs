@@ -7,7 +7,7 @@ mod small;
 use fedproj_core::Method;
 use fedproj_core::methods::CATALOGUE;
 use fedproj_nn::models::Variant;
-use small::{SGD, config, hashes, run_all, settings_of, simulation, simulation_of};
+use small::{NORM, SGD, config, hashes, run_all, settings_of, simulation, simulation_of};
 
 /// Both methods give the same bytes in every round, under Adam and under SGD with momentum, schedule and clipping.
 fn check_equal(a: (&str, &[&str]), b: (&str, &[&str]), both: &[&str]) {
@@ -132,6 +132,41 @@ fn dittos_own_models_depend_on_their_settings_and_are_what_is_measured() {
     assert_ne!(plain, alone);
     assert_ne!(plain, run(&["method.ditto.lr=0.05"]).0);
     assert_ne!(measured, other, "accuracies are those of the own models: the global one is the same");
+}
+
+#[test]
+fn fedbn_is_fedavg_without_batch_norm_and_in_its_first_round() {
+    check_equal(("fedbn", &[]), FEDAVG, &[]);
+    let run = |method: &str| hashes(simulation(config(method, &[NORM, "federation.fraction=1.0"]), 2));
+    let (fedbn, fedavg) = (run("fedbn"), run("fedavg"));
+    assert_eq!(fedbn[0], fedavg[0]);
+    assert_ne!(fedbn[1], fedavg[1], "from its second round a client has batch-norm of its own");
+}
+
+#[test]
+fn fedbns_clients_start_from_their_own_batch_norm_and_are_measured_with_it() {
+    let run = |method: &str| {
+        // A rate at which no weight moves, and running statistics do.
+        let still = "local.optimizer={kind='sgd', lr=1e-30, weight_decay=0.0}";
+        let settings = [NORM, still, "federation.fraction=1.0", "federation.evaluate_clients=true"];
+        let mut simulation = simulation(config(method, &settings), 2);
+        let records = run_all(&mut simulation);
+        let sent = simulation.last_results().unwrap().iter().map(|r| r.buffers.clone()).collect::<Vec<_>>();
+        let kept = simulation.clients().values().map(|state| state["own.buffers"].clone()).collect::<Vec<_>>();
+        (sent, kept, records)
+    };
+    let (sent, kept, fedbn) = run("fedbn");
+    assert_eq!(sent, kept, "a client keeps what it sends");
+    let (averaged, none, fedavg) = run("fedavg");
+    assert!(none.is_empty() && sent != averaged);
+    // Statistics of each client's own samples drift further apart than those that begin anew from the mean.
+    let spread = |all: &[Vec<f32>]| -> f32 {
+        all.iter().zip(&all[1..]).flat_map(|(a, b)| a.iter().zip(b)).map(|(a, b)| (a - b).abs()).sum()
+    };
+    assert!(spread(&sent) > 1.2 * spread(&averaged), "{} and {}", spread(&sent), spread(&averaged));
+    assert_eq!(fedbn[0].personal_by_client.as_ref().map(Vec::len), Some(4));
+    // In FedAvg a client is measured with the weights that it sends; the new global model is another one.
+    assert_eq!(fedbn[0].accuracy, fedavg[0].accuracy);
 }
 
 #[test]

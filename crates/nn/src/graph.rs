@@ -119,6 +119,12 @@ impl Graph {
         self.nodes.iter().position(|node| node.op == Op::BatchNorm && node.shape.pixels() == 1).map(NodeId)
     }
 
+    /// The parameters of batch-norm, in order.
+    pub fn batch_norms(&self) -> impl Iterator<Item = Range<usize>> {
+        let norms = self.nodes.iter().filter(|node| node.op == Op::BatchNorm);
+        norms.flat_map(|node| node.params.clone()).filter(|range| !range.is_empty())
+    }
+
     /// Initial parameters, a function of the seed and the parameters' names.
     pub fn init_params(&self, seed: u64, init: Init) -> Vec<f32> {
         self.params.init(seed, init)
