@@ -1,6 +1,7 @@
 //! A network as a static graph: nodes with known shapes, parameters as named spans of one flat vector.
 
 mod op;
+mod products;
 mod shape;
 mod text;
 
@@ -12,6 +13,7 @@ use crate::layout::{Init, Layout, Role, Storage};
 use std::ops::Range;
 
 pub(crate) use op::{Node, Op, Saved};
+pub use products::Product;
 pub use shape::{Shape, Window};
 pub use text::Tables;
 
