@@ -311,9 +311,10 @@ impl Coordinator {
             forgetting.push(lost.fold(f64::NEG_INFINITY, f64::max));
             client += score.accuracy / n;
             // Where a part of the model stays with its client, it uses the new global model with its own part.
-            let used = match own.is_empty() {
-                true => score,
-                false => self.score(&own.personalise(&self.state.weights, &weights), &buffers)?,
+            let used = if own.is_empty() {
+                score
+            } else {
+                self.score(&own.personalise(&self.state.weights, &weights), &buffers)?
             };
             personal.push(self.on_own_classes(results.head(at).client, &used));
         }

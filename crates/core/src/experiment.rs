@@ -145,6 +145,7 @@ impl Experiment {
             return Err(Error::config(problem));
         }
         let graph = Self::network(&config, method, &private, data_dir)?;
+        method.check_network(&graph)?;
         machine::check_memory(&graph, machine::N_VECTORS_MIN)?;
         check_batches(&graph, &partition, config.local.batch)?;
         let mut unused_tensors = Vec::new();

@@ -16,6 +16,7 @@ mod coordinator;
 mod correction;
 mod device;
 mod distill;
+mod eigen;
 mod error;
 mod evaluate;
 mod experiment;
@@ -43,6 +44,7 @@ mod robust;
 mod run;
 mod simulate;
 mod step;
+mod subspace;
 mod trainer;
 
 pub use authors::Authors;

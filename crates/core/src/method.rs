@@ -26,6 +26,15 @@ pub trait Method: Send + Sync + Debug {
         Ok(())
     }
 
+    /// Checks that the method works on this network.
+    ///
+    /// # Errors
+    /// Names what does not fit and what would.
+    fn check_network(&self, graph: &Graph) -> Result<()> {
+        let _ = graph;
+        Ok(())
+    }
+
     /// Changes to the network, such as MOON's projection head.
     fn variant(&self, variant: Variant) -> Variant {
         variant

@@ -176,6 +176,18 @@ fn a_gem_is_fedproj_without_epsilon() {
 }
 
 #[test]
+fn rules_on_inputs_are_feddf_until_the_warm_up_ends() {
+    for rule in ["owm", "gpm", "sgp", "trgp"] {
+        let rule = format!("method.fedproj.projection.rule={rule}");
+        check_equal(("fedproj", &[&rule, "method.fedproj.projection.warmup=3"]), ("feddf", &[]), &[]);
+        let run = |settings: &[&str]| hashes(simulation(config("fedproj", settings), 2));
+        let (on, off) = (run(&[&rule]), run(&[&rule, "method.fedproj.projection.mode=off"]));
+        assert_eq!(on[0], off[0], "{rule}");
+        assert_ne!(on[1], off[1], "{rule}");
+    }
+}
+
+#[test]
 fn feddf_is_fedproj_without_projection() {
     let distill = |method: &str| {
         let keys = ["epochs=2", "alpha=0.1", "feature_weight=0.01", "weights=samples", "temperature=2.0"];
@@ -337,6 +349,10 @@ fn settings_of_the_projection_are_live() {
     let settings = [
         "projection.rule=gem",
         "projection.rule=ogd",
+        "projection.rule=owm",
+        "projection.rule=gpm",
+        "projection.rule=sgp",
+        "projection.rule=trgp",
         "projection.mode=always",
         "projection.mode=soft",
         "projection.mode=off",
@@ -353,6 +369,12 @@ fn settings_of_the_projection_are_live() {
     check_live("fedproj", &[], &settings);
     check_live("fedproj", &["method.fedproj.projection.rule=gem"], &["projection.references=2"]);
     check_live("fedproj", &["method.fedproj.projection.rule=ogd"], &["projection.references=2"]);
+    for rule in ["owm", "gpm", "sgp", "trgp"] {
+        let rule = format!("method.fedproj.projection.rule={rule}");
+        check_live("fedproj", &[&rule], &["projection.energy=0.8", "memory.size=20"]);
+    }
+    check_live("fedproj", &["method.fedproj.projection.rule=gpm"], &["projection.references=1"]);
+    check_live("fedproj", &["method.fedproj.projection.rule=owm"], &["memory.batch=10"]);
     let long = ["local.epochs=6", "method.fedproj.distill.epochs=0"];
     check_live("fedproj", &long, &["projection.reference=round_start"]);
     check_live("fedproj", &["method.fedproj.projection.dropout=0.5"], &["projection.dropout_unit=step"]);

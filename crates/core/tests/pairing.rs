@@ -71,7 +71,12 @@ fn timeless(record: RoundRecord) -> RoundRecord {
 fn everything() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     let methods = CATALOGUE.iter().map(|(name, _)| (*name, settings_of(name)));
     let norm = ("fedbn", &[NORM][..]);
-    methods.chain([norm, ("fedproj", &["preset=leading", "federation.average_evaluated=0.5", "data.augment=true"][..])])
+    let inputs = ("fedproj", &["method.fedproj.projection.rule=trgp"][..]);
+    methods.chain([
+        norm,
+        inputs,
+        ("fedproj", &["preset=leading", "federation.average_evaluated=0.5", "data.augment=true"][..]),
+    ])
 }
 
 #[test]
