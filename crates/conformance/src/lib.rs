@@ -14,6 +14,7 @@ mod losses;
 mod nets;
 mod networks;
 mod precisions;
+mod related;
 mod reruns;
 mod slopes;
 mod texts;

@@ -3,7 +3,7 @@
 
 use crate::compare::{Group, difference};
 use crate::fixtures::Fixture;
-use crate::{Suite, config, fedmd};
+use crate::{Suite, config, fedmd, related};
 use anyhow::Result;
 use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{Config, Experiment, Method, Simulation};
@@ -105,20 +105,25 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
         group.require(found == fixture.integers(&format!("orders/{name}"))?, &format!("the order {name}"));
     }
     for (method, _) in CATALOGUE {
-        let is_traced = *method == "fedmd" || TRACES.iter().any(|(_, traced, _)| traced == method);
+        let mut traced = TRACES.iter().chain(related::TRACES);
+        let is_traced = *method == "fedmd" || traced.any(|(_, traced, _)| traced == method);
         group.require(is_traced, &format!("{method} has a trace:"));
     }
     group.attempt("fedmd", |group| fedmd::check(suite, group));
-    for (trace, method, overrides) in TRACES {
-        group.attempt(trace, |group| follow(suite, group, &fixture, trace, method, overrides));
+    let related = suite.fixture("related/related")?;
+    for (traces, golden) in [(TRACES, &fixture), (related::TRACES, &related)] {
+        for (trace, method, overrides) in traces {
+            group.attempt(trace, |group| follow(suite, group, [&fixture, golden], trace, method, overrides));
+        }
     }
     Ok(())
 }
 
+/// Compares a method with its trace in the second fixture, on the data of the first.
 fn follow(
     suite: &Suite,
     group: &mut Group,
-    fixture: &Fixture,
+    [scene, fixture]: [&Fixture; 2],
     trace: &str,
     method: &str,
     overrides: &[&str],
@@ -128,10 +133,13 @@ fn follow(
     if suite.gpu.is_some() && method.needs_cpu().is_some() {
         return Ok(());
     }
-    let experiment = experiment(fixture, config, method.as_ref())?;
+    let experiment = experiment(scene, config, method.as_ref())?;
     let (graph, init) = (experiment.graph.clone(), experiment.weights.clone());
-    let prefix = if trace.starts_with("moon") { "init_moon" } else { "init" };
-    group.require(init == fixture.flat(graph.params(), prefix)?, &format!("{trace}: the initial weights"));
+    let (from, prefix) = match trace {
+        "fedbn" => (fixture, "init_norm"),
+        _ => (scene, if trace.starts_with("moon") { "init_moon" } else { "init" }),
+    };
+    group.require(init == from.flat(graph.params(), prefix)?, &format!("{trace}: the initial weights"));
     let mut simulation = Simulation::new(experiment, method, suite.device.clone())?;
     for round in 0..3 {
         let record = simulation.round(&|_| ())?;
@@ -149,6 +157,9 @@ fn follow(
         }
         let (found, expected) = (difference(found, &init), difference(&expected, &init));
         group.compare(&format!("{what} movement"), &found, &expected, TOLERANCE_MOVEMENT);
+        let (found, layout) = (&simulation.state().buffers, graph.buffers());
+        let expected = fixture.flat(layout, &format!("{trace}/round{round}"))?;
+        group.compare_each(&format!("{what} buffers"), layout, found, &expected, TOLERANCE);
         if trace == "fedproj" {
             let counts = fixture.integers(&format!("fedproj/round{round}/active"))?;
             let expected = (counts[1] > 0).then(|| f64::from(counts[0]) / f64::from(counts[1]));

@@ -11,6 +11,7 @@ use crate::fusion::{Fusion, GlobalModel, SEND, ServerState};
 use crate::groups::Groups;
 use crate::memory;
 use crate::method::Method;
+use crate::own::Own;
 use crate::partial::{self, Mean};
 use crate::privacy::Privacy;
 use crate::pull::{self, Pull};
@@ -333,13 +334,21 @@ impl Coordinator {
     fn describe_clients(&self, results: &dyn Contributions, before: &[Score], record: &mut RoundRecord) -> Result<()> {
         let n = results.n() as f64;
         let (mut forgetting, mut client, mut personal) = (Vec::new(), 0.0, Vec::new());
+        let own = Own::new(self.method(), &self.experiment.graph);
         for at in 0..results.n() {
+            let (weights, buffers) = (whole(results, at, Part::Weights)?, whole(results, at, Part::Buffers)?);
             let group = self.experiment.group_of(results.head(at).client);
-            let score = self.score(group, &whole(results, at, Part::Weights)?, &whole(results, at, Part::Buffers)?)?;
+            let score = self.score(group, &weights, &buffers)?;
             let lost = before[group].per_class.iter().zip(&score.per_class).map(|(before, after)| before - after);
             forgetting.push(lost.fold(f64::NEG_INFINITY, f64::max));
             client += score.accuracy / n;
-            personal.push(self.on_own_classes(results.head(at).client, &score));
+            // Where a part of the model stays with its client, it uses the new global model with its own part.
+            let used = if own.is_empty() {
+                score
+            } else {
+                self.score(group, &own.personalise(&self.state.weights, &weights), &buffers)?
+            };
+            personal.push(self.on_own_classes(results.head(at).client, &used));
         }
         // Where models do not travel, a client starts from its own, not from the global one.
         if self.method.sends_weights() {

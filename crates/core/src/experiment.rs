@@ -44,6 +44,8 @@ pub struct Experiment {
     others: Vec<Arc<Experiment>>,
     /// The group of each client; empty where all are in one.
     group_of: Vec<usize>,
+    /// See [`Method::note`].
+    note: Option<String>,
 }
 
 impl Experiment {
@@ -183,6 +185,7 @@ impl Experiment {
         let with_network = |group: usize| {
             let of_group = Config { model: config.model.of_group(group), ..config.clone() };
             let graph = Self::network(&of_group, method, &private, data_dir)?;
+            method.check_network(&graph)?;
             machine::check_memory(&graph, machine::N_VECTORS_MIN)?;
             let is_member = |client: usize| group_of.get(client).is_none_or(|of| *of == group);
             check_batches(&graph, &partition, config.local.batch, is_member)?;
@@ -190,6 +193,7 @@ impl Experiment {
             let (private, test) = (Arc::clone(&private), Arc::clone(&test));
             let (public, partition) = (public.clone(), Arc::clone(&partition));
             let (n_public_in_test, others, group_of) = (0, Vec::new(), Vec::new());
+            let note = method.note(&graph);
             Ok(Self {
                 config: of_group,
                 graph,
@@ -201,6 +205,7 @@ impl Experiment {
                 partition,
                 n_public_in_test,
                 unused_tensors,
+                note,
                 others,
                 group_of,
             })
@@ -272,7 +277,7 @@ impl Experiment {
             format!("{n} of {all} samples of the public set `{name}` are in the test set of `{test}`; their labels are not used")
         });
         let privacy = self.config.privacy.statement().map(|statement| format!("privacy: {statement}"));
-        cut.chain(unused).chain(shared).chain(privacy).collect()
+        cut.chain(unused).chain(shared).chain(privacy).chain(self.note.clone()).collect()
     }
 
     /// Ranges of the running variances in the buffers.

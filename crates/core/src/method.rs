@@ -10,6 +10,7 @@ use crate::step::{Batch, Finish, Step, Term};
 use fedproj_nn::models::Variant;
 use fedproj_nn::{Graph, Loss, NodeId};
 use std::fmt::Debug;
+use std::ops::Range;
 
 /// A federated method: what a client does with a mini-batch, and how the server fuses the clients' models. The defaults
 /// are FedAvg, so a method's file holds only the differences.
@@ -22,6 +23,15 @@ pub trait Method: Send + Sync + Debug {
     /// Names the value that does not fit and the values that would.
     fn check(&self, config: &Config) -> Result<()> {
         let _ = config;
+        Ok(())
+    }
+
+    /// Checks that the method works on this network.
+    ///
+    /// # Errors
+    /// Names what does not fit and what would.
+    fn check_network(&self, graph: &Graph) -> Result<()> {
+        let _ = graph;
         Ok(())
     }
 
@@ -70,6 +80,19 @@ pub trait Method: Send + Sync + Debug {
 
     /// The state that holds a client's own model, if it keeps one: `federation.evaluate_clients` then measures that one.
     fn personal_model(&self) -> Option<&str> {
+        None
+    }
+
+    /// Parameters that stay with their client, together with all buffers. After its first round a client starts from its own.
+    /// It sends them all the same, for the score of the global model.
+    fn stays_with_client(&self, graph: &Graph) -> Vec<Range<usize>> {
+        let _ = graph;
+        Vec::new()
+    }
+
+    /// What a user should know about the method on this network before trusting a run.
+    fn note(&self, graph: &Graph) -> Option<String> {
+        let _ = graph;
         None
     }
 

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::error::Result;
 use crate::method::Method;
+use crate::own::Own;
 use crate::plan::Recorder;
 use crate::step::{Finish, Place, Step};
 use fedproj_nn::Graph;
@@ -51,7 +52,7 @@ impl Needs {
         let logits = if method.sends_weights() { 0 } else { memory - memory / (1 + graph.shape(graph.output()).len()) };
         Ok(Self {
             public: method.needs_public(),
-            bytes_kept: 4 * (0..names.states.len()).map(kept).sum::<usize>(),
+            bytes_kept: 4 * ((0..names.states.len()).map(kept).sum::<usize>() + Own::new(method, graph).n_values()),
             bytes_down: 4 * (model(n + n_buffers) + names.broadcasts.len() * n + memory),
             bytes_up: 4 * (model(n + n_buffers) + method.uploads().len() * n + logits),
         })

@@ -3,8 +3,11 @@
 use crate::authors::Authors;
 use crate::cone::REFERENCES_MAX;
 use crate::error::{Error, Result};
+use crate::evaluate::Model;
+use crate::fusion::{Fusion, SEND};
 use crate::memory::MemoryConfig;
 use crate::step::{Batch, ProjectionRule, Scope, Step, Vector};
+use crate::subspace;
 use fedproj_nn::vector::Bounds;
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +18,12 @@ pub struct Projection {
     /// How g is kept from unlearning. All but `fedproj` ignore `mode` (if it is not `off`), `reference`, `space`, `scope`, `eps`
     /// and `soft_weight`.
     pub rule: Rule,
-    /// Memory gradients r of rule `gem` per step, and of rule `ogd` per round: 1 to 16.
+    /// Memory gradients r of rule `gem` per step, and of rule `ogd` per round; vectors that the server sends for rules `owm`,
+    /// `gpm`, `sgp` and `trgp`, which limit the directions of a layer to so many times its outputs: 1 to 16.
     pub references: usize,
+    /// Share of the energy of a layer's inputs that the directions of rules `gpm`, `sgp` and `trgp` hold, in (0, 1]. Rule `owm`
+    /// damps directions that hold less than the rest of it.
+    pub energy: f64,
     /// Which gradients g are projected against the memory gradient r.
     pub mode: ProjectionMode,
     /// Weights at which the constraint must hold.
@@ -42,6 +49,7 @@ impl Default for Projection {
         Self {
             rule: Rule::FedProj,
             references: 4,
+            energy: 0.97,
             mode: ProjectionMode::Conditional,
             reference: Reference::Step,
             space: Space::Gradient,
@@ -68,6 +76,14 @@ pub enum Rule {
     Gem,
     /// OGD (Farajtabar et al. 2020): g loses its parts along the r of the round's first weights, whatever their signs.
     Ogd,
+    /// OWM (Zeng et al. 2019): g loses what acts on the means of the layers' inputs over batches of the memory.
+    Owm,
+    /// GPM (Saha et al. 2021): g loses what acts on the main directions of the layers' inputs on the memory.
+    Gpm,
+    /// SGP (Saha and Roy 2023): the same, by the directions' importance.
+    Sgp,
+    /// TRGP (Lin et al. 2022): as GPM, but layers whose g lies mostly along the directions may scale their weights there.
+    Trgp,
 }
 
 /// See [`Projection::mode`].
@@ -119,6 +135,13 @@ const WHOLE: ProjectionRule = ProjectionRule { bounds: Bounds::PLAIN, scope: Sco
 /// The same, whichever way g points.
 const ALONG: ProjectionRule = ProjectionRule { bounds: Bounds { always: true, ..Bounds::PLAIN }, ..WHOLE };
 
+impl Rule {
+    /// Whether it projects away from the layers' inputs, whose directions the server sends, and not against memory gradients.
+    pub(crate) fn is_of_inputs(self) -> bool {
+        matches!(self, Self::Owm | Self::Gpm | Self::Sgp | Self::Trgp)
+    }
+}
+
 impl Projection {
     /// Whether all settings are in their ranges; `key` is their table in the configuration.
     pub(crate) fn check(&self, key: &str) -> Result<()> {
@@ -135,6 +158,7 @@ impl Projection {
         )?;
         require(self.warmup >= 0.0, "warmup", self.warmup, "rounds, or below 1 a share of them")?;
         require((0.0..=1.0).contains(&self.dropout), "dropout", self.dropout, "in [0, 1]")?;
+        require(self.energy > 0.0 && self.energy <= 1.0, "energy", self.energy, "above 0 and at most 1")?;
         require(self.eps >= 0.0, "eps", self.eps, "0 or positive")?;
         require(self.soft_weight >= 0.0, "soft_weight", self.soft_weight.into(), "0 or positive")
     }
@@ -149,16 +173,50 @@ impl Projection {
         self.mode != ProjectionMode::Off
     }
 
-    /// Whether this step takes a memory gradient.
+    /// Whether clients need memory batches.
+    pub(crate) fn uses_memory(&self) -> bool {
+        self.is_on() && !self.rule.is_of_inputs()
+    }
+
+    /// The setting that runs on CPUs only, if it is chosen.
+    pub(crate) fn needs_cpu(&self, key: &str) -> Option<String> {
+        let word = match self.rule {
+            Rule::FedProj | Rule::AGem | Rule::Ogd => return None,
+            Rule::Gem => "gem",
+            Rule::Owm => "owm",
+            Rule::Gpm => "gpm",
+            Rule::Sgp => "sgp",
+            Rule::Trgp => "trgp",
+        };
+        self.is_on().then(|| format!("{key}.rule = \"{word}\""))
+    }
+
+    /// Computes the directions of the layers' inputs at the new global model and sends them, for rules that need them.
+    pub(crate) fn send_inputs(&self, round: &mut Fusion<'_>, memory: &MemoryConfig) -> Result<()> {
+        let (experiment, next) = (round.experiment, round.round() + 1);
+        let (config, is_due) = (&experiment.config, self.is_on() && self.rule.is_of_inputs());
+        let Some(public) = experiment.public.as_ref().filter(|_| is_due) else { return Ok(()) };
+        if f64::from(next) >= self.warmup_rounds(config.federation.rounds) {
+            let model = Model { weights: &round.state.weights, buffers: &round.state.buffers };
+            let all = subspace::vectors(self, memory, (config.seed, next), &experiment.graph, model, public)?;
+            let named = all.into_iter().enumerate().map(|(i, v)| (format!("{SEND}{}", subspace::name(i)), v));
+            round.state.vectors.extend(named);
+        }
+        Ok(())
+    }
+
+    /// Whether this step is projected.
     pub(crate) fn applies(&self, step: &Step<'_>, authors: &Authors) -> bool {
         let at = step.place();
+        // The directions of inputs are first known after a round.
+        let has_references = if self.rule.is_of_inputs() { at.round > 0 } else { step.has_memory() };
         let in_time = f64::from(at.round) >= self.warmup_rounds(at.n_rounds)
             && (authors.stop_round == 0 || at.round < authors.stop_round);
         let kept = || match self.dropout_unit {
             DropoutUnit::ClientRound => step.chance_of_round() >= self.dropout,
             DropoutUnit::Step => step.chance_of_step() >= self.dropout,
         };
-        self.is_on() && step.has_memory() && in_time && (self.dropout == 0.0 || kept())
+        self.is_on() && has_references && in_time && (self.dropout == 0.0 || kept())
     }
 
     /// Keeps a step along g from unlearning, by the rule. Returns the memory gradient r where [`Self::update`] needs it.
@@ -210,6 +268,11 @@ impl Projection {
                     step.assign(kept, r);
                 }
                 directions.iter().try_for_each(|&kept| step.project(g, kept, &ALONG))?;
+            }
+            Rule::Owm | Rule::Gpm | Rule::Sgp | Rule::Trgp => {
+                let directions: Vec<Vector> =
+                    (0..self.references).map(|i| step.broadcast(&subspace::name(i))).collect();
+                step.project_inputs(g, &directions, self.rule == Rule::Trgp)?;
             }
         }
         Ok(None)

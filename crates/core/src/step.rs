@@ -288,6 +288,26 @@ impl Step<'_> {
         Ok(())
     }
 
+    /// Takes from g what acts on inputs of the layers: G ← G − Σ_j (G r_j) r_jᵀ per layer, with the r_j in the rows of vectors
+    /// that the server sent, named one after another. With `scales`, layers whose G lies mostly along them are scaled there
+    /// (TRGP). Not on a GPU, see [`Method::needs_cpu`](crate::Method::needs_cpu).
+    ///
+    /// # Errors
+    /// If the vectors are not those that were sent, one after another.
+    pub fn project_inputs(&mut self, g: Vector, sent: &[Vector], scales: bool) -> Result<()> {
+        let places: Vec<VectorId> = sent.iter().map(|v| v.0).collect();
+        let Some(&VectorId::Broadcast(first)) = places.first() else {
+            return Err(Error::config("directions of inputs are vectors that the server sends"));
+        };
+        let n = places.len();
+        if (first..first + n).map(VectorId::Broadcast).ne(places) {
+            let problem = "their names do not follow one another".into();
+            return Err(Error::Internal { what: "directions of inputs", problem });
+        }
+        self.recorder.push(Op::ProjectInputs { g: g.0, first, n, scales });
+        Ok(())
+    }
+
     /// One step of the local optimiser along g.
     pub fn update(&mut self, g: Vector) {
         self.recorder.push(Op::Update { g: g.0 });

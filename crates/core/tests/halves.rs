@@ -62,6 +62,8 @@ fn server_and_clients_apart_are_the_simulator() {
         let settings = [&name, &preset, sgd, "method.fedproj.projection.warmup=0"];
         assert_eq!(federate(&settings, |_| ()).1, simulate(&settings), "{method} {preset}");
     }
+    let inputs = ["method.fedproj.projection={rule='sgp', warmup=0}", "method.fedproj.memory.size=100"];
+    assert_eq!(federate(&inputs, |_| ()).1, simulate(&inputs), "directions of inputs");
     let augmented = ["method.name=fedavg", "data.augment=true"];
     assert_eq!(federate(&augmented, |_| ()).1, simulate(&augmented));
     assert_ne!(simulate(&augmented), simulate(&augmented[..1]), "images are moved");

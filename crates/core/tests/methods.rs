@@ -7,7 +7,7 @@ mod small;
 use fedproj_core::Method;
 use fedproj_core::methods::CATALOGUE;
 use fedproj_nn::models::Variant;
-use small::{SGD, config, hashes, run_all, settings_of, simulation, simulation_of};
+use small::{NORM, SGD, config, hashes, run_all, settings_of, simulation, simulation_of};
 
 /// Both methods give the same bytes in every round, under Adam and under SGD with momentum, schedule and clipping.
 fn check_equal(a: (&str, &[&str]), b: (&str, &[&str]), both: &[&str]) {
@@ -135,9 +135,56 @@ fn dittos_own_models_depend_on_their_settings_and_are_what_is_measured() {
 }
 
 #[test]
+fn fedbn_is_fedavg_without_batch_norm_and_in_its_first_round() {
+    check_equal(("fedbn", &[]), FEDAVG, &[]);
+    let run = |method: &str| hashes(simulation(config(method, &[NORM, "federation.fraction=1.0"]), 2));
+    let (fedbn, fedavg) = (run("fedbn"), run("fedavg"));
+    assert_eq!(fedbn[0], fedavg[0]);
+    assert_ne!(fedbn[1], fedavg[1], "from its second round a client has batch-norm of its own");
+}
+
+#[test]
+fn fedbns_clients_start_from_their_own_batch_norm_and_are_measured_with_it() {
+    let run = |method: &str| {
+        // A rate at which no weight moves, and running statistics do.
+        let still = "local.optimizer={kind='sgd', lr=1e-30, weight_decay=0.0}";
+        let settings = [NORM, still, "federation.fraction=1.0", "federation.evaluate_clients=true"];
+        let mut simulation = simulation(config(method, &settings), 2);
+        let records = run_all(&mut simulation);
+        let sent = simulation.last_results().unwrap().iter().map(|r| r.buffers.clone()).collect::<Vec<_>>();
+        let kept = simulation.clients().values().map(|state| state["own.buffers"].clone()).collect::<Vec<_>>();
+        (sent, kept, records)
+    };
+    let (sent, kept, fedbn) = run("fedbn");
+    assert_eq!(sent, kept, "a client keeps what it sends");
+    let (averaged, none, fedavg) = run("fedavg");
+    assert!(none.is_empty() && sent != averaged);
+    // Statistics of each client's own samples drift further apart than those that begin anew from the mean.
+    let spread = |all: &[Vec<f32>]| -> f32 {
+        all.iter().zip(&all[1..]).flat_map(|(a, b)| a.iter().zip(b)).map(|(a, b)| (a - b).abs()).sum()
+    };
+    assert!(spread(&sent) > 1.2 * spread(&averaged), "{} and {}", spread(&sent), spread(&averaged));
+    assert_eq!(fedbn[0].personal_by_client.as_ref().map(Vec::len), Some(4));
+    // In FedAvg a client is measured with the weights that it sends; the new global model is another one.
+    assert_eq!(fedbn[0].accuracy, fedavg[0].accuracy);
+}
+
+#[test]
 fn a_gem_is_fedproj_without_epsilon() {
     let (rule, eps) = ("method.fedproj.projection.rule=a-gem", "method.fedproj.projection.eps=0.0");
     check_equal(("fedproj", &[rule]), ("fedproj", &[eps]), &[]);
+}
+
+#[test]
+fn rules_on_inputs_are_feddf_until_the_warm_up_ends() {
+    for rule in ["owm", "gpm", "sgp", "trgp"] {
+        let rule = format!("method.fedproj.projection.rule={rule}");
+        check_equal(("fedproj", &[&rule, "method.fedproj.projection.warmup=3"]), ("feddf", &[]), &[]);
+        let run = |settings: &[&str]| hashes(simulation(config("fedproj", settings), 2));
+        let (on, off) = (run(&[&rule]), run(&[&rule, "method.fedproj.projection.mode=off"]));
+        assert_eq!(on[0], off[0], "{rule}");
+        assert_ne!(on[1], off[1], "{rule}");
+    }
 }
 
 #[test]
@@ -307,6 +354,10 @@ fn settings_of_the_projection_are_live() {
     let settings = [
         "projection.rule=gem",
         "projection.rule=ogd",
+        "projection.rule=owm",
+        "projection.rule=gpm",
+        "projection.rule=sgp",
+        "projection.rule=trgp",
         "projection.mode=always",
         "projection.mode=soft",
         "projection.mode=off",
@@ -323,6 +374,12 @@ fn settings_of_the_projection_are_live() {
     check_live("fedproj", &[], &settings);
     check_live("fedproj", &["method.fedproj.projection.rule=gem"], &["projection.references=2"]);
     check_live("fedproj", &["method.fedproj.projection.rule=ogd"], &["projection.references=2"]);
+    for rule in ["owm", "gpm", "sgp", "trgp"] {
+        let rule = format!("method.fedproj.projection.rule={rule}");
+        check_live("fedproj", &[&rule], &["projection.energy=0.8", "memory.size=20"]);
+    }
+    check_live("fedproj", &["method.fedproj.projection.rule=gpm"], &["projection.references=1"]);
+    check_live("fedproj", &["method.fedproj.projection.rule=owm"], &["memory.batch=10"]);
     let long = ["local.epochs=6", "method.fedproj.distill.epochs=0"];
     check_live("fedproj", &long, &["projection.reference=round_start"]);
     check_live("fedproj", &["method.fedproj.projection.dropout=0.5"], &["projection.dropout_unit=step"]);

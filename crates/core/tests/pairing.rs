@@ -7,7 +7,7 @@ mod small;
 
 use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{Experiment, RoundRecord, Run, Seconds};
-use small::{config, hashes, run_all, settings_of, simulation};
+use small::{NORM, config, hashes, run_all, settings_of, simulation};
 
 fn experiment(method: &str, overrides: &[&str]) -> Experiment {
     let config = config(method, &[settings_of(method), overrides].concat());
@@ -70,7 +70,13 @@ fn timeless(record: RoundRecord) -> RoundRecord {
 /// Every method, and FedProj with all that the server can keep between rounds and with images that are moved.
 fn everything() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     let methods = CATALOGUE.iter().map(|(name, _)| (*name, settings_of(name)));
-    methods.chain([("fedproj", &["preset=leading", "federation.average_evaluated=0.5", "data.augment=true"][..])])
+    let norm = ("fedbn", &[NORM][..]);
+    let inputs = ("fedproj", &["method.fedproj.projection.rule=trgp"][..]);
+    methods.chain([
+        norm,
+        inputs,
+        ("fedproj", &["preset=leading", "federation.average_evaluated=0.5", "data.augment=true"][..]),
+    ])
 }
 
 #[test]

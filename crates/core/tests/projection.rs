@@ -271,3 +271,57 @@ fn gem_meets_every_constraint_where_a_gem_meets_their_mean() {
     assert_ne!(gem[1].model_hash, agem[1].model_hash);
     assert!(gem[1].projection_rate.is_some() && gem[0].projection_rate.is_none(), "{gem:?}");
 }
+
+/// What clients have learnt in a round of plain steps with a rule, as rows of each layer, and the directions that they were sent.
+fn rounds_rows(rule: &str) -> Vec<(Vec<Vec<f32>>, Vec<Vec<f32>>)> {
+    let rule = format!("method.fedproj.projection.rule={rule}");
+    let layers = "model={name='layers', layers=[{op='conv2d', outputs=6, stride=2, padding=1}, {op='relu'}, \
+                  {op='flatten'}, {op='linear'}]}";
+    let settings = [SGD, layers, "method.fedproj.distill.epochs=0", &rule];
+    let mut simulation = simulation(config("fedproj", &settings), 2);
+    simulation.round(&|_| ()).unwrap();
+    let (start, vectors) = (simulation.state().weights.clone(), simulation.state().vectors.clone());
+    simulation.round(&|_| ()).unwrap();
+    let products = simulation.experiment().graph.products().unwrap();
+    let mut out = Vec::new();
+    for result in simulation.last_results().unwrap() {
+        let moved: Vec<f32> = result.weights.iter().zip(&start).map(|(w, start)| w - start).collect();
+        for product in &products {
+            let rows = |v: &[f32]| -> Vec<Vec<f32>> {
+                let row = |o: usize| &v[product.weight.clone()][o * product.row_len()..(o + 1) * product.row_len()];
+                (0..product.outputs).map(|o| [row(o), &v[product.bias.start + o..][..1]].concat()).collect()
+            };
+            let sent = vectors.values().flat_map(|v| rows(v)).filter(|r| r.iter().any(|v| *v != 0.0)).collect();
+            out.push((rows(&moved), sent));
+        }
+    }
+    out
+}
+
+#[test]
+fn what_rules_on_inputs_learn_does_not_act_on_the_main_inputs_of_any_layer() {
+    let (gpm, owm, free) = (rounds_rows("gpm"), rounds_rows("owm"), rounds_rows("a-gem"));
+    assert!(free.iter().all(|(_, sent)| sent.is_empty()), "no directions without a rule on inputs");
+    for (moved, sent) in &gpm {
+        assert!(!sent.is_empty() && moved.iter().any(|row| row.iter().any(|v| *v != 0.0)));
+        let worst = sent.iter().flat_map(|r| moved.iter().map(move |row| cosine(row, r).abs())).fold(0.0, f64::max);
+        assert!(worst < 1e-3, "{worst}");
+    }
+    // OWM damps: little is left along its strongest direction, but not nothing.
+    for ((moved, sent), (free, _)) in owm.iter().zip(&free) {
+        let along = |rows: &[Vec<f32>]| -> f64 {
+            rows.iter().map(|row| vector::dot(&Cpu::new(1), row, &sent[0]).powi(2)).sum::<f64>().sqrt()
+        };
+        let (left, before) = (along(moved), along(free));
+        assert!(left < 0.2 * before && left > 1e-5 * before, "{left} of {before}");
+    }
+}
+
+#[test]
+fn networks_without_plain_products_are_refused_before_anything_is_trained() {
+    let layers = "model={name='layers', layers=[{op='standardized_conv2d', outputs=4}, {op='flatten'}, {op='linear'}]}";
+    let config = config("fedproj", &[layers, "method.fedproj.projection.rule=gpm"]);
+    let method = config.method.build().unwrap();
+    let error = Experiment::load(config, method.as_ref(), None).unwrap_err().to_string();
+    assert!(error.contains("projection.rule") && error.contains("hint"), "{error}");
+}

@@ -1,6 +1,7 @@
 //! A network as a static graph: nodes with known shapes, parameters as named spans of one flat vector.
 
 mod op;
+mod products;
 mod shape;
 mod text;
 
@@ -12,6 +13,7 @@ use crate::layout::{Init, Layout, Role, Storage};
 use std::ops::Range;
 
 pub(crate) use op::{Node, Op, Saved};
+pub use products::Product;
 pub use shape::{Shape, Window};
 pub use text::Tables;
 
@@ -117,6 +119,12 @@ impl Graph {
     /// A batch-norm that sees one value per sample and channel, so that it cannot train on one sample.
     pub fn single_valued_norm(&self) -> Option<NodeId> {
         self.nodes.iter().position(|node| node.op == Op::BatchNorm && node.shape.pixels() == 1).map(NodeId)
+    }
+
+    /// The parameters of batch-norm, in order.
+    pub fn batch_norms(&self) -> impl Iterator<Item = Range<usize>> {
+        let norms = self.nodes.iter().filter(|node| node.op == Op::BatchNorm);
+        norms.flat_map(|node| node.params.clone()).filter(|range| !range.is_empty())
     }
 
     /// Initial parameters, a function of the seed and the parameters' names.

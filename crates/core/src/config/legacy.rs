@@ -27,6 +27,7 @@ const ADDED: &[(&str, Value)] = &[
     ("method.fedproj.correction.clip", Value::Float(10.0)),
     ("method.fedproj.lookahead", Value::Float(0.0)),
     ("method.fedproj.projection.references", Value::Integer(4)),
+    ("method.fedproj.projection.energy", Value::Float(0.97)),
 ];
 
 /// Likewise, where the value is a word.

@@ -417,6 +417,7 @@ mod tests {
             ("fedproj", "memory.batch=0"),
             ("fedproj", "projection.dropout=1.5"),
             ("fedproj", "projection.references=17"),
+            ("fedproj", "projection.energy=0.0"),
             ("fedproj", "distill.alpha=-0.1"),
             ("fedproj", "averages.teacher=1.0"),
             ("fedproj", "averages.memory=-0.1"),

@@ -215,7 +215,9 @@ impl Executor {
                 let (g, r) = (self.rows(g), self.rows(r));
                 self.project(g, r, &rule, g, 1.0)?;
             }
-            Op::ProjectToCone { .. } => unreachable!("`Method::needs_cpu` keeps it off GPUs"),
+            Op::ProjectToCone { .. } | Op::ProjectInputs { .. } => {
+                unreachable!("`Method::needs_cpu` keeps it off GPUs")
+            }
             Op::Update { g } => self.update(g)?,
             Op::UpdateProjected { g, r, rule } => self.update_projected(g, r, &rule)?,
             Op::KeepModel { weights, buffers } => {

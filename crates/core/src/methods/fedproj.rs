@@ -20,8 +20,9 @@ use crate::lookahead::look_ahead;
 use crate::memory::{MemoryConfig, MemoryTarget, Round0, Targets};
 use crate::method::Method;
 use crate::partial::{Mean, averages, ensemble};
-use crate::projection::{Projection, Rule};
+use crate::projection::Projection;
 use crate::step::{Batch, Finish, Step};
+use crate::subspace;
 use fedproj_data::PartitionConfig;
 use fedproj_nn::{Graph, Loss, NodeId};
 use serde::{Deserialize, Serialize};
@@ -59,7 +60,7 @@ impl FedProj {
             let teacher = self.averages.teacher(round, &ensemble);
             round.distill(&self.distill, &DistillTargets::Teacher(&teacher), previous)?;
         }
-        if self.projection.is_on() {
+        if self.projection.uses_memory() {
             round.state.targets = Some(Arc::new(match self.memory.target {
                 MemoryTarget::Ensemble => self.averages.memory(round, ensemble),
                 MemoryTarget::GlobalModel => round.global_outputs(self.needs_features())?,
@@ -90,6 +91,11 @@ impl Method for FedProj {
             )));
         }
         Ok(())
+    }
+
+    fn check_network(&self, graph: &Graph) -> Result<()> {
+        let is_used = self.projection.is_on() && self.projection.rule.is_of_inputs();
+        if is_used { subspace::products(graph).map(drop) } else { Ok(()) }
     }
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
@@ -135,11 +141,11 @@ impl Method for FedProj {
         } else if self.lookahead > 0.0 {
             look_ahead(round, self.lookahead, &previous);
         }
-        Ok(())
+        self.projection.send_inputs(round, &self.memory)
     }
 
     fn first_targets(&self, global: &GlobalModel<'_>) -> Result<Option<Targets>> {
-        match (self.projection.is_on(), self.memory.round0, self.memory.target) {
+        match (self.projection.uses_memory(), self.memory.round0, self.memory.target) {
             // Labels need no ensemble: they are available from the start.
             (true, _, MemoryTarget::Labels) => Ok(Some(Targets::default())),
             (true, Round0::GlobalModel, _) => global.public_outputs(self.needs_features()).map(Some),
@@ -169,12 +175,11 @@ impl Method for FedProj {
     }
 
     fn memory(&self) -> Option<&MemoryConfig> {
-        self.projection.is_on().then_some(&self.memory)
+        self.projection.uses_memory().then_some(&self.memory)
     }
 
     fn needs_cpu(&self) -> Option<String> {
-        let is_gem = self.projection.rule == Rule::Gem && self.projection.is_on();
-        is_gem.then(|| "method.fedproj.projection.rule = \"gem\"".into())
+        self.projection.needs_cpu("method.fedproj.projection")
     }
 
     fn truncates_memory(&self) -> bool {

@@ -11,6 +11,7 @@ mod fedacg;
 mod fedadam;
 mod fedavg;
 mod fedavgm;
+mod fedbn;
 mod feddc;
 mod feddf;
 mod feddyn;
@@ -109,6 +110,7 @@ registry! {
     feddc: FedDc, "FedDC", "FedDyn's correction with SCAFFOLD's control variates (Gao et al. 2022)";
     afedpd: AFedPd, "A-FedPD", "FedDyn whose absent clients' corrections move, too (Sun et al. 2024)";
     ditto: Ditto, "Ditto", "a model of its own per client, held to the global one (Li et al. 2021)";
+    fedbn: FedBn, "FedBN", "averaging of all but batch-norm, which stays with each client (Li et al. 2021)";
     fedacg: FedAcg, "FedACG", "clients that start ahead along the server's momentum (Kim et al. 2024)";
     fedmd: FedMd, "FedMD", "models of the clients' own choice that learn from the mean of all scores (Li & Wang 2019)";
 }

@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::memory::{Cursor, MemoryConfig};
 use crate::method::Method;
+use crate::own::Own;
 use crate::step::{Finish, Place, Step};
 use crate::trainer::{ClientState, Download};
 use fedproj_rng::{Purpose, Stream};
@@ -108,7 +109,7 @@ impl Planner {
         let (config, local) = (&experiment.config, &experiment.config.local);
         let samples = experiment.partition.indices(client as usize).into_owned();
         let names = &mut self.recorder.names;
-        self.recorder.kept = state.keys().map(|name| names.state(name)).collect();
+        self.recorder.kept = state.keys().filter(|name| !Own::holds(name)).map(|name| names.state(name)).collect();
         self.recorder.uploaded.clear();
         self.recorder.has_memory = self.memory.is_some() && download.memory.is_some();
         let n_memory_batches = |(config, (indices, _)): (&MemoryConfig, &(Vec<u32>, _))| {

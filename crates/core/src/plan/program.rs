@@ -46,6 +46,8 @@ pub(crate) enum Op {
     Clip { g: VectorId, norm_max: f32 },
     /// Projects g onto the vectors that point against none of the gradients `first..first + n`.
     ProjectToCone { g: VectorId, first: usize, n: usize },
+    /// Takes from g what acts on the layers' inputs, whose directions are the broadcasts `first..first + n`.
+    ProjectInputs { g: VectorId, first: usize, n: usize, scales: bool },
     /// Projects g against r.
     Project { g: VectorId, r: VectorId, rule: ProjectionRule },
     /// One step of the optimiser along g.

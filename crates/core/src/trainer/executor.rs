@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::halves::Stop;
 use crate::plan::{LocalPlan, LocalStep, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
+use crate::subspace::Projector;
 use fedproj_data::gather_rows;
 use fedproj_nn::vector::{self, Conflict};
 use fedproj_nn::{Buffer, Dropout, Mode, NormMode, Optimizer, Workspace, clip_norm};
@@ -45,6 +46,7 @@ pub(crate) struct Executor {
     /// Largest norm of a gradient that reaches the optimiser; 0 is no limit.
     clip: f32,
     pub gathered: Gathered,
+    projector: Projector,
     /// Values of a node for all samples of a client, by place in [`crate::plan::Names::embeddings`].
     pub embeddings: Vec<Vec<f32>>,
     /// The objective of the current batch.
@@ -70,6 +72,7 @@ impl Executor {
             vectors: Vectors::new(ws.graph()),
             tally: Tally::default(),
             gathered: Gathered::default(),
+            projector: Projector::default(),
             embeddings: Vec::new(),
             loss: 0.0,
             n_memory: 0,
@@ -125,6 +128,14 @@ impl Executor {
                 self.tally.stats.n_compared += 1;
                 self.tally.stats.n_projected += u32::from(found.projected);
                 self.tally.cosine_total += found.cosine;
+                Ok(())
+            }
+            Op::ProjectInputs { g, first, n, scales } => {
+                let mut taken = self.vectors.take(g);
+                let Self { ws, vectors, projector, .. } = self;
+                let (vectors, theta) = (&vectors.broadcasts[first..first + n], &vectors.theta[..]);
+                projector.project(ws, (&mut taken, theta), vectors, scales)?;
+                self.vectors.put_back(g, taken);
                 Ok(())
             }
             Op::Update { g } => {

@@ -12,6 +12,7 @@ use crate::experiment::Experiment;
 use crate::halves::Stop;
 use crate::memory::{MemoryConfig, TargetTables, Targets};
 use crate::method::Method;
+use crate::own::Own;
 use crate::plan::{LocalPlan, Planner, VectorId};
 use crate::step::Term;
 use batch::Feed;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 pub(crate) use student::CpuStudent;
+use vectors::Vectors;
 
 /// Vectors that a client keeps between rounds, by name.
 pub type ClientState = BTreeMap<String, Vec<f32>>;
@@ -113,6 +115,7 @@ pub(crate) struct Trainer {
     planner: Planner,
     executor: Executor,
     taps: Vec<NodeId>,
+    own: Own,
     /// Made when a plan first has an embedding.
     embed_ws: Option<Workspace>,
 }
@@ -133,6 +136,7 @@ impl Trainer {
             planner,
             executor: Executor::new(ws, optimizer, local.clip),
             taps,
+            own: Own::new(method, graph),
             embed_ws: None,
         })
     }
@@ -154,6 +158,8 @@ impl Trainer {
         self.planner.receive(download);
         let plan = self.planner.plan(method, download, client, state)?;
         self.executor.begin(&download.weights, &download.buffers, download);
+        let Vectors { theta, buffers, .. } = &mut self.executor.vectors;
+        self.own.restore(state, theta, buffers)?;
         self.place_vectors(&plan, download, state)?;
         self.embed(&plan)?;
         let Self { experiment, memory, memory_objective, truncates_memory, planner, executor, .. } = self;
@@ -229,8 +235,10 @@ impl Trainer {
         stats.loss = tally.loss_total / f64::from(n_steps.max(1));
         stats.cosine = (stats.n_compared > 0).then(|| tally.cosine_total / f64::from(stats.n_compared));
         let named = |names: &[String], vectors: &[Buffer], places: &[usize]| {
-            places.iter().map(|&at| (names[at].clone(), vectors[at].to_vec())).collect()
+            places.iter().map(|&at| (names[at].clone(), vectors[at].to_vec())).collect::<ClientState>()
         };
+        let mut state = named(&names.states, &vectors.states, &plan.kept);
+        self.own.keep(&vectors.theta, &vectors.buffers, &mut state);
         ClientResult {
             client: plan.client,
             n_samples: plan.samples.len(),
@@ -238,7 +246,7 @@ impl Trainer {
             weights: vectors.theta.to_vec(),
             buffers: vectors.buffers.clone(),
             uploads: named(&names.uploads, &vectors.uploads, &plan.uploaded),
-            state: named(&names.states, &vectors.states, &plan.kept),
+            state,
             stats,
         }
     }

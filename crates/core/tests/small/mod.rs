@@ -31,6 +31,10 @@ pub const BASE: &[&str] = &[
 /// Plain gradient descent, as control variates want it.
 pub const SGD: &str = "local.optimizer={kind='sgd', lr=0.1, weight_decay=0.0}";
 
+/// A small network with batch-norm.
+pub const NORM: &str = "model={name='layers', layers=[{op='conv2d', outputs=4}, {op='batch_norm'}, {op='relu'}, \
+                        {op='flatten'}, {op='linear'}]}";
+
 /// `BASE` with a method and further settings.
 pub fn config(method: &str, overrides: &[&str]) -> Config {
     let all = BASE.iter().chain(overrides).map(|s| (*s).to_owned());

@@ -1,0 +1,21 @@
+//! Traces of methods and projection rules of the related work, from an independent reference in NumPy
+//! (`fixtures/related`). The scene is that of [`crate::traces`].
+
+const NORM: &str = "model={name='layers', layers=[{op='linear', name='fc1', outputs=8}, {op='batch_norm', name='bn1'}, \
+                    {op='relu'}, {op='linear', name='fc2'}]}";
+
+/// Rules that no distillation hides.
+const PLAIN: &str = "method.fedproj.distill.epochs=0";
+
+/// As [`crate::traces`] has them.
+pub const TRACES: &[(&str, &str, &[&str])] = &[
+    ("fedbn", "fedbn", &[NORM]),
+    ("fedproj_owm", "fedproj", &[PLAIN, "method.fedproj.projection.rule=owm"]),
+    ("fedproj_gpm", "fedproj", &[PLAIN, "method.fedproj.projection.rule=gpm"]),
+    ("fedproj_sgp", "fedproj", &[PLAIN, "method.fedproj.projection.rule=sgp"]),
+    (
+        "fedproj_trgp",
+        "fedproj",
+        &[PLAIN, "method.fedproj.projection.rule=trgp", "method.fedproj.projection.energy=0.7"],
+    ),
+];
