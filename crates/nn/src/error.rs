@@ -125,6 +125,14 @@ pub enum Error {
 }
 
 impl Error {
+    pub(crate) fn shape(node: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Shape { node: node.into(), problem: problem.into() }
+    }
+
+    pub(crate) fn gpu(what: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Gpu { what: what.into(), problem: problem.into() }
+    }
+
     /// Whether the request was wrong; otherwise something failed on the way.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::UnknownModel { .. })

@@ -52,7 +52,7 @@ impl ResNet<'_> {
     pub fn build(&self, input: Shape, classes: usize) -> Result<Graph> {
         let mut g = Graph::new(input);
         let [first, ..] = self.widths else {
-            return Err(Error::Shape { node: "conv1".into(), problem: "needs at least one stage".into() });
+            return Err(Error::shape("conv1", "needs at least one stage"));
         };
         let x = g.conv2d("conv1", g.input(), *first, Window::new(3, 1, 1), false)?;
         let x = self.normalise(&mut g, "bn1", x)?;
@@ -222,8 +222,7 @@ impl Plan {
                 ResNet { widths, blocks, stem_pool, variant }.build(input, classes)
             }
             Self::Bert(..) if input != Shape::tokens(input.w) => {
-                let problem = format!("an encoder of texts cannot take samples of shape {input}");
-                Err(Error::Shape { node: "embeddings".into(), problem })
+                Err(Error::shape("embeddings", format!("an encoder of texts cannot take samples of shape {input}")))
             }
             Self::Bert([layers, hidden, heads, intermediate], pooling) => {
                 let config = BertConfig { pooling, ..BertConfig::sized(layers, hidden, heads, intermediate) };

@@ -106,8 +106,7 @@ impl Cohort {
     /// If the mode names a dropout key, which would be that of all lanes, or the driver fails.
     pub fn forward(&mut self, params: Rows, buffers: Rows, mode: Mode) -> Result<()> {
         if let Dropout::Key(_) = mode.dropout {
-            let problem = "a cohort draws masks with the keys of its lanes' steps".into();
-            return Err(Error::Gpu { what: "dropout".into(), problem });
+            return Err(Error::gpu("dropout", "a cohort draws masks with the keys of its lanes' steps"));
         }
         self.mode = mode;
         self.has_grad.fill(false);
@@ -264,8 +263,7 @@ impl Cohort {
             summed.map_or((self.partial.rows(), n_chunks, x), |sums| (sums.rows(), self.n_moments[i], mean));
         if self.mode.norm != NormMode::Frozen && summed.is_none() {
             if x == Rows::NONE {
-                let problem = "without training, batch-norms must be frozen".into();
-                return Err(Error::Gpu { what: node.name.clone(), problem });
+                return Err(Error::gpu(&node.name, "without training, batch-norms must be frozen"));
             }
             let (_, suffix) = vec_of(c);
             let none = Rows::NONE;

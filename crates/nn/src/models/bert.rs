@@ -159,7 +159,7 @@ impl BertConfig {
 /// If sizes do not fit each other, or `max_len` exceeds the positions.
 pub fn bert(config: &BertConfig, max_len: usize, classes: usize, variant: Variant) -> Result<Graph> {
     if config.layers == 0 {
-        return Err(Error::Shape { node: "encoder".into(), problem: "needs at least one layer".into() });
+        return Err(Error::shape("encoder", "needs at least one layer"));
     }
     let mut g = Graph::new(Shape::tokens(max_len));
     let tables = Tables {
