@@ -150,10 +150,7 @@ impl Graph {
 
     /// Layers with parameters call this before they claim spans, so that a failure leaves nothing behind.
     fn check_name(&self, name: &str) -> Result<()> {
-        if self.find(name).is_some() {
-            return Err(Error::DuplicateName { node: name.into() });
-        }
-        Ok(())
+        require(name, self.find(name).is_none(), || "a node of this name exists already; names must be unique".into())
     }
 
     /// As [`Graph::check_name`], for layers that cannot read tokens.

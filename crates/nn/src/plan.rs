@@ -62,7 +62,7 @@ impl Plan {
         if self.is_tap.get(node.0).copied().unwrap_or(false) {
             return Ok(());
         }
-        Err(Error::NotATap { node: graph.nodes.get(node.0).map_or_else(String::new, |n| n.name.clone()) })
+        Err(Error::NotATap(graph.nodes.get(node.0).map_or_else(String::new, |n| n.name.clone())))
     }
 }
 

@@ -135,7 +135,7 @@ impl Workspace {
         }
         let len = self.len_of(node.0);
         let (Some(value), Some(grad)) = (self.plan.value_slot[node.0], self.plan.grad_slot[node.0]) else {
-            return Err(Error::NotATap { node: self.graph.nodes[node.0].name.clone() });
+            return Err(Error::NotATap(self.graph.nodes[node.0].name.clone()));
         };
         let owner = self.graph.owner(node.0);
         let gradient = &mut self.grads[grad][..len];

@@ -410,7 +410,7 @@ impl Cohort {
     pub(super) fn inject(&mut self, node: NodeId) -> Result<(Rows, bool)> {
         self.plan.check_tap(&self.graph, node)?;
         let Some(slot) = self.plan.grad_slot[node.0] else {
-            return Err(Error::NotATap { node: self.graph.nodes[node.0].name.clone() });
+            return Err(Error::NotATap(self.graph.nodes[node.0].name.clone()));
         };
         let owner = self.graph.owner(node.0);
         let fresh = !std::mem::replace(&mut self.has_grad[owner], true);

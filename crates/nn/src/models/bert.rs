@@ -98,7 +98,7 @@ impl BertConfig {
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
         let text = std::fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
-        let mut config = Self::parse(&text).map_err(|problem| Error::ModelConfig { path, problem })?;
+        let mut config = Self::parse(&text).map_err(|problem| Error::ModelFile { path, problem })?;
         let path = folder.join("model.safetensors");
         // A folder without weights still defines the network's shape; its weights are then random.
         if path.exists()
@@ -140,7 +140,7 @@ impl BertConfig {
         }
         let rows = self.vocabulary;
         let problem = format!("has {n_lines} words, but the embedding has {rows} rows: it belongs to another model");
-        Err(Error::ModelConfig { path: path.into(), problem })
+        Err(Error::ModelFile { path: path.into(), problem })
     }
 }
 
