@@ -1,6 +1,6 @@
 //! `fedproj compare`: mean ± standard deviation over seeds, and paired differences.
 
-use crate::say;
+use crate::{give, say};
 use anyhow::Result;
 use clap::Args;
 use fedproj_study::{ComparedGroup, Comparison, compare_runs, load};
@@ -28,23 +28,20 @@ impl CompareArgs {
         for note in notes {
             eprintln!("note: {note}");
         }
-        if self.json {
-            say!("{}", serde_json::json!({ "settings": settings }));
-            return Ok(());
-        }
-        for (at, ComparedGroup { setting, comparison }) in settings.iter().enumerate() {
-            if settings.len() > 1 {
-                say!("{}{setting}", if at > 0 { "\n" } else { "" });
+        give(self.json, &serde_json::json!({ "settings": settings }), || {
+            for (at, ComparedGroup { setting, comparison }) in settings.iter().enumerate() {
+                if settings.len() > 1 {
+                    say!("{}{setting}", if at > 0 { "\n" } else { "" });
+                }
+                say!("{}", comparison.table().to_text().trim_end());
             }
-            say!("{}", comparison.table().to_text().trim_end());
-        }
-        say!("{LEGEND}");
-        if settings.iter().flat_map(|group| &group.comparison.rows).any(|row| row.clients.is_some()) {
-            say!(
-                "Own classes: each client on the classes that it holds, as it was in its last round; mean over seeds."
-            );
-        }
-        Ok(())
+            say!("{LEGEND}");
+            if settings.iter().flat_map(|group| &group.comparison.rows).any(|row| row.clients.is_some()) {
+                say!(
+                    "Own classes: each client on the classes that it holds, as it was in its last round; mean over seeds."
+                );
+            }
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! `fedproj data`: which data sets are known, which are here, and how to get the others; `get` unpacks what was downloaded.
 
 use crate::preview::Preview;
-use crate::say;
+use crate::{give, say};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use fedproj_core::Error;
@@ -107,20 +107,10 @@ impl Data {
         let Some(name) = self.name else {
             let depth = if self.hash { Depth::Contents } else { Depth::Presence };
             let entries = catalogue::list(dir.as_deref(), depth);
-            if self.json {
-                say!("{}", serde_json::to_string(&entries)?);
-            } else {
-                print_list(&entries, dir.as_deref(), self.hash);
-            }
-            return Ok(());
+            return give(self.json, &entries, || print_list(&entries, dir.as_deref(), self.hash));
         };
         let details = Details::new(registry::find(&name)?.name, dir.as_deref())?;
-        if self.json {
-            say!("{}", serde_json::to_string(&details)?);
-        } else {
-            details.print();
-        }
-        Ok(())
+        give(self.json, &details, || details.print())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::data::data_dir;
 use crate::device::default_threads;
-use crate::say;
+use crate::{give, say};
 use anyhow::Result;
 use clap::Args;
 use fedproj_data::catalogue::{self, Depth, State};
@@ -69,12 +69,7 @@ impl Doctor {
     /// Looks and prints.
     pub fn run(self) -> Result<()> {
         let findings = Findings::new(data_dir(self.data_dir)?, &Probe::new());
-        if self.json {
-            say!("{}", serde_json::to_string(&findings)?);
-        } else {
-            findings.print();
-        }
-        Ok(())
+        give(self.json, &findings, || findings.print())
     }
 }
 

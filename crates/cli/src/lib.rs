@@ -35,7 +35,7 @@ pub use device::{DeviceArgs, default_threads};
 pub use run::default_dir;
 pub use settings::Settings;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use std::ffi::OsString;
 
 /// Federated learning that does not forget: simulator, federation and reproduction of FedProj.
@@ -46,65 +46,88 @@ struct Cli {
     command: Command,
 }
 
-#[derive(Subcommand)]
-enum Command {
-    /// Run an experiment; without arguments, FedProj on the embedded digits
-    Run(run::RunArgs),
-    /// Reproduce a study of the paper, with tables and figures
-    #[command(subcommand)]
-    Reproduce(reproduce::Reproduce),
-    /// Compare finished runs: mean ± standard deviation over seeds, paired differences
-    Compare(compare::CompareArgs),
-    /// Write a report of finished runs: tables, curves, partition, costs, differences from the paper
-    Report(report::ReportArgs),
-    /// Write stored runs in the formats of other programs
-    #[command(subcommand)]
-    Export(export::Export),
-    /// Show how far the runs of a plan are, and who makes them
-    Status(status::StatusArgs),
-    /// Follow a run in a browser while it is made
-    Watch(watch::WatchArgs),
-    /// Repeat a stored run and compare it bit for bit
-    Verify(verify::VerifyArgs),
-    /// Run a federation's server
-    Serve(federation::serve::Serve),
-    /// Run a node, which trains on its own data for a server
-    Join(federation::join::Join),
-    /// Exchange a one-time token for a node's certificate
-    Enrol(federation::join::Enrol),
-    /// List, invite and revoke a federation's nodes
-    Nodes(federation::nodes::NodesArgs),
-    /// Check a federation's journal; show it, or export it with a signature
-    Audit(federation::audit::Audit),
-    /// Return a stopped federation to an earlier round, after a member has spoiled the model
-    Rollback(federation::rollback::Rollback),
-    /// Run a whole federation on this machine and compare it with the simulator
-    Demo(federation::demo::Demo),
-    /// Write a commented configuration file
-    New(new::New),
-    /// Show the effective configuration of a run, and explain its keys
-    #[command(subcommand)]
-    Config(config::ConfigCommand),
-    /// Show which client holds which data, before a run
-    Partition(partition::Partition),
-    /// Plan a run's differential privacy: how much noise an ε takes
-    #[command(subcommand)]
-    Privacy(privacy::PrivacyCommand),
-    /// List data sets: which are here, and how to get the others; `data get` unpacks downloads
-    Data(data::Data),
-    /// List methods by what they need, with what a client keeps, receives and sends
-    Methods(methods::Methods),
-    /// List networks
-    Models(models::Models),
-    /// Report what this machine has: instruction set, memory, GPUs and their libraries, data sets
-    Doctor(doctor::Doctor),
-    /// Print what the program was built from, as a software bill of materials (CycloneDX)
-    Sbom,
-    /// Test a GPU: compare layers, losses, networks and methods with the CPU and with golden numbers
-    Selftest(selftest::SelfTest),
-    /// Measure the engine's speed
-    #[command(subcommand)]
-    Bench(bench::Bench),
+/// Subcommands: each has one type of arguments, with a method `run`.
+macro_rules! commands {
+    ($(#[$about:meta])* $vis:vis enum $name:ident { $($(#[$meta:meta])* $command:ident($args:ty),)* }) => {
+        $(#[$about])*
+        #[derive(clap::Subcommand)]
+        $vis enum $name {
+            $($(#[$meta])* $command($args),)*
+        }
+
+        impl $name {
+            /// Does what was asked for.
+            $vis fn run(self) -> anyhow::Result<()> {
+                match self {
+                    $(Self::$command(args) => args.run(),)*
+                }
+            }
+        }
+    };
+}
+use commands;
+
+commands! {
+    /// What the program can do.
+    enum Command {
+        /// Run an experiment; without arguments, FedProj on the embedded digits
+        Run(run::RunArgs),
+        /// Reproduce a study of the paper, with tables and figures
+        #[command(subcommand)]
+        Reproduce(reproduce::Reproduce),
+        /// Compare finished runs: mean ± standard deviation over seeds, paired differences
+        Compare(compare::CompareArgs),
+        /// Write a report of finished runs: tables, curves, partition, costs, differences from the paper
+        Report(report::ReportArgs),
+        /// Write stored runs in the formats of other programs
+        #[command(subcommand)]
+        Export(export::Export),
+        /// Show how far the runs of a plan are, and who makes them
+        Status(status::StatusArgs),
+        /// Follow a run in a browser while it is made
+        Watch(watch::WatchArgs),
+        /// Repeat a stored run and compare it bit for bit
+        Verify(verify::VerifyArgs),
+        /// Run a federation's server
+        Serve(federation::serve::Serve),
+        /// Run a node, which trains on its own data for a server
+        Join(federation::join::Join),
+        /// Exchange a one-time token for a node's certificate
+        Enrol(federation::join::Enrol),
+        /// List, invite and revoke a federation's nodes
+        Nodes(federation::nodes::NodesArgs),
+        /// Check a federation's journal; show it, or export it with a signature
+        Audit(federation::audit::Audit),
+        /// Return a stopped federation to an earlier round, after a member has spoiled the model
+        Rollback(federation::rollback::Rollback),
+        /// Run a whole federation on this machine and compare it with the simulator
+        Demo(federation::demo::Demo),
+        /// Write a commented configuration file
+        New(new::New),
+        /// Show the effective configuration of a run, and explain its keys
+        #[command(subcommand)]
+        Config(config::ConfigCommand),
+        /// Show which client holds which data, before a run
+        Partition(partition::Partition),
+        /// Plan a run's differential privacy: how much noise an ε takes
+        #[command(subcommand)]
+        Privacy(privacy::PrivacyCommand),
+        /// List data sets: which are here, and how to get the others; `data get` unpacks downloads
+        Data(data::Data),
+        /// List methods by what they need, with what a client keeps, receives and sends
+        Methods(methods::Methods),
+        /// List networks
+        Models(models::Models),
+        /// Report what this machine has: instruction set, memory, GPUs and their libraries, data sets
+        Doctor(doctor::Doctor),
+        /// Print what the program was built from, as a software bill of materials (CycloneDX)
+        Sbom(sbom::Sbom),
+        /// Test a GPU: compare layers, losses, networks and methods with the CPU and with golden numbers
+        Selftest(selftest::SelfTest),
+        /// Measure the engine's speed
+        #[command(subcommand)]
+        Bench(bench::Bench),
+    }
 }
 
 /// As `println!`, but ends quietly where the reader has gone (`fedproj methods | head -1`).
@@ -122,6 +145,16 @@ fn print_line(text: std::fmt::Arguments<'_>) {
     }
 }
 
+/// Prints a result: one line of JSON, or what `text` prints.
+fn give(json: bool, result: &impl serde::Serialize, text: impl FnOnce()) -> anyhow::Result<()> {
+    if json {
+        say!("{}", serde_json::to_string(result)?);
+    } else {
+        text();
+    }
+    Ok(())
+}
+
 /// Runs the command; its exit code. `args` begin with the program's name. `host` are the words that start the program if it
 /// is no binary of its own, such as `python -m fedproj`.
 pub fn main(args: Vec<OsString>, host: Vec<OsString>) -> u8 {
@@ -134,35 +167,7 @@ pub fn main(args: Vec<OsString>, host: Vec<OsString>) -> u8 {
         }
     };
     program::remember(args, host);
-    let result = match cli.command {
-        Command::Run(args) => args.run(),
-        Command::Reproduce(study) => study.run(),
-        Command::Compare(args) => args.run(),
-        Command::Report(args) => args.run(),
-        Command::Export(format) => format.run(),
-        Command::Status(args) => args.run(),
-        Command::Watch(args) => args.run(),
-        Command::Verify(args) => args.run(),
-        Command::Serve(args) => args.run(),
-        Command::Join(args) => args.run(),
-        Command::Enrol(args) => args.run(),
-        Command::Nodes(args) => args.run(),
-        Command::Audit(args) => args.run(),
-        Command::Rollback(args) => args.run(),
-        Command::Demo(args) => args.run(),
-        Command::New(args) => args.run(),
-        Command::Config(command) => command.run(),
-        Command::Partition(args) => args.run(),
-        Command::Privacy(command) => command.run(),
-        Command::Data(args) => args.run(),
-        Command::Methods(args) => args.run(),
-        Command::Models(args) => args.run(),
-        Command::Doctor(args) => args.run(),
-        Command::Sbom => sbom::print(),
-        Command::Selftest(args) => args.run(),
-        Command::Bench(bench) => bench.run(),
-    };
-    match result {
+    match cli.command.run() {
         Ok(()) => 0,
         Err(error) if error.is::<fedproj_study::Stopped>() => {
             eprintln!("{error}\nto resume: {}", interrupt::resume());
@@ -188,14 +193,9 @@ pub fn message(error: &anyhow::Error) -> String {
 
 /// 2 where what was asked for is wrong, 1 where the run failed.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    let is_usage = if let Some(error) = error.downcast_ref::<fedproj_net::Error>() {
-        error.is_usage()
-    } else if let Some(error) = error.downcast_ref::<fedproj_core::Error>() {
-        error.is_usage()
-    } else if let Some(error) = error.downcast_ref::<fedproj_data::Error>() {
-        error.is_usage()
-    } else {
-        error.downcast_ref::<fedproj_nn::Error>().is_some_and(fedproj_nn::Error::is_usage)
-    };
-    if is_usage { 2 } else { 1 }
+    let is_usage = (error.downcast_ref().map(fedproj_net::Error::is_usage))
+        .or_else(|| error.downcast_ref().map(fedproj_core::Error::is_usage))
+        .or_else(|| error.downcast_ref().map(fedproj_data::Error::is_usage))
+        .or_else(|| error.downcast_ref().map(fedproj_nn::Error::is_usage));
+    if is_usage == Some(true) { 2 } else { 1 }
 }

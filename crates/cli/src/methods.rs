@@ -1,7 +1,7 @@
 //! `fedproj methods`: what `method.name` can be, and what each method needs.
 
-use crate::say;
 use crate::settings::Settings;
+use crate::{give, say};
 use anyhow::{Context, Result};
 use clap::Args;
 use fedproj_core::methods::CATALOGUE;
@@ -31,37 +31,7 @@ impl Methods {
     /// Prints the catalogue.
     pub fn run(self) -> Result<()> {
         let rows = self.rows()?;
-        if self.json {
-            say!("{}", serde_json::to_string(&rows)?);
-            return Ok(());
-        }
-        let sent = rows.iter().map(|row| row.needs.bytes_down.min(row.needs.bytes_up)).min().unwrap_or(0);
-        let group = |needs: &Needs| match needs {
-            Needs { public: true, .. } => "public data",
-            Needs { bytes_kept: 1.., .. } => "client state",
-            _ if needs.bytes_down + needs.bytes_up > 2 * sent => "more traffic",
-            _ => "nothing more",
-        };
-        let size = |bytes: usize| if bytes == 0 { "–".into() } else { Measure::Size.text(bytes as f64) };
-        let line = |row: &Row| {
-            let Needs { bytes_kept, bytes_down, bytes_up, .. } = row.needs;
-            let names = [group(&row.needs), row.name, row.about].map(str::to_owned);
-            names.into_iter().chain([bytes_kept, bytes_down, bytes_up].map(size)).collect()
-        };
-        let order = ["nothing more", "more traffic", "client state", "public data"];
-        let in_group = |name: &'static str| rows.iter().filter(move |row| group(&row.needs) == name);
-        let headers = ["needs", "name", "about", "a client keeps", "receives", "sends"];
-        let table = Table {
-            headers: headers.map(str::to_owned).to_vec(),
-            n_names: 3,
-            rows: order.into_iter().flat_map(in_group).map(line).collect(),
-            ..Table::default()
-        };
-        say!("{}", table.to_text().trim_end());
-        say!(
-            "\nBytes are per client and round, for the configured network and data. Choose one with method.name=NAME."
-        );
-        Ok(())
+        give(self.json, &rows, || print(&rows))
     }
 
     fn rows(&self) -> Result<Vec<Row>> {
@@ -80,4 +50,26 @@ impl Methods {
         };
         CATALOGUE.iter().map(row).collect()
     }
+}
+
+fn print(rows: &[Row]) {
+    let sent = rows.iter().map(|row| row.needs.bytes_down.min(row.needs.bytes_up)).min().unwrap_or(0);
+    let group = |needs: &Needs| match needs {
+        Needs { public: true, .. } => "public data",
+        Needs { bytes_kept: 1.., .. } => "client state",
+        _ if needs.bytes_down + needs.bytes_up > 2 * sent => "more traffic",
+        _ => "nothing more",
+    };
+    let size = |bytes: usize| if bytes == 0 { "–".into() } else { Measure::Size.text(bytes as f64) };
+    let line = |row: &Row| {
+        let Needs { bytes_kept, bytes_down, bytes_up, .. } = row.needs;
+        let names = [group(&row.needs), row.name, row.about].map(str::to_owned);
+        names.into_iter().chain([bytes_kept, bytes_down, bytes_up].map(size)).collect()
+    };
+    let order = ["nothing more", "more traffic", "client state", "public data"];
+    let in_group = |name: &'static str| rows.iter().filter(move |row| group(&row.needs) == name);
+    let headers = ["needs", "name", "about", "a client keeps", "receives", "sends"];
+    let table = Table::new(headers, 3, order.into_iter().flat_map(in_group).map(line).collect());
+    say!("{}", table.to_text().trim_end());
+    say!("\nBytes are per client and round, for the configured network and data. Choose one with method.name=NAME.");
 }

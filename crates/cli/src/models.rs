@@ -1,6 +1,6 @@
 //! `fedproj models`: what `model.name` can be.
 
-use crate::say;
+use crate::{give, say};
 use anyhow::Result;
 use clap::Args;
 use fedproj_nn::Shape;
@@ -30,16 +30,13 @@ impl Models {
     /// Prints the catalogue.
     pub fn run(self) -> Result<()> {
         let rows = CATALOGUE.iter().map(row).collect::<Result<Vec<_>>>()?;
-        if self.json {
-            say!("{}", serde_json::to_string(&rows)?);
-            return Ok(());
-        }
-        say!("{:<14}{:>8}{:>12}{:>9}  about", "name", "input", "parameters", "MFLOP");
-        for Row { name, input, parameters, mflop_forward, about, .. } in rows {
-            say!("{name:<14}{input:>8}{parameters:>12}{mflop_forward:>9.2}  {about}");
-        }
-        say!("\nFor 10 classes; MFLOP: one sample's forward pass. Choose one with model.name=NAME.");
-        Ok(())
+        give(self.json, &rows, || {
+            say!("{:<14}{:>8}{:>12}{:>9}  about", "name", "input", "parameters", "MFLOP");
+            for Row { name, input, parameters, mflop_forward, about, .. } in &rows {
+                say!("{name:<14}{input:>8}{parameters:>12}{mflop_forward:>9.2}  {about}");
+            }
+            say!("\nFor 10 classes; MFLOP: one sample's forward pass. Choose one with model.name=NAME.");
+        })
     }
 }
 

@@ -1,25 +1,18 @@
 //! `fedproj privacy`: how much noise an ε takes, before anything is trained.
 
-use crate::say;
+use crate::{commands, give, say};
 use anyhow::Result;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 use fedproj_core::Error;
 use fedproj_core::privacy::accountant::{Sampling, noise_for};
 use fedproj_report::Table;
 use serde::Serialize;
 
-/// What there is to ask.
-#[derive(Subcommand)]
-pub enum PrivacyCommand {
-    /// Find the privacy.noise_multiplier that keeps a run within ε
-    Plan(Plan),
-}
-
-impl PrivacyCommand {
-    /// Answers.
-    pub fn run(self) -> Result<()> {
-        let Self::Plan(plan) = self;
-        plan.run()
+commands! {
+    /// What there is to ask.
+    pub enum PrivacyCommand {
+        /// Find the privacy.noise_multiplier that keeps a run within ε
+        Plan(Plan),
     }
 }
 
@@ -90,25 +83,17 @@ impl Plan {
         let adjacency = sampling.adjacency();
         let answer =
             Answer { epsilon, delta, rounds, cohort, clients, sampling, adjacency, noise_multiplier, noise_on_mean };
-        if self.json {
-            say!("{}", serde_json::to_string(&answer)?);
-            return Ok(());
-        }
-        // Rounded up, so that what is shown keeps ε.
-        let shown = (1e4 * noise_multiplier).ceil() / 1e4;
-        let row = |name: &str, value: String| vec![name.to_owned(), value];
-        let table = Table {
-            headers: row("", "value".into()),
-            n_names: 1,
-            rows: vec![
+        give(self.json, &answer, || {
+            // Rounded up, so that what is shown keeps ε.
+            let shown = (1e4 * noise_multiplier).ceil() / 1e4;
+            let row = |name: &str, value: String| vec![name.to_owned(), value];
+            let rows = vec![
                 row("privacy.noise_multiplier", format!("{shown:.4}")),
                 row("noise per weight of the mean update, × privacy.clip", format!("{noise_on_mean:.6}")),
                 row("neighbours", adjacency.into()),
-            ],
-            ..Table::default()
-        };
-        say!("{}", table.to_text().trim_end());
-        say!("ε = {epsilon}, δ = {delta:e} after {rounds} rounds of {cohort} of {clients} clients.");
-        Ok(())
+            ];
+            say!("{}", Table::new(["", "value"], 1, rows).to_text().trim_end());
+            say!("ε = {epsilon}, δ = {delta:e} after {rounds} rounds of {cohort} of {clients} clients.");
+        })
     }
 }

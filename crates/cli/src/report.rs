@@ -1,6 +1,6 @@
 //! `fedproj report`: one page, with figures and tables, of any finished runs.
 
-use crate::say;
+use crate::{give, say};
 use anyhow::Result;
 use clap::Args;
 use fedproj_study::{ReportOptions, write_report};
@@ -41,16 +41,13 @@ impl ReportArgs {
             unfinished: self.unfinished,
             data_dir: crate::data::data_dir(None)?.as_deref(),
         })?;
-        if self.json {
-            say!("{}", serde_json::to_string(&written)?);
-        } else {
+        give(self.json, &written, || {
             say!("{}\n", written.title);
             say!("{}", written.table.to_text());
             written.notes.iter().for_each(|note| say!("{note}"));
             say!("report   {}", written.report.display());
             say!("figures  {} (SVG and PNG)", out.join("figures").display());
             say!("tables   {} (CSV and LaTeX)", out.join("tables").display());
-        }
-        Ok(())
+        })
     }
 }

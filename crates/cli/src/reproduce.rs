@@ -4,8 +4,8 @@ use crate::compare::print_table;
 use crate::device::{DeviceArgs, default_threads};
 use crate::interrupt::{self, command_line_with};
 use crate::progress::Progress;
-use crate::say;
 use crate::shard::ShardArgs;
+use crate::{give, say};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use fedproj_report::duration;
@@ -24,15 +24,57 @@ pub enum Reproduce {
     /// The pilot study on Iris, in seconds: who forgets what, with figures
     Pilot(Pilot),
     /// Table 1, image classification: nine methods, three data sets, two degrees of skew
-    Table1(Table1),
+    Table1 {
+        #[command(flatten)]
+        common: StudyArgs,
+        /// Comma-separated methods; `fedproj methods` lists all
+        #[arg(
+            long,
+            value_name = "NAMES",
+            value_delimiter = ',',
+            default_value = "fedavg,fedprox,fednova,feddyn,moon,fedrcl,feddf,fedet,fedproj"
+        )]
+        methods: Vec<String>,
+    },
     /// Table 2, text classification: four methods, a small BERT, three data sets, two degrees of skew
-    Table2(Table2),
+    Table2 {
+        #[command(flatten)]
+        common: StudyArgs,
+        /// Comma-separated methods; `fedproj methods` lists all
+        #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "fedavg,feddf,fedet,fedproj")]
+        methods: Vec<String>,
+    },
     /// Ablation: FedProj with its projection skipped at random
-    ProjectionDropout(ProjectionDropout),
+    ProjectionDropout {
+        #[command(flatten)]
+        common: StudyArgs,
+        /// Comma-separated shares of client-rounds without projection
+        #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,0.25,0.5,0.75,1")]
+        rates: Vec<f64>,
+    },
     /// Ablation: FedProj with a weight-divergence term of weight α in its distillation
-    WeightDivergence(WeightDivergence),
+    WeightDivergence {
+        #[command(flatten)]
+        common: StudyArgs,
+        /// Comma-separated weights α; 0 drops the term
+        #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,0.1,0.3,0.5")]
+        alphas: Vec<f64>,
+    },
     /// What makes FedProj work: preset `leading` and its parts, beside the methods that it builds on
-    Leading(Leading),
+    Leading {
+        #[command(flatten)]
+        common: StudyArgs,
+        /// Comma-separated methods; leading, leading-no-projection, leading-no-averaging, leading-no-correction,
+        /// leading-lookahead (FedACG's look-ahead instead of the correction); feddyn-averaged, whose model is averaged over rounds
+        /// before it is evaluated
+        #[arg(
+            long,
+            value_name = "NAMES",
+            value_delimiter = ',',
+            default_value = "feddyn,fedproj,leading,fedavg,fedprox,feddf"
+        )]
+        methods: Vec<String>,
+    },
 }
 
 impl Reproduce {
@@ -40,11 +82,11 @@ impl Reproduce {
     pub fn run(self) -> Result<()> {
         match self {
             Self::Pilot(args) => args.run(),
-            Self::Table1(args) => args.common.run(&TABLE1, args.methods),
-            Self::Table2(args) => args.common.run(&TABLE2, args.methods),
-            Self::ProjectionDropout(args) => args.common.run(&PROJECTION_DROPOUT, args.rates),
-            Self::WeightDivergence(args) => args.common.run(&WEIGHT_DIVERGENCE, args.alphas),
-            Self::Leading(args) => args.common.run(&LEADING, args.methods),
+            Self::Table1 { common, methods } => common.run(&TABLE1, methods),
+            Self::Table2 { common, methods } => common.run(&TABLE2, methods),
+            Self::ProjectionDropout { common, rates } => common.run(&PROJECTION_DROPOUT, rates),
+            Self::WeightDivergence { common, alphas } => common.run(&WEIGHT_DIVERGENCE, alphas),
+            Self::Leading { common, methods } => common.run(&LEADING, methods),
         }
     }
 }
@@ -155,68 +197,6 @@ fn seeds(text: &str) -> Result<Range<u16>, String> {
         .ok_or_else(|| "must be a number from 1 on, or a range such as 3-4".to_owned())
 }
 
-/// Arguments of `reproduce table1`.
-#[derive(Args)]
-pub struct Table1 {
-    #[command(flatten)]
-    common: StudyArgs,
-    /// Comma-separated methods; `fedproj methods` lists all
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        default_value = "fedavg,fedprox,fednova,feddyn,moon,fedrcl,feddf,fedet,fedproj"
-    )]
-    methods: Vec<String>,
-}
-
-/// Arguments of `reproduce table2`.
-#[derive(Args)]
-pub struct Table2 {
-    #[command(flatten)]
-    common: StudyArgs,
-    /// Comma-separated methods; `fedproj methods` lists all
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "fedavg,feddf,fedet,fedproj")]
-    methods: Vec<String>,
-}
-
-/// Arguments of `reproduce projection-dropout`.
-#[derive(Args)]
-pub struct ProjectionDropout {
-    #[command(flatten)]
-    common: StudyArgs,
-    /// Comma-separated shares of client-rounds without projection
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,0.25,0.5,0.75,1")]
-    rates: Vec<f64>,
-}
-
-/// Arguments of `reproduce weight-divergence`.
-#[derive(Args)]
-pub struct WeightDivergence {
-    #[command(flatten)]
-    common: StudyArgs,
-    /// Comma-separated weights α; 0 drops the term
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,0.1,0.3,0.5")]
-    alphas: Vec<f64>,
-}
-
-/// Arguments of `reproduce leading`.
-#[derive(Args)]
-pub struct Leading {
-    #[command(flatten)]
-    common: StudyArgs,
-    /// Comma-separated methods; leading, leading-no-projection, leading-no-averaging, leading-no-correction,
-    /// leading-lookahead (FedACG's look-ahead instead of the correction); feddyn-averaged, whose model is averaged over rounds
-    /// before it is evaluated
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        default_value = "feddyn,fedproj,leading,fedavg,fedprox,feddf"
-    )]
-    methods: Vec<String>,
-}
-
 /// Arguments of `reproduce pilot`.
 #[derive(Args)]
 pub struct Pilot {
@@ -249,15 +229,12 @@ impl Pilot {
         bar.set_message("drawing");
         pilot.write(&self.out)?;
         bar.finish_and_clear();
-        if self.json {
-            say!("{}", serde_json::to_string(&pilot.results)?);
-            return Ok(());
-        }
-        say!("{}", pilot.results.table().to_text());
-        say!("Mean over {} seeds (min–max); accuracy on all 150 flowers after {ROUNDS} rounds.", self.seeds);
-        say!("report   {}", self.out.join("report.html").display());
-        say!("figures  {} (SVG and PNG)", figures_dir.display());
-        say!("numbers  {}, table.csv, rounds.csv", self.out.join("results.json").display());
-        Ok(())
+        give(self.json, &pilot.results, || {
+            say!("{}", pilot.results.table().to_text());
+            say!("Mean over {} seeds (min–max); accuracy on all 150 flowers after {ROUNDS} rounds.", self.seeds);
+            say!("report   {}", self.out.join("report.html").display());
+            say!("figures  {} (SVG and PNG)", figures_dir.display());
+            say!("numbers  {}, table.csv, rounds.csv", self.out.join("results.json").display());
+        })
     }
 }

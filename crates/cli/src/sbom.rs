@@ -48,10 +48,17 @@ impl Package {
     }
 }
 
-/// Prints the list in the format CycloneDX 1.5.
-pub fn print() -> Result<()> {
-    say!("{}", serde_json::to_string_pretty(&bill(LOCK)?)?);
-    Ok(())
+/// `sbom` takes no arguments.
+#[derive(clap::Args)]
+pub struct Sbom {}
+
+impl Sbom {
+    /// Prints the list in the format CycloneDX 1.5.
+    #[allow(clippy::unused_self, reason = "a command like the others")]
+    pub fn run(self) -> Result<()> {
+        say!("{}", serde_json::to_string_pretty(&bill(LOCK)?)?);
+        Ok(())
+    }
 }
 
 fn bill(lock: &str) -> Result<Value> {

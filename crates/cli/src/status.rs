@@ -1,7 +1,7 @@
 //! `fedproj status`: which runs of a plan are finished, and who makes the others.
 
-use crate::say;
 use crate::settings::Settings;
+use crate::{give, say};
 use anyhow::Result;
 use clap::Args;
 use fedproj_report::Table;
@@ -35,21 +35,18 @@ impl StatusArgs {
                 jobs.iter().map(progress_of).collect::<Result<_>>()?
             }
         };
-        if self.json {
-            say!("{}", serde_json::json!({ "runs": all }));
-            return Ok(());
-        }
-        let row = |run: &RunProgress| {
-            let accuracy = run.accuracy.map_or(String::new(), |a| format!("{:.2} %", 100.0 * a));
-            let rounds = format!("{}/{}", run.n_rounds_done, run.n_rounds);
-            vec![run.id.clone(), run.state.to_string(), run.by.clone(), rounds, accuracy]
-        };
-        let headers = ["run", "state", "by", "rounds", "accuracy"].map(str::to_owned).into();
-        let table = Table { headers, n_names: 3, rows: all.iter().map(row).collect(), ..Table::default() };
-        say!("{}", table.to_text().trim_end());
-        let n = |state| all.iter().filter(|run| run.state == state).count();
-        let (finished, running) = (n(RunState::Finished), n(RunState::Running));
-        say!("{finished} of {} runs are finished, {running} are being made", all.len());
-        Ok(())
+        give(self.json, &serde_json::json!({ "runs": all }), || {
+            let row = |run: &RunProgress| {
+                let accuracy = run.accuracy.map_or(String::new(), |a| format!("{:.2} %", 100.0 * a));
+                let rounds = format!("{}/{}", run.n_rounds_done, run.n_rounds);
+                vec![run.id.clone(), run.state.to_string(), run.by.clone(), rounds, accuracy]
+            };
+            let headers = ["run", "state", "by", "rounds", "accuracy"];
+            let table = Table::new(headers, 3, all.iter().map(row).collect());
+            say!("{}", table.to_text().trim_end());
+            let n = |state| all.iter().filter(|run| run.state == state).count();
+            let (finished, running) = (n(RunState::Finished), n(RunState::Running));
+            say!("{finished} of {} runs are finished, {running} are being made", all.len());
+        })
     }
 }

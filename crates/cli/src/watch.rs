@@ -125,8 +125,7 @@ fn clients(run: &StoredRun, manifest: &Manifest, pace: Pace) -> (String, Table) 
         let (n, last) = past.get(client).map_or((0, "–".into()), |(n, last)| (*n, last.to_string()));
         vec![client.to_string(), state.to_owned(), n.to_string(), last]
     };
-    let headers = ["client", "state", "rounds", "last round"].map(str::to_owned).to_vec();
-    let table = Table { headers, n_names: 2, rows: shown.iter().map(row).collect(), ..Table::default() };
+    let table = Table::new(["client", "state", "rounds", "last round"], 2, shown.iter().map(row).collect());
     let of = if n_clients > N_CLIENTS_SHOWN { format!(" ({N_CLIENTS_SHOWN} of {n_clients})") } else { String::new() };
     (format!("Clients{of}"), table)
 }

@@ -101,69 +101,55 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
         for (method, overrides) in cases {
             let what = [&[*method], &base[..base.len().min(1)], *overrides].concat().join(" ");
             let all = [base, *overrides].concat();
-            compare(suite, group, what, tolerance, &|device| simulation(method, &all, device));
+            compare(suite, group, &what, tolerance, &|device| simulation(method, &all, device));
         }
     }
     Ok(())
 }
 
-/// A simulation on the device against the same on the device's reference.
+/// Two rounds of a simulation on the device against the same on the device's reference.
 pub fn compare(
     suite: &Suite,
     group: &mut Group,
-    what: String,
+    what: &str,
     tolerance: f64,
     simulation: &dyn Fn(Device) -> Result<Simulation>,
 ) {
-    group.attempt(&what.clone(), |group| {
+    group.attempt(&what, |group| {
         let (reference, share) = suite.reference();
-        let (found, expected) = (simulation(suite.device.clone())?, simulation(reference)?);
-        Case { what, tolerance: share * tolerance, group }.compare(found, expected)
-    });
-}
-
-/// A case and the group that records it.
-struct Case<'a> {
-    what: String,
-    tolerance: f64,
-    group: &'a mut Group,
-}
-
-impl Case<'_> {
-    /// Two rounds of each.
-    fn compare(&mut self, mut found: Simulation, mut expected: Simulation) -> Result<()> {
+        let (mut found, mut expected) = (simulation(suite.device.clone())?, simulation(reference)?);
         let (init, init_buffers) = (expected.state().weights.clone(), expected.state().buffers.clone());
+        let tolerance = share * tolerance;
         for round in 1..=2 {
             let records = (found.round(&|_| ())?, expected.round(&|_| ())?);
-            let what = format!("{}, round {round}:", self.what);
+            let what = format!("{what}, round {round}:");
             let (f, e) = (found.state(), expected.state());
             let moved = |to: &[f32]| difference(to, &init);
-            let place = format!("{what} movement");
-            self.group.compare(&place, &moved(&f.weights), &moved(&e.weights), self.tolerance);
+            group.compare(&format!("{what} movement"), &moved(&f.weights), &moved(&e.weights), tolerance);
             if !init_buffers.is_empty() {
                 let moved = |to: &[f32]| difference(to, &init_buffers);
                 let place = format!("{what} running statistics");
-                self.group.compare(&place, &moved(&f.buffers), &moved(&e.buffers), self.tolerance);
+                group.compare(&place, &moved(&f.buffers), &moved(&e.buffers), tolerance);
             }
-            self.compare_records(&what, &records.0, &records.1);
+            compare_records(group, &what, tolerance, &records.0, &records.1);
         }
         Ok(())
-    }
+    });
+}
 
-    /// The parts of a round's record that do not depend on rounding.
-    fn compare_records(&mut self, what: &str, found: &RoundRecord, expected: &RoundRecord) {
-        for (name, found, expected) in [
-            ("training loss", found.train_loss, expected.train_loss),
-            ("memory loss before", found.memory_loss_before, expected.memory_loss_before),
-            ("memory loss after", found.memory_loss_after, expected.memory_loss_after),
-            ("distillation loss", found.distill_loss, expected.distill_loss),
-        ] {
-            self.group.require(found.is_some() == expected.is_some(), &format!("{what} the presence of a {name}"));
-            if let (Some(found), Some(expected)) = (found, expected) {
-                // A model's distance to itself is zero except for rounding.
-                let (place, found, expected) = (format!("{what} {name}"), found as f32, expected as f32);
-                self.group.compare_beside(&place, &[found], &[expected], 1e-2, self.tolerance);
-            }
+/// The parts of a round's record that do not depend on rounding.
+fn compare_records(group: &mut Group, what: &str, tolerance: f64, found: &RoundRecord, expected: &RoundRecord) {
+    for (name, found, expected) in [
+        ("training loss", found.train_loss, expected.train_loss),
+        ("memory loss before", found.memory_loss_before, expected.memory_loss_before),
+        ("memory loss after", found.memory_loss_after, expected.memory_loss_after),
+        ("distillation loss", found.distill_loss, expected.distill_loss),
+    ] {
+        group.require(found.is_some() == expected.is_some(), &format!("{what} the presence of a {name}"));
+        if let (Some(found), Some(expected)) = (found, expected) {
+            // A model's distance to itself is zero except for rounding.
+            let (place, found, expected) = (format!("{what} {name}"), found as f32, expected as f32);
+            group.compare_beside(&place, &[found], &[expected], 1e-2, tolerance);
         }
     }
 }

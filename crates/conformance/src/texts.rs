@@ -230,7 +230,7 @@ const METHODS: &[(&str, &[&str])] = &[
 fn check_methods(suite: &Suite, group: &mut Group) -> Result<()> {
     for (method, overrides) in METHODS {
         let what = [&[*method, "on texts"], *overrides].concat().join(" ");
-        digits::compare(suite, group, what, TOLERANCE_DEEP, &|device| simulation(method, overrides, device));
+        digits::compare(suite, group, &what, TOLERANCE_DEEP, &|device| simulation(method, overrides, device));
     }
     // On the CPU the methods above were compared bit for bit.
     if suite.gpu.is_some() {

@@ -289,7 +289,12 @@ impl Dataset {
             samples,
             labels: self.labels.as_ref().map(|l| rows(l, n, indices)),
             groups: self.groups.as_ref().map(|g| rows(g, n, indices)),
-            ..self.header()
+            name: self.name.clone(),
+            class_names: self.class_names.clone(),
+            normalisation: self.normalisation.clone(),
+            scale_row: self.scale_row.clone(),
+            shift_row: self.shift_row.clone(),
+            shape: self.shape,
         }
     }
 
@@ -347,21 +352,6 @@ impl Dataset {
         parts.add_floats(&self.normalisation.mean);
         parts.add_floats(&self.normalisation.std);
         parts.hex()
-    }
-
-    /// Everything but the samples; what new sets made from this one start with.
-    fn header(&self) -> Self {
-        Self {
-            name: self.name.clone(),
-            samples: Samples::U8(Vec::new()),
-            labels: None,
-            groups: None,
-            class_names: self.class_names.clone(),
-            normalisation: self.normalisation.clone(),
-            scale_row: self.scale_row.clone(),
-            shift_row: self.shift_row.clone(),
-            shape: self.shape,
-        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::files::write_atomically;
-use crate::readers::{md5_of, zip};
+use crate::readers::{each_file, md5_of, zip};
 use crate::registry::{Files, Origin, Request, find};
 use crate::source::SourceConfig;
 
@@ -126,41 +126,34 @@ const MEMBER_BYTES_MAX: u64 = 1 << 31;
 
 /// The members of a `.tar.gz`, in the order of their names here. Names in the archive are compared and never used as paths.
 pub(crate) fn tar_members(archive: &Path, names: &[&str]) -> Result<Vec<Vec<u8>>> {
-    let failed = || Error::io("unpack", archive);
-    let file = std::io::BufReader::new(fs::File::open(archive).map_err(failed())?);
-    let mut tar = tar::Archive::new(flate2::bufread::GzDecoder::new(file));
     let mut found = vec![None; names.len()];
-    for entry in tar.entries().map_err(failed())? {
-        let entry = entry.map_err(failed())?;
-        let at = names.iter().position(|name| *entry.path_bytes() == *name.as_bytes());
-        if let Some(at) = at.filter(|_| entry.header().entry_type().is_file()) {
-            let mut bytes = Vec::new();
-            entry.take(MEMBER_BYTES_MAX).read_to_end(&mut bytes).map_err(failed())?;
-            found[at] = Some(bytes);
-        }
-    }
-    let missing = |name: &str| Error::Malformed {
-        file: archive.display().to_string(),
-        place: "list of members".into(),
-        expected: format!("`{name}`"),
-        found: "no such file".into(),
-        hint: "the download is damaged or another file; fetch it again",
-    };
-    found.into_iter().zip(names).map(|(bytes, name)| bytes.ok_or_else(|| missing(name))).collect()
+    each_file(archive, |path, content| {
+        let Some(at) = names.iter().position(|name| *name == path) else { return Ok(()) };
+        let mut bytes = Vec::new();
+        content.take(MEMBER_BYTES_MAX).read_to_end(&mut bytes).map_err(Error::io("unpack", archive))?;
+        found[at] = Some(bytes);
+        Ok(())
+    })?;
+    found.into_iter().zip(names).map(|(bytes, name)| bytes.ok_or_else(|| missing(archive, name))).collect()
 }
 
 /// The members of a zip file, in the order of their names here. Names in the archive are compared and never used as paths.
 pub(crate) fn zip_members(archive: &Path, names: &[&str]) -> Result<Vec<Vec<u8>>> {
-    let malformed = |place: &str, expected: String, found: String| {
-        let hint = "the download is damaged or another file; fetch it again";
-        Error::malformed(archive.display(), place, expected, found, hint)
-    };
     let bytes = fs::read(archive).map_err(Error::io("read", archive))?;
     let members = zip::members(&bytes, |name| names.contains(&name))
-        .map_err(|found| malformed("archive", "a whole zip file".into(), found))?;
+        .map_err(|found| damaged(archive, "archive", "a whole zip file", &found))?;
     let content = |name: &&str| {
         let found = members.iter().find(|(member, _)| member == name).map(|(_, content)| content.clone());
-        found.ok_or_else(|| malformed("list of members", format!("`{name}`"), "no such file".into()))
+        found.ok_or_else(|| missing(archive, name))
     };
     names.iter().map(content).collect()
+}
+
+fn missing(archive: &Path, member: &str) -> Error {
+    damaged(archive, "list of members", &format!("`{member}`"), "no such file")
+}
+
+fn damaged(archive: &Path, place: &str, expected: &str, found: &str) -> Error {
+    let hint = "the download is damaged or another file; fetch it again";
+    Error::malformed(archive.display(), place, expected, found, hint)
 }

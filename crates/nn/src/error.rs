@@ -30,12 +30,6 @@ pub enum Error {
         /// What was expected and what was found.
         problem: String,
     },
-    /// Two layers claim one name.
-    #[error("node `{node}`: a node of this name exists already; names must be unique")]
-    DuplicateName {
-        /// The name.
-        node: String,
-    },
     /// A vector does not fit the graph.
     #[error("{what} has {found} elements, but the graph needs {expected}")]
     Length {
@@ -75,11 +69,8 @@ pub enum Error {
         problem: String,
     },
     /// A node that is neither the output nor a tap.
-    #[error("node `{node}` is not a tap of this workspace; name it in `Options::taps`")]
-    NotATap {
-        /// The node's name.
-        node: String,
-    },
+    #[error("node `{0}` is not a tap of this workspace; name it in `Options::taps`")]
+    NotATap(String),
     /// A hyper-parameter outside its range.
     #[error("{name} = {value}: {expected}")]
     Parameter {
@@ -98,20 +89,12 @@ pub enum Error {
         /// The names there are.
         known: String,
     },
-    /// A weights file that does not fit the graph.
+    /// A model's weights, description or vocabulary that cannot be used.
     #[error("`{}`: {problem}", .path.display())]
-    Weights {
+    ModelFile {
         /// The file.
         path: PathBuf,
-        /// Which tensor, what was expected, what was found.
-        problem: String,
-    },
-    /// The description of a model, or its vocabulary, that cannot be used.
-    #[error("`{}`: {problem}", .path.display())]
-    ModelConfig {
-        /// The file.
-        path: PathBuf,
-        /// What was expected and what was found.
+        /// Which tensor or key, what was expected, what was found.
         problem: String,
     },
     /// A file that could not be read or written.
@@ -125,6 +108,14 @@ pub enum Error {
 }
 
 impl Error {
+    pub(crate) fn shape(node: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Shape { node: node.into(), problem: problem.into() }
+    }
+
+    pub(crate) fn gpu(what: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Gpu { what: what.into(), problem: problem.into() }
+    }
+
     /// Whether the request was wrong; otherwise something failed on the way.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::UnknownModel { .. })

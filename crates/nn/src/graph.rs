@@ -158,18 +158,13 @@ impl Graph {
 
     /// Layers with parameters call this before they claim spans, so that a failure leaves nothing behind.
     fn check_name(&self, name: &str) -> Result<()> {
-        if self.find(name).is_some() {
-            return Err(Error::DuplicateName { node: name.into() });
-        }
-        Ok(())
+        require(name, self.find(name).is_none(), || "a node of this name exists already; names must be unique".into())
     }
 
     /// As [`Graph::check_name`], for layers that cannot read tokens.
     fn check_image(&self, name: &str, x: NodeId) -> Result<()> {
-        if self.nodes[x.0].packed {
-            let problem = format!("cannot read the tokens of `{}`; pool them first", self.name(x));
-            return Err(Error::Shape { node: name.into(), problem });
-        }
+        let problem = || format!("cannot read the tokens of `{}`; pool them first", self.name(x));
+        require(name, !self.nodes[x.0].packed, problem)?;
         self.check_name(name)
     }
 
@@ -208,7 +203,7 @@ impl Graph {
         } else {
             return Ok((side + 2 * w.padding - w.kernel) / w.stride + 1);
         };
-        Err(Error::Shape { node: node.into(), problem })
+        Err(Error::shape(node, problem))
     }
 
     /// A convolution to `channels` channels; parameters `name.weight` and, if asked, `name.bias`.
@@ -246,9 +241,7 @@ impl Graph {
     ) -> Result<NodeId> {
         self.check_image(name, x)?;
         let from = self.shape(x);
-        if channels == 0 {
-            return Err(Error::Shape { node: name.into(), problem: "needs at least one output channel".into() });
-        }
+        require(name, channels > 0, || "needs at least one output channel".into())?;
         let (ho, wo) = (Self::windows(name, from.h, window)?, Self::windows(name, from.w, window)?);
         let Window { kernel, stride, padding } = window;
         let geometry = Conv { h: from.h, w: from.w, ci: from.c, ho, wo, co: channels, kernel, stride, padding };
@@ -271,13 +264,9 @@ impl Graph {
         self.check_name(name)?;
         let from = self.shape(x);
         let packed = self.nodes[x.0].packed;
-        if from.pixels() != 1 && !packed {
-            let problem = format!("expects a vector but `{}` gives an image {from}; flatten it first", self.name(x));
-            return Err(Error::Shape { node: name.into(), problem });
-        }
-        if outputs == 0 {
-            return Err(Error::Shape { node: name.into(), problem: "needs at least one output".into() });
-        }
+        let problem = || format!("expects a vector but `{}` gives an image {from}; flatten it first", self.name(x));
+        require(name, from.pixels() == 1 || packed, problem)?;
+        require(name, outputs > 0, || "needs at least one output".into())?;
         let image = self.flattened(x);
         let storage = Storage::ChannelsLast { outer: outputs, channels: image.c, spatial: image.pixels() };
         let role = Role::Weight { fan_in: from.c, fan_out: outputs };
@@ -333,15 +322,10 @@ impl Graph {
     pub fn group_norm(&mut self, name: &str, x: NodeId, groups: usize) -> Result<NodeId> {
         self.check_image(name, x)?;
         let shape = self.shape(x);
-        if groups == 0 || !shape.c.is_multiple_of(groups) {
-            let problem = format!("{} channels cannot be cut into {groups} equal groups", shape.c);
-            return Err(Error::Shape { node: name.into(), problem });
-        }
+        check_cut(name, shape.c, groups, "groups")?;
         let image = self.flattened(x);
-        if groups > 1 && image.pixels() > 1 && image.c > 1 {
-            let problem = "the groups of a flattened image are not PyTorch's; normalise before it is flattened".into();
-            return Err(Error::Shape { node: name.into(), problem });
-        }
+        let problem = || "the groups of a flattened image are not PyTorch's; normalise before it is flattened".into();
+        require(name, groups == 1 || image.pixels() == 1 || image.c == 1, problem)?;
         let params = self.scale_and_shift(name, x);
         self.add_layer(name, Op::GroupNorm { groups }, x, shape, params)
     }
@@ -361,10 +345,8 @@ impl Graph {
     pub fn max_pool(&mut self, name: &str, x: NodeId, window: Window) -> Result<NodeId> {
         self.check_image(name, x)?;
         let from = self.shape(x);
-        if 2 * window.padding > window.kernel || window.kernel > 15 {
-            let problem = format!("padding {} must be at most half of a kernel of at most 15", window.padding);
-            return Err(Error::Shape { node: name.into(), problem });
-        }
+        let problem = || format!("padding {} must be at most half of a kernel of at most 15", window.padding);
+        require(name, 2 * window.padding <= window.kernel && window.kernel <= 15, problem)?;
         let (ho, wo) = (Self::windows(name, from.h, window)?, Self::windows(name, from.w, window)?);
         let Window { kernel, stride, padding } = window;
         let pool = MaxPool { h: from.h, w: from.w, c: from.c, ho, wo, kernel, stride, padding };
@@ -386,10 +368,8 @@ impl Graph {
     /// If the shapes differ, or the name is taken.
     pub fn add(&mut self, name: &str, x: NodeId, y: NodeId) -> Result<NodeId> {
         let (a, b) = (self.shape(x), self.shape(y));
-        if a != b || self.nodes[x.0].packed != self.nodes[y.0].packed {
-            let problem = format!("cannot add `{}` of shape {a} and `{}` of shape {b}", self.name(x), self.name(y));
-            return Err(Error::Shape { node: name.into(), problem });
-        }
+        let problem = || format!("cannot add `{}` of shape {a} and `{}` of shape {b}", self.name(x), self.name(y));
+        require(name, a == b && self.nodes[x.0].packed == self.nodes[y.0].packed, problem)?;
         self.add_node(name, Op::Add, &[x, y], a)
     }
 
@@ -407,9 +387,21 @@ impl Graph {
     /// # Errors
     /// If the rate is not in [0, 1), or the name is taken.
     pub fn dropout(&mut self, name: &str, x: NodeId, rate: f32) -> Result<NodeId> {
-        if !(0.0..1.0).contains(&rate) {
-            return Err(Error::Shape { node: name.into(), problem: format!("rate {rate} must lie in [0, 1)") });
-        }
+        check_rate(name, rate)?;
         self.add_node(name, Op::Dropout { rate }, &[x], self.shape(x))
     }
+}
+
+/// Refuses a node of this name unless a condition holds.
+fn require(name: &str, holds: bool, problem: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::shape(name, problem())) }
+}
+
+fn check_cut(name: &str, channels: usize, parts: usize, what: &str) -> Result<()> {
+    let problem = || format!("{channels} channels cannot be cut into {parts} equal {what}");
+    require(name, parts > 0 && channels.is_multiple_of(parts), problem)
+}
+
+fn check_rate(name: &str, rate: f32) -> Result<()> {
+    require(name, (0.0..1.0).contains(&rate), || format!("rate {rate} must lie in [0, 1)"))
 }

@@ -52,7 +52,7 @@ impl ResNet<'_> {
     pub fn build(&self, input: Shape, classes: usize) -> Result<Graph> {
         let mut g = Graph::new(input);
         let [first, ..] = self.widths else {
-            return Err(Error::Shape { node: "conv1".into(), problem: "needs at least one stage".into() });
+            return Err(Error::shape("conv1", "needs at least one stage"));
         };
         let x = g.conv2d("conv1", g.input(), *first, Window::new(3, 1, 1), false)?;
         let x = self.normalise(&mut g, "bn1", x)?;
@@ -165,81 +165,71 @@ pub struct Entry {
     pub about: &'static str,
     /// Whether it reads texts ([`Shape::tokens`]) instead of images or vectors.
     pub reads_text: bool,
-    build: fn(Shape, usize, Variant) -> Result<Graph>,
+    plan: Plan,
+}
+
+/// How a named network is built.
+#[derive(Clone, Copy, Debug)]
+enum Plan {
+    /// [`mlp`] with these hidden layers.
+    Mlp(&'static [usize]),
+    /// [`cnn`] with these channels and this hidden layer.
+    Cnn([usize; 2], usize),
+    /// [`ResNet`] with these widths and blocks, and a pool after the stem or none.
+    ResNet(&'static [usize], usize, bool),
+    /// [`BertConfig::sized`] with these sizes.
+    Bert([usize; 4], Pooling),
+}
+
+const fn entry(name: &'static str, about: &'static str, plan: Plan) -> Entry {
+    Entry { name, about, reads_text: matches!(plan, Plan::Bert(..)), plan }
 }
 
 /// All named networks.
 pub const CATALOGUE: &[Entry] = &[
-    Entry {
-        name: "mlp",
-        about: "perceptron with two hidden layers of 100",
-        reads_text: false,
-        build: |s, c, v| mlp(s, &[100, 100], c, v),
-    },
-    Entry {
-        name: "cnn",
-        about: "two convolutions, two linear layers: the pfl-research benchmark",
-        reads_text: false,
-        build: |s, c, v| cnn(s, [32, 64], 128, c, v),
-    },
-    Entry {
-        name: "resnet8",
-        about: "the paper's ResNet-8: 64-128-256, max-pool after the stem",
-        reads_text: false,
-        build: |s, c, v| resnet(&[64, 128, 256], 1, true, v, s, c),
-    },
-    Entry {
-        name: "resnet8-thin",
-        about: "16-32-64 without the pool: quick studies on CPUs",
-        reads_text: false,
-        build: |s, c, v| resnet(&[16, 32, 64], 1, false, v, s, c),
-    },
-    Entry {
-        name: "resnet10",
-        about: "64-128-256-512: what the paper's code calls ResNet-8",
-        reads_text: false,
-        build: |s, c, v| resnet(&[64, 128, 256, 512], 1, true, v, s, c),
-    },
-    Entry {
-        name: "resnet18",
-        about: "64-128-256-512, two blocks a stage",
-        reads_text: false,
-        build: |s, c, v| resnet(&[64, 128, 256, 512], 2, true, v, s, c),
-    },
-    Entry {
-        name: "bert-tiny",
-        about: "BERT with 2 layers of 128: the paper's text encoder, untrained",
-        reads_text: true,
-        build: |s, c, v| encoder(&BertConfig::sized(2, 128, 2, 512), v, s, c),
-    },
-    Entry {
-        name: "minilm-l3",
-        about: "MiniLM with 3 layers of 384 and the mean of tokens, untrained",
-        reads_text: true,
-        build: |s, c, v| {
-            let config = BertConfig { pooling: Pooling::Mean, ..BertConfig::sized(3, 384, 12, 1536) };
-            encoder(&config, v, s, c)
-        },
-    },
+    entry("mlp", "perceptron with two hidden layers of 100", Plan::Mlp(&[100, 100])),
+    entry("cnn", "two convolutions, two linear layers: the pfl-research benchmark", Plan::Cnn([32, 64], 128)),
+    entry(
+        "resnet8",
+        "the paper's ResNet-8: 64-128-256, max-pool after the stem",
+        Plan::ResNet(&[64, 128, 256], 1, true),
+    ),
+    entry("resnet8-thin", "16-32-64 without the pool: quick studies on CPUs", Plan::ResNet(&[16, 32, 64], 1, false)),
+    entry(
+        "resnet10",
+        "64-128-256-512: what the paper's code calls ResNet-8",
+        Plan::ResNet(&[64, 128, 256, 512], 1, true),
+    ),
+    entry("resnet18", "64-128-256-512, two blocks a stage", Plan::ResNet(&[64, 128, 256, 512], 2, true)),
+    entry(
+        "bert-tiny",
+        "BERT with 2 layers of 128: the paper's text encoder, untrained",
+        Plan::Bert([2, 128, 2, 512], Pooling::Pooler),
+    ),
+    entry(
+        "minilm-l3",
+        "MiniLM with 3 layers of 384 and the mean of tokens, untrained",
+        Plan::Bert([3, 384, 12, 1536], Pooling::Mean),
+    ),
 ];
 
-fn encoder(config: &BertConfig, variant: Variant, input: Shape, classes: usize) -> Result<Graph> {
-    if input != Shape::tokens(input.w) {
-        let problem = format!("an encoder of texts cannot take samples of shape {input}");
-        return Err(Error::Shape { node: "embeddings".into(), problem });
+impl Plan {
+    fn build(self, input: Shape, classes: usize, variant: Variant) -> Result<Graph> {
+        match self {
+            Self::Mlp(hidden) => mlp(input, hidden, classes, variant),
+            Self::Cnn(channels, hidden) => cnn(input, channels, hidden, classes, variant),
+            Self::ResNet(widths, blocks, stem_pool) => {
+                ResNet { widths, blocks, stem_pool, variant }.build(input, classes)
+            }
+            Self::Bert(..) if input != Shape::tokens(input.w) => {
+                Err(Error::shape("embeddings", format!("an encoder of texts cannot take samples of shape {input}")))
+            }
+            Self::Bert([layers, hidden, heads, intermediate], pooling) => {
+                let config = BertConfig { pooling, ..BertConfig::sized(layers, hidden, heads, intermediate) };
+                bert(&config, input.w, classes, variant)
+            }
+        }
     }
-    bert(config, input.w, classes, variant)
-}
-
-fn resnet(
-    widths: &[usize],
-    blocks: usize,
-    stem_pool: bool,
-    variant: Variant,
-    input: Shape,
-    classes: usize,
-) -> Result<Graph> {
-    ResNet { widths, blocks, stem_pool, variant }.build(input, classes)
 }
 
 /// Builds a network by its name.
@@ -256,7 +246,7 @@ fn resnet(
 /// If no network has this name (the error lists all names), or if the network cannot take such input.
 pub fn build(name: &str, input: Shape, classes: usize, variant: Variant) -> Result<Graph> {
     if let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == name) {
-        return (entry.build)(input, classes, variant);
+        return entry.plan.build(input, classes, variant);
     }
     let names: Vec<&str> = CATALOGUE.iter().map(|entry| entry.name).collect();
     Err(Error::UnknownModel { name: name.into(), known: names.join(", ") })

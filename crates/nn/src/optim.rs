@@ -37,6 +37,15 @@ pub enum Rule {
 }
 
 impl Rule {
+    /// Floats of the means and of the mean squares that the rule keeps for `n` parameters.
+    pub(crate) fn n_moments(&self, n: usize) -> (usize, usize) {
+        match self {
+            Self::Sgd { momentum: 0.0, .. } => (0, 0),
+            Self::Sgd { .. } => (n, 0),
+            Self::Adam { .. } => (n, n),
+        }
+    }
+
     /// Plain gradient descent.
     pub fn sgd(lr: f32) -> Self {
         Self::Sgd { lr, momentum: 0.0, nesterov: false, weight_decay: 0.0 }
@@ -103,11 +112,7 @@ impl Optimizer {
     /// If a constant of the rule is out of range.
     pub fn new(rule: Rule, n_params: usize) -> Result<Self> {
         rule.check()?;
-        let (m, v) = match rule {
-            Rule::Sgd { momentum: 0.0, .. } => (0, 0),
-            Rule::Sgd { .. } => (n_params, 0),
-            Rule::Adam { .. } => (n_params, n_params),
-        };
+        let (m, v) = rule.n_moments(n_params);
         let moves = vec![Self::all_move(rule); v.div_ceil(BLOCK)];
         Ok(Self { rule, n_steps: 0, mean: Buffer::zeros(m), mean_square: Buffer::zeros(v), moves })
     }

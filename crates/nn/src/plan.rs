@@ -1,8 +1,10 @@
 //! From a graph to what is executed: which nodes run as one step, and which memory they use.
 
+use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, NodeId, Op, Saved};
 use crate::kernels::Activation;
 use crate::kernels::pool::MaxPool;
+use crate::mode::Options;
 
 /// One step of execution: a node, with the nodes that were fused into it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,25 +36,33 @@ pub(crate) struct Plan {
     /// Floats for one sample in each slot.
     pub value_len: Vec<usize>,
     pub grad_len: Vec<usize>,
+    /// Whether a node is the output or a tap.
+    pub is_tap: Vec<bool>,
 }
 
 impl Plan {
-    /// Plans `graph`. The nodes `observed` keep their own value, and their own gradient if `training`. `more` turns on the
-    /// GPU's fusions: a batch-norm and its ReLU fuse a max-pool, and a dropout fuses an addition. Without training, a
+    /// Plans `graph`. Output and taps keep their own value, and their own gradient if training. `more` turns on the GPU's
+    /// fusions: a batch-norm and its ReLU fuse a max-pool, and a dropout fuses an addition. Without training, a
     /// convolution fuses a batch-norm, and the max-pool behind it where `more` allows it.
-    pub fn new(graph: &Graph, observed: &[NodeId], training: bool, more: Option<TakesPool<'_>>) -> Self {
-        let mut is_observed = vec![false; graph.nodes.len()];
-        for node in observed {
-            is_observed[node.0] = true;
-        }
-        let steps = fuse(graph, &is_observed, training, more);
-        let (value_slot, value_len) = place_values(graph, &steps, &is_observed, training);
-        let (grad_slot, work_slot, grad_len) = if training {
-            place_gradients(graph, &steps, &is_observed)
+    pub fn new(graph: &Graph, options: &Options<'_>, more: Option<TakesPool<'_>>) -> Self {
+        let is_observed = |i: usize| NodeId(i) == graph.output() || options.taps.contains(&NodeId(i));
+        let is_tap: Vec<bool> = (0..graph.nodes.len()).map(is_observed).collect();
+        let steps = fuse(graph, &is_tap, options.training, more);
+        let (value_slot, value_len) = place_values(graph, &steps, &is_tap, options.training);
+        let (grad_slot, work_slot, grad_len) = if options.training {
+            place_gradients(graph, &steps, &is_tap)
         } else {
             (vec![None; graph.nodes.len()], vec![None; steps.len()], vec![])
         };
-        Self { steps, value_slot, grad_slot, work_slot, value_len, grad_len }
+        Self { steps, value_slot, grad_slot, work_slot, value_len, grad_len, is_tap }
+    }
+
+    /// Fails for a node that is neither the output nor a tap.
+    pub fn check_tap(&self, graph: &Graph, node: NodeId) -> Result<()> {
+        if self.is_tap.get(node.0).copied().unwrap_or(false) {
+            return Ok(());
+        }
+        Err(Error::NotATap(graph.nodes.get(node.0).map_or_else(String::new, |n| n.name.clone())))
     }
 }
 
@@ -263,7 +273,7 @@ mod tests {
         for name in ["resnet8", "resnet18"] {
             let graph = models::build(name, Shape::image(32, 32, 3), 10, Variant::default()).unwrap();
             let floats = |training| -> usize {
-                let plan = Plan::new(&graph, &[graph.output()], training, None);
+                let plan = Plan::new(&graph, &Options { batch: 1, taps: &[], training }, None);
                 assert_eq!(plan.grad_len.is_empty(), !training, "{name}");
                 plan.value_len.iter().sum()
             };

@@ -161,7 +161,7 @@ fn from_half(bits: u16) -> f32 {
 }
 
 fn weights_error(path: &Path, problem: String) -> Error {
-    Error::Weights { path: path.into(), problem }
+    Error::ModelFile { path: path.into(), problem }
 }
 
 #[cfg(test)]

@@ -16,6 +16,11 @@ pub struct Table {
 }
 
 impl Table {
+    /// A table whose first `n_names` columns hold names.
+    pub fn new(headers: impl IntoIterator<Item: Into<String>>, n_names: usize, rows: Vec<Vec<String>>) -> Self {
+        Self { headers: headers.into_iter().map(Into::into).collect(), n_names, rows, ..Self::default() }
+    }
+
     /// The table in columns of spaces. A name that repeats the one above is left out, and a blank line stands where the
     /// first one changes.
     pub fn to_text(&self) -> String {

@@ -84,7 +84,7 @@ impl Comparison {
                 cells.extend([percent(|c| c.mean), percent(|c| c.std), percent(|c| c.worst)]);
             }
         }
-        Table { headers, n_names: 1, rows, ..Table::default() }
+        Table::new(headers, 1, rows)
     }
 }
 

@@ -16,10 +16,15 @@ struct State {
 /// How a worker's error is taken.
 pub(crate) trait Shortage: Sync {
     /// Whether a piece failed because memory was short, so that it may succeed beside fewer others.
-    fn is_shortage(&self, error: &Error) -> bool;
+    fn is_shortage(&self, _: &Error) -> bool {
+        false
+    }
     /// A worker has left for that reason: `n_workers` go on.
-    fn fewer(&self, error: &Error, n_workers: usize);
+    fn fewer(&self, _: &Error, _: usize) {}
 }
+
+/// Memory is never short.
+impl Shortage for () {}
 
 impl Queue {
     /// A list of `n` pieces for `n_workers`.

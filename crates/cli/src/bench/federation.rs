@@ -3,7 +3,7 @@
 
 use crate::federation::block_on;
 use crate::federation::process::Process;
-use crate::say;
+use crate::{give, say};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_core::{ClientState, Config, Experiment, LocalStats, Part};
@@ -77,9 +77,7 @@ impl Load {
         // A folder that cannot be removed does not change the result.
         let _ = std::fs::remove_dir_all(&dir);
         let report = report?;
-        if self.json {
-            say!("{}", serde_json::to_string(&report)?);
-        } else {
+        give(self.json, &report, || {
             say!(
                 "{} nodes, {} per round, {} rounds, model {:.2} MB: {:.2} s per round ({:.2} s of the server's processor, {:.3} s of \
                  a node's, {:.2} MB per contribution); server memory {:.0} MB early, {:.0} MB at the end, {:.0} MB peak",
@@ -95,8 +93,7 @@ impl Load {
                 report.server_mb_end,
                 report.server_mb_peak
             );
-        }
-        Ok(())
+        })
     }
 
     fn measure(&self, dir: &Path) -> Result<LoadReport> {
@@ -223,9 +220,7 @@ fn addresses(server: &mut Process, dir: &Path) -> Result<Addresses> {
 
 /// Resident memory of a process, if the system reports it.
 fn resident_mb(child: &Child) -> Option<f64> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
-    line.split_whitespace().nth(1)?.parse::<f64>().ok().map(|kb| kb / 1000.0)
+    super::status_kib(&child.id().to_string(), "VmRSS:").map(|kib| kib / 1000.0)
 }
 
 /// Processor seconds of a process so far, if the system reports them.

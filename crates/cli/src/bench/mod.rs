@@ -5,9 +5,9 @@ mod gpu;
 mod text;
 
 use crate::device::DeviceArgs;
-use crate::say;
+use crate::{commands, give, say};
 use anyhow::{Context, Result};
-use clap::{Args, Subcommand};
+use clap::Args;
 use fedproj_core::{ClientStates, Config, Experiment, Seconds, ServerState, Simulation, Targets};
 use fedproj_data::{Dataset, Normalisation, Partition, Samples};
 use fedproj_nn::models::{self, Variant};
@@ -17,25 +17,15 @@ use serde::Serialize;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
-/// The kinds of measurement.
-#[derive(Subcommand)]
-pub enum Bench {
-    /// One training step: forward, backward and Adam on synthetic 32×32 images or texts
-    Step(Step),
-    /// One federated round on synthetic 32×32 images: local training of all clients, then fusion
-    Round(Round),
-    /// A real server under the load of many nodes on this machine
-    Federation(federation::Load),
-}
-
-impl Bench {
-    /// Measures and prints.
-    pub fn run(self) -> Result<()> {
-        match self {
-            Self::Step(step) => step.run(),
-            Self::Round(round) => round.run(),
-            Self::Federation(load) => load.run(),
-        }
+commands! {
+    /// The kinds of measurement.
+    pub enum Bench {
+        /// One training step: forward, backward and Adam on synthetic 32×32 images or texts
+        Step(Step),
+        /// One federated round on synthetic 32×32 images: local training of all clients, then fusion
+        Round(Round),
+        /// A real server under the load of many nodes on this machine
+        Federation(federation::Load),
     }
 }
 
@@ -133,9 +123,7 @@ impl Step {
             peak_fraction: gflops / peak_gflops,
             peak_rss_mib: peak_rss_mib(),
         };
-        if self.json {
-            say!("{}", serde_json::to_string(&result)?);
-        } else {
+        give(self.json, &result, || {
             say!("{} batch {} on {} thread(s), {}", result.model, result.batch, result.threads, result.isa);
             say!("  {:.2} ms per step, {:.0} samples/s", result.ms_per_step, result.samples_per_second);
             say!(
@@ -147,8 +135,7 @@ impl Step {
             if let Some(mib) = result.peak_rss_mib {
                 say!("  {mib:.0} MiB peak memory");
             }
-        }
-        Ok(())
+        })
     }
 
     fn reads_text(&self) -> bool {
@@ -174,14 +161,12 @@ impl Step {
         let found = gpu::step(graph, &self.device, &self.precision, clients, &x, self.steps as usize)?;
         let samples_per_second = f64::from(self.batch * self.clients) / found.seconds;
         let gflops = samples_per_second * self.flops(graph)? / 1e9;
-        if self.json {
-            let result = serde_json::json!({
-                "model": self.model, "batch": self.batch, "clients": self.clients, "device": found.name,
-                "precision": self.precision, "ms_per_step": found.seconds * 1e3,
-                "samples_per_second": samples_per_second, "gflops": gflops,
-            });
-            say!("{result}");
-        } else {
+        let result = serde_json::json!({
+            "model": self.model, "batch": self.batch, "clients": self.clients, "device": found.name,
+            "precision": self.precision, "ms_per_step": found.seconds * 1e3,
+            "samples_per_second": samples_per_second, "gflops": gflops,
+        });
+        give(self.json, &result, || {
             say!(
                 "{} batch {}, {} clients side by side on {}, {}",
                 self.model,
@@ -194,8 +179,7 @@ impl Step {
                 "  {:.3} ms per step of all, {samples_per_second:.0} samples/s, {gflops:.0} GFLOP/s",
                 found.seconds * 1e3
             );
-        }
-        Ok(())
+        })
     }
 
     /// Synthetic samples.
@@ -316,14 +300,12 @@ impl Round {
         }
         rounds.sort_by(|a, b| (a.local + a.fusion).total_cmp(&(b.local + b.fusion)));
         let Seconds { local, fusion, .. } = rounds[rounds.len() / 2];
-        if self.json {
-            let result = serde_json::json!({
-                "method": self.method, "model": self.model, "clients": self.clients, "samples": self.samples,
-                "epochs": self.epochs, "threads": self.device.threads, "device": device, "local_s": local, "server_s": fusion,
-                "round_s": local + fusion, "peak_rss_mib": peak_rss_mib(),
-            });
-            say!("{result}");
-        } else {
+        let result = serde_json::json!({
+            "method": self.method, "model": self.model, "clients": self.clients, "samples": self.samples,
+            "epochs": self.epochs, "threads": self.device.threads, "device": device, "local_s": local, "server_s": fusion,
+            "round_s": local + fusion, "peak_rss_mib": peak_rss_mib(),
+        });
+        give(self.json, &result, || {
             say!(
                 "{} with {}, {} clients × {} samples × {} epochs on {} thread(s)",
                 self.method,
@@ -334,8 +316,7 @@ impl Round {
                 self.device.threads
             );
             say!("  {:.2} s per round: {local:.2} s local training, {fusion:.2} s fusion", local + fusion);
-        }
-        Ok(())
+        })
     }
 }
 
@@ -357,8 +338,11 @@ fn synthetic(id: u32, n: u32, labelled: bool) -> Result<Dataset> {
 
 /// Peak memory of this process, if the system reports it.
 fn peak_rss_mib() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib / 1024.0)
+    status_kib("self", "VmHWM:").map(|kib| kib / 1024.0)
+}
+
+/// A line of what the system reports of a process, in KiB.
+fn status_kib(process: &str, key: &str) -> Option<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace().next()?.parse().ok()
 }

@@ -1,6 +1,6 @@
 //! `fedproj audit`: what happened in a federation, for its owner and for others.
 
-use crate::say;
+use crate::{give, say};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_net::Error;
@@ -49,12 +49,9 @@ impl Audit {
             return Err(self.no_journal().into());
         }
         let tail = Journal::read(&self.dir, print)?.ok_or_else(|| self.no_journal())?;
-        if self.json {
-            say!("{}", serde_json::json!({ "entries": tail.n_entries, "hash": tail.hash }));
-        } else {
+        give(self.json, &serde_json::json!({ "entries": tail.n_entries, "hash": tail.hash }), || {
             eprintln!("{} entries, unbroken; hash of the last: {}", tail.n_entries, tail.hash);
-        }
-        Ok(())
+        })
     }
 
     fn no_journal(&self) -> Error {
@@ -84,12 +81,9 @@ impl Audit {
     }
 
     fn tell(&self, statement: &Statement, state: &str) -> Result<()> {
-        if self.json {
-            say!("{}", serde_json::to_string(statement)?);
-        } else {
+        give(self.json, statement, || {
             let Statement { entries, time, operator, .. } = statement;
             say!("{entries} entries, exported {time} by {operator}, {state}");
-        }
-        Ok(())
+        })
     }
 }

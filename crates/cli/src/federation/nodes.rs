@@ -1,6 +1,6 @@
 //! `fedproj nodes`: on the server's machine, with or without a running server.
 
-use crate::say;
+use crate::{give, say};
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use fedproj_net::identity::operator;
@@ -57,20 +57,17 @@ impl NodesArgs {
         let authority = Authority::open(&self.dir)?;
         let registry = Registry::open(&self.dir)?;
         match &self.action {
-            None | Some(Action::List) => self::list(&registry, self.json),
+            None | Some(Action::List) => self::list(&registry, self.json)?,
             Some(Action::Invite { name, client, hours }) => {
                 let lasts = Duration::from_hours(*hours);
                 let (token, invitation) = registry.invite(&authority, name, *client, lasts)?;
                 let client = invitation.client;
                 self.note(Event::Invited { node: name.clone(), client })?;
-                if self.json {
-                    let token = token.to_string();
-                    say!("{}", serde_json::json!({ "node": name, "client": client, "token": token }));
-                } else {
+                let result = serde_json::json!({ "node": name, "client": client, "token": token.to_string() });
+                give(self.json, &result, || {
                     eprintln!("{name} gets client {client}; the token works once, within {hours} hours:");
                     say!("{token}");
-                }
-                Ok(())
+                })?;
             }
             Some(Action::RotateCa { finish }) => {
                 let fingerprint = fedproj_net::server::rotate_authority(&self.dir, *finish)?;
@@ -80,15 +77,14 @@ impl NodesArgs {
                     say!("start the server; its nodes renew their certificates by themselves");
                     eprintln!("then stop it and run `fedproj nodes rotate-ca --finish`");
                 }
-                Ok(())
             }
             Some(Action::Revoke { name }) => {
                 registry.revoke(name)?;
                 self.note(Event::Revoked { node: name.clone() })?;
                 say!("{name} is revoked; its next request is rejected");
-                Ok(())
             }
         }
+        Ok(())
     }
 
     /// Enters what an operator did in the journal.
@@ -99,24 +95,21 @@ impl NodesArgs {
 
 fn list(registry: &Registry, json: bool) -> Result<()> {
     let (nodes, invitations) = (registry.nodes()?, registry.invitations()?);
-    if json {
-        say!("{}", serde_json::json!({ "nodes": nodes, "invitations": invitations }));
-        return Ok(());
-    }
-    for node in &nodes {
-        let state = match (node.revoked, node.is_expired()) {
-            (true, _) => "revoked",
-            (_, true) => "expired",
-            _ => "enrolled",
-        };
-        say!("{:<24} client {:<6} {state:<9} certificate {}", node.name, node.client, &node.fingerprint[..16]);
-    }
-    for invitation in &invitations {
-        let state = if invitation.is_expired() { "token expired" } else { "invited" };
-        say!("{:<24} client {:<6} {state}", invitation.name, invitation.client);
-    }
-    if nodes.is_empty() && invitations.is_empty() {
-        eprintln!("no nodes; `fedproj nodes invite NAME` makes a token");
-    }
-    Ok(())
+    give(json, &serde_json::json!({ "nodes": nodes, "invitations": invitations }), || {
+        for node in &nodes {
+            let state = match (node.revoked, node.is_expired()) {
+                (true, _) => "revoked",
+                (_, true) => "expired",
+                _ => "enrolled",
+            };
+            say!("{:<24} client {:<6} {state:<9} certificate {}", node.name, node.client, &node.fingerprint[..16]);
+        }
+        for invitation in &invitations {
+            let state = if invitation.is_expired() { "token expired" } else { "invited" };
+            say!("{:<24} client {:<6} {state}", invitation.name, invitation.client);
+        }
+        if nodes.is_empty() && invitations.is_empty() {
+            eprintln!("no nodes; `fedproj nodes invite NAME` makes a token");
+        }
+    })
 }

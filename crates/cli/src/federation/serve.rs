@@ -2,8 +2,8 @@
 
 use super::{Logging, block_on};
 use crate::device::default_threads;
-use crate::say;
 use crate::settings::Settings;
+use crate::{give, say};
 use anyhow::Result;
 use clap::Args;
 use fedproj_net::{ServeSetup, serve};
@@ -65,13 +65,10 @@ impl Serve {
                 _ = tokio::signal::ctrl_c() => Err(fedproj_net::Error::Stopped.into()),
             }
         })?;
-        if self.json {
-            say!("{}", serde_json::to_string(&served)?);
-        } else {
-            let summary = served.summary;
+        give(self.json, &served, || {
+            let summary = &served.summary;
             say!("{}: last accuracy {:.2} %, {}", summary.method, 100.0 * summary.last, served.run.display());
-        }
-        Ok(())
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::{Partition, dirichlet, explicit, iid, labels, natural, one_class, quantity, shards};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
+use crate::split::indices_by_class;
 
 /// A partition scheme with its parameters.
 ///
@@ -114,27 +115,21 @@ impl PartitionConfig {
                 let problem = format!("data set `{}` has no labels", data.name());
                 Error::impossible(kind, problem, "use kind = \"iid\" or \"quantity\"")
             })?;
-            Ok((labels, data.n_classes()))
+            Ok(indices_by_class(labels, data.n_classes()))
         };
         match *self {
             Self::Iid { clients } => iid::partition(n, clients, seed),
             Self::Dirichlet { beta, clients, min_samples } => {
-                let (labels, n_classes) = by_label("dirichlet")?;
-                dirichlet::partition(labels, n_classes, beta, clients, min_samples, seed)
+                dirichlet::partition(&by_label("dirichlet")?, beta, clients, min_samples, seed)
             }
             Self::Shards { clients, shards_per_client } => {
-                let (labels, n_classes) = by_label("shards")?;
-                shards::partition(labels, n_classes, clients, shards_per_client, seed)
+                shards::partition(by_label("shards")?, clients, shards_per_client, seed)
             }
             Self::Labels { clients, labels_per_client } => {
-                let (labels, n_classes) = by_label("labels")?;
-                labels::partition(labels, n_classes, clients, labels_per_client, seed)
+                labels::partition(by_label("labels")?, clients, labels_per_client, seed)
             }
             Self::Quantity { beta, clients, min_samples } => quantity::partition(n, beta, clients, min_samples, seed),
-            Self::OneClass { clients } => {
-                let (labels, n_classes) = by_label("one_class")?;
-                one_class::partition(labels, n_classes, clients, seed)
-            }
+            Self::OneClass { clients } => one_class::partition(by_label("one_class")?, clients, seed),
             Self::Natural {} => natural::partition(data),
             Self::File { ref path } => explicit::partition(path, n),
             Self::Virtual { clients, samples } => Partition::virtual_clients(clients, samples, n, seed),

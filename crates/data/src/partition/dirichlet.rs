@@ -12,31 +12,29 @@ use std::collections::BinaryHeap;
 
 use fedproj_rng::{Purpose, Stream};
 
-use super::Partition;
 use super::config::{check_beta, check_clients};
+use super::{Partition, n_samples};
 use crate::error::Result;
-use crate::split::indices_by_class;
 
 /// Draws before the repair. With 100 clients on CIFAR-10 and β = 0.3 a minimum of 15 is usually met within a few.
 const N_DRAWS_MAX: u32 = 100;
 
 pub(super) fn partition(
-    labels: &[u32],
-    n_classes: usize,
+    classes: &[Vec<u32>],
     beta: f64,
     n_clients: usize,
     n_min: usize,
     seed: u64,
 ) -> Result<Partition> {
+    let n = n_samples(classes);
     check_beta("dirichlet", beta)?;
-    check_clients("dirichlet", labels.len(), n_clients, n_min)?;
+    check_clients("dirichlet", n, n_clients, n_min)?;
     // An empty client cannot train, so one sample is the least minimum.
     let n_min = n_min.max(1);
-    let classes = indices_by_class(labels, n_classes);
     let mut best = (usize::MAX, Vec::new());
     for attempt in 0..N_DRAWS_MAX {
         let mut stream = Stream::new(seed, Purpose::Partition, [attempt, 0, 0]);
-        let lists = draw(&classes, labels.len(), beta, n_clients, &mut stream);
+        let lists = draw(classes, n, beta, n_clients, &mut stream);
         let n_lacking = lists.iter().map(|list| n_min.saturating_sub(list.len())).sum();
         if n_lacking < best.0 {
             best = (n_lacking, lists);
@@ -49,7 +47,7 @@ pub(super) fn partition(
     if n_moved > 0 {
         repair(&mut lists, n_min, &mut Stream::new(seed, Purpose::Partition, [N_DRAWS_MAX, 0, 0]));
     }
-    Ok(Partition { n_moved, ..Partition::from_lists("dirichlet", lists, labels.len())? })
+    Ok(Partition { n_moved, ..Partition::from_lists("dirichlet", lists, n)? })
 }
 
 /// One draw of NIID-Bench's scheme.

@@ -7,17 +7,17 @@
 use fedproj_rng::{Purpose, Stream};
 
 use super::config::check_clients;
-use super::{Partition, share_classes};
+use super::{Partition, n_samples, share_classes};
 use crate::error::{Error, Result};
 
 pub(super) fn partition(
-    labels: &[u32],
-    n_classes: usize,
+    classes: Vec<Vec<u32>>,
     n_clients: usize,
     n_labels_each: usize,
     seed: u64,
 ) -> Result<Partition> {
-    check_clients("labels", labels.len(), n_clients, 1)?;
+    let n_classes = classes.len();
+    check_clients("labels", n_samples(&classes), n_clients, 1)?;
     if n_labels_each == 0 || n_labels_each > n_classes {
         let problem = format!("it asks for {n_labels_each} classes per client, but there are {n_classes}");
         return Err(Error::impossible("labels", problem, "set labels_per_client between 1 and the number of classes"));
@@ -31,5 +31,5 @@ pub(super) fn partition(
             owners[class as usize].push(client);
         }
     }
-    share_classes("labels", labels, &owners, n_clients, &mut stream, "lower clients or labels_per_client")
+    share_classes("labels", classes, &owners, n_clients, &mut stream, "lower clients or labels_per_client")
 }

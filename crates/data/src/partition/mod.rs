@@ -21,7 +21,6 @@ use fedproj_rng::{Purpose, Stream};
 pub use config::PartitionConfig;
 
 use crate::error::{Error, Result};
-use crate::split::indices_by_class;
 
 /// The samples of each client.
 ///
@@ -187,17 +186,22 @@ impl Partition {
     }
 }
 
+/// How many samples all classes have.
+fn n_samples(classes: &[Vec<u32>]) -> usize {
+    classes.iter().map(Vec::len).sum()
+}
+
 /// Shares the samples of each class evenly among its owners, in an order of the stream.
 fn share_classes(
     kind: &'static str,
-    labels: &[u32],
+    classes: Vec<Vec<u32>>,
     owners: &[Vec<usize>],
     n_clients: usize,
     stream: &mut Stream,
     hint: &str,
 ) -> Result<Partition> {
-    let mut lists = vec![Vec::new(); n_clients];
-    for (class, (mut samples, owners)) in indices_by_class(labels, owners.len()).into_iter().zip(owners).enumerate() {
+    let (n, mut lists) = (n_samples(&classes), vec![Vec::new(); n_clients]);
+    for (class, (mut samples, owners)) in classes.into_iter().zip(owners).enumerate() {
         if samples.len() < owners.len() {
             let problem = format!("{} clients share the {} samples of class {class}", owners.len(), samples.len());
             return Err(Error::impossible(kind, problem, hint));
@@ -207,7 +211,7 @@ fn share_classes(
             lists[owner].extend_from_slice(share);
         }
     }
-    Partition::from_lists(kind, lists, labels.len())
+    Partition::from_lists(kind, lists, n)
 }
 
 /// Splits `samples` into `n_shares` lists; their sizes differ by at most one.

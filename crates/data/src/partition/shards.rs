@@ -5,27 +5,25 @@
 use fedproj_rng::{Purpose, Stream};
 
 use super::config::check_clients;
-use super::{Partition, even_shares};
+use super::{Partition, even_shares, n_samples};
 use crate::error::{Error, Result};
-use crate::split::indices_by_class;
 
 pub(super) fn partition(
-    labels: &[u32],
-    n_classes: usize,
+    classes: Vec<Vec<u32>>,
     n_clients: usize,
     n_shards_each: usize,
     seed: u64,
 ) -> Result<Partition> {
-    check_clients("shards", labels.len(), n_clients, 1)?;
+    let n = n_samples(&classes);
+    check_clients("shards", n, n_clients, 1)?;
     let n_shards = n_clients.saturating_mul(n_shards_each);
-    if n_shards == 0 || n_shards > labels.len() {
-        let problem =
-            format!("{n_clients} clients with {n_shards_each} each make {n_shards} shards of {} samples", labels.len());
+    if n_shards == 0 || n_shards > n {
+        let problem = format!("{n_clients} clients with {n_shards_each} each make {n_shards} shards of {n} samples");
         return Err(Error::impossible("shards", problem, "each shard needs a sample; change shards_per_client"));
     }
     let mut stream = Stream::new(seed, Purpose::Partition, [0; 3]);
-    let mut sorted = Vec::with_capacity(labels.len());
-    for mut class in indices_by_class(labels, n_classes) {
+    let mut sorted = Vec::with_capacity(n);
+    for mut class in classes {
         // Which samples of a class share a shard is random, not the order of the file.
         stream.shuffle(&mut class);
         sorted.extend(class);
@@ -33,5 +31,5 @@ pub(super) fn partition(
     let shards: Vec<&[u32]> = even_shares(&sorted, n_shards).collect();
     let order = stream.permutation(n_shards);
     let deal = |hand: &[u32]| hand.iter().flat_map(|&shard| shards[shard as usize]).copied().collect();
-    Partition::from_lists("shards", order.chunks(n_shards_each).map(deal).collect(), labels.len())
+    Partition::from_lists("shards", order.chunks(n_shards_each).map(deal).collect(), n)
 }

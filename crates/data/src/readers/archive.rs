@@ -119,7 +119,7 @@ impl Member {
 }
 
 /// Calls `visit` with the name and the content of every file of a `.tar.gz`.
-pub(super) fn each_file(archive: &Path, mut visit: impl FnMut(&str, &mut dyn Read) -> Result<()>) -> Result<()> {
+pub(crate) fn each_file(archive: &Path, mut visit: impl FnMut(&str, &mut dyn Read) -> Result<()>) -> Result<()> {
     let read_error = || Error::io("unpack", archive);
     let file = BufReader::new(File::open(archive).map_err(read_error())?);
     for entry in tar::Archive::new(GzDecoder::new(file)).entries().map_err(read_error())? {

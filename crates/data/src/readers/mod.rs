@@ -30,7 +30,7 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use crate::error::{Error, Result};
-pub(crate) use archive::md5_of;
+pub(crate) use archive::{each_file, md5_of};
 pub(crate) use csv::numbered;
 
 /// Largest decompressed size accepted from one file, so that a small archive cannot fill the memory.

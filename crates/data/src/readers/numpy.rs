@@ -84,20 +84,16 @@ impl Arrays {
     }
 
     fn samples(&self, x: Array, layout: Option<ImageLayout>) -> Result<(Shape, Samples)> {
-        let is_colour = |n: usize| matches!(n, 1 | 3 | 4);
+        let fits = |given: Option<ImageLayout>, layout: ImageLayout, channels: usize| {
+            given.map_or(matches!(channels, 1 | 3 | 4), |given| given == layout)
+        };
         let (shape, is_nchw) = match (x.shape.as_slice(), layout) {
             (&[_, features], _) => (Shape::Vector { features }, false),
             (&[_, height, width], _) => (Shape::Image { height, width, channels: 1 }, false),
-            (&[_, channels, height, width], Some(ImageLayout::Nchw)) => {
-                (Shape::Image { height, width, channels }, true)
-            }
-            (&[_, height, width, channels], Some(ImageLayout::Nhwc)) => {
+            (&[_, height, width, channels], layout) if fits(layout, ImageLayout::Nhwc, channels) => {
                 (Shape::Image { height, width, channels }, false)
             }
-            (&[_, height, width, channels], None) if is_colour(channels) => {
-                (Shape::Image { height, width, channels }, false)
-            }
-            (&[_, channels, height, width], None) if is_colour(channels) => {
+            (&[_, channels, height, width], layout) if fits(layout, ImageLayout::Nchw, channels) => {
                 (Shape::Image { height, width, channels }, true)
             }
             (shape, _) => {

@@ -23,13 +23,8 @@ pub(super) fn install_sent140(archive: &Path, dir: &Path) -> Result<()> {
 pub(super) fn install_yelp(archive: &Path, dir: &Path) -> Result<()> {
     let mut table = HEADER.to_owned();
     for (name, bytes) in REVIEWS.iter().zip(tar_members(archive, &REVIEWS)?) {
-        let text = String::from_utf8(bytes).map_err(|e| Error::Malformed {
-            file: archive.display().to_string(),
-            place: (*name).to_owned(),
-            expected: "UTF-8 text".into(),
-            found: e.to_string(),
-            hint: HINT,
-        })?;
+        let text = String::from_utf8(bytes)
+            .map_err(|e| Error::malformed(archive.display(), *name, "UTF-8 text", e.to_string(), HINT))?;
         let clean = |review: &str| review.replace("\"\"", "\"").replace("\\n", " ");
         let rows = Rows { archive, member: name, n_fields: 2, labels: &["1", "2", "3", "4", "5"], clean };
         rows.append(&text, &mut table)?;

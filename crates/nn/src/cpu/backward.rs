@@ -44,7 +44,7 @@ impl Workspace {
                 }
             }
         }
-        for node in (0..self.is_tap.len()).filter(|&node| self.is_tap[node]) {
+        for node in (0..self.plan.is_tap.len()).filter(|&node| self.plan.is_tap[node]) {
             if let (false, Some(slot)) = (self.has_grad[self.graph.owner(node)], self.plan.grad_slot[node]) {
                 self.grads[slot].fill(0.0);
             }

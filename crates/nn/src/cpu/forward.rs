@@ -36,7 +36,7 @@ impl Workspace {
             && let Some(node) = self.graph.single_valued_norm()
         {
             let problem = "batch-norm needs more than one value per channel to train, but the batch has one sample";
-            return Err(Error::Shape { node: self.graph.name(node).into(), problem: problem.into() });
+            return Err(Error::shape(self.graph.name(node), problem));
         }
         self.tokens.read(x)?;
         (self.batch, self.mode) = (batch, mode);

@@ -24,7 +24,6 @@ pub struct Workspace {
     batch: usize,
     tokens: Tokens,
     mode: Mode,
-    is_tap: Vec<bool>,
     values: Vec<Buffer>,
     grads: Vec<Buffer>,
     /// Which nodes have a gradient so far in this backward pass. A flattened image shares the entry of the image.
@@ -59,21 +58,14 @@ impl Workspace {
         }
         let input = graph.shape(graph.input());
         if input.is_empty() {
-            let problem = format!("a sample of shape {input} has no elements");
-            return Err(Error::Shape { node: graph.name(graph.input()).into(), problem });
+            return Err(Error::shape(graph.name(graph.input()), format!("a sample of shape {input} has no elements")));
         }
-        let mut observed = options.taps.to_vec();
-        observed.push(graph.output());
-        let plan = Plan::new(graph, &observed, options.training, None);
+        let plan = Plan::new(graph, options, None);
         let n = options.batch;
         let buffers = |lens: &[usize]| lens.iter().map(|len| Buffer::zeros(n * len)).collect::<Vec<_>>();
         let scratch = plan.steps.iter().map(|step| graph.nodes[step.node].scratch(n));
         let (shared, private) = scratch.fold((0, 0), |most, len| (most.0.max(len.shared), most.1.max(len.private)));
         let saved: Vec<Saved> = plan.steps.iter().map(|step| step.saved(graph, n)).collect();
-        let mut is_tap = vec![false; graph.nodes.len()];
-        for node in &observed {
-            is_tap[node.0] = true;
-        }
         let private = Buffer::zeros(private.next_multiple_of(16) * cpu.n_threads());
         Ok(Self {
             values: buffers(&plan.value_len),
@@ -86,7 +78,6 @@ impl Workspace {
             batch: 0,
             tokens: Tokens::new(graph, n),
             mode: Mode::EVAL,
-            is_tap,
             saved: saved.iter().map(|saved| Buffer::zeros(saved.floats)).collect(),
             saved_bytes: saved.iter().map(|saved| vec![0; saved.bytes]).collect(),
             scratch: ScratchMemory { shared: Buffer::zeros(shared), private },
@@ -119,7 +110,7 @@ impl Workspace {
     /// # Errors
     /// If the node is neither.
     pub fn value(&self, node: NodeId) -> Result<&[f32]> {
-        self.check_tap(node)?;
+        self.plan.check_tap(&self.graph, node)?;
         Ok(self.node_value(node.0))
     }
 
@@ -133,25 +124,18 @@ impl Workspace {
         len_of(&self.graph.nodes[node], self.batch, &self.tokens)
     }
 
-    fn check_tap(&self, node: NodeId) -> Result<()> {
-        if self.is_tap.get(node.0).copied().unwrap_or(false) {
-            return Ok(());
-        }
-        Err(Error::NotATap { node: self.graph.nodes.get(node.0).map_or_else(String::new, |n| n.name.clone()) })
-    }
-
     /// Calls `f(value, gradient)` for the output or a tap, to add to its gradient before [`Workspace::backward`].
     ///
     /// # Errors
     /// If the node is not a tap, or the workspace was made without training.
     pub fn inject<T>(&mut self, node: NodeId, f: impl FnOnce(&[f32], &mut [f32]) -> T) -> Result<T> {
-        self.check_tap(node)?;
+        self.plan.check_tap(&self.graph, node)?;
         if self.batch == 0 {
             return Err(Error::Batch { found: 0, max: self.batch_max });
         }
         let len = self.len_of(node.0);
         let (Some(value), Some(grad)) = (self.plan.value_slot[node.0], self.plan.grad_slot[node.0]) else {
-            return Err(Error::NotATap { node: self.graph.nodes[node.0].name.clone() });
+            return Err(Error::NotATap(self.graph.nodes[node.0].name.clone()));
         };
         let owner = self.graph.owner(node.0);
         let gradient = &mut self.grads[grad][..len];
@@ -180,7 +164,7 @@ impl Workspace {
     /// # Errors
     /// If the node is not a tap.
     pub fn gradient(&self, node: NodeId) -> Result<&[f32]> {
-        self.check_tap(node)?;
+        self.plan.check_tap(&self.graph, node)?;
         let len = self.len_of(node.0);
         Ok(self.plan.grad_slot[node.0].map_or(&[], |slot| &self.grads[slot][..len]))
     }
@@ -218,8 +202,8 @@ fn spans_mut<'a, const N: usize>(flat: &'a mut [f32], spans: &[Range<usize>; N])
 /// Rejects a loss at a node with tokens.
 pub(crate) fn check_loss_at(graph: &Graph, node: NodeId) -> Result<()> {
     if graph.nodes[node.0].packed {
-        let problem = "has one vector per token; put the loss behind a node that pools the tokens".into();
-        return Err(Error::Shape { node: graph.name(node).into(), problem });
+        let problem = "has one vector per token; put the loss behind a node that pools the tokens";
+        return Err(Error::shape(graph.name(node), problem));
     }
     Ok(())
 }

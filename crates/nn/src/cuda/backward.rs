@@ -202,7 +202,7 @@ impl Cohort {
         let is_between = self.graph.nodes.iter().filter(|other| reads(other)).count() == 1
             && reads(&self.graph.nodes[step.node])
             && before.out == before.node
-            && !self.is_tap[before.out];
+            && !self.plan.is_tap[before.out];
         let is_first = node.inputs[0] == self.graph.input() && self.plan.grad_slot[node.inputs[0].0].is_none();
         let serves = self.serves_first_layer(before.node, self.pool_of(i)?);
         (is_norm && step.pool.is_some() && is_between && is_first && serves).then_some(i - 1)
@@ -215,8 +215,7 @@ impl Cohort {
         let (Some(slot), Some((places, stride))) =
             (self.plan.work_slot[i + 1].or(self.plan.grad_slot[behind.out]), &self.kept[i + 1].bytes)
         else {
-            let problem = "the max-pool behind it saved nothing".into();
-            return Err(Error::Gpu { what: self.graph.nodes[step.node].name.clone(), problem });
+            return Err(Error::gpu(&self.graph.nodes[step.node].name, "the max-pool behind it saved nothing"));
         };
         let won = Won { places: places.at(), stride: *stride as i64, dy: self.grad(slot) };
         self.stem_weight(step.node, self.value(step.out), won, w)
@@ -328,7 +327,7 @@ impl Cohort {
     /// # Errors
     /// If the node is no tap.
     pub fn read_gradient(&self, node: NodeId, lane: usize, samples: usize) -> Result<Vec<f32>> {
-        self.check_tap(node)?;
+        self.plan.check_tap(&self.graph, node)?;
         match self.plan.grad_slot[node.0] {
             Some(slot) if self.has_grad[self.graph.owner(node.0)] => {
                 self.read_grad_slot(slot, lane, self.len_read(node, lane, samples)?)

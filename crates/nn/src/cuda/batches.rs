@@ -96,7 +96,7 @@ impl Cohort {
 
     pub(super) fn table(&self, which: Batches) -> Result<Table> {
         let Some((memory, stride, width)) = self.tables.get(&which) else {
-            return Err(Error::Gpu { what: format!("{which:?}"), problem: "the table was not set".into() });
+            return Err(Error::gpu(format!("{which:?}"), "the table was not set"));
         };
         Ok(Table { at: memory.at(), stride: *stride as i64, width: *width as i32 })
     }

@@ -51,7 +51,6 @@ pub struct Cohort {
     pub(super) mode: Mode,
     /// Floats from pixel to pixel of the input.
     pub(super) input_pitch: usize,
-    pub(super) is_tap: Vec<bool>,
     values: Vec<Vectors>,
     grads: Vec<Vectors>,
     pub(super) has_grad: Vec<bool>,
@@ -122,15 +121,14 @@ impl Cohort {
     pub fn new(gpu: &Arc<Gpu>, graph: &Graph, lanes: usize, options: &Options<'_>) -> Result<Self> {
         graph.nodes.iter().try_for_each(text::check_attention)?;
         let (k, n) = (lanes.max(1), options.batch.max(1));
-        let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
-        let input_pitch = input_pitch(graph, &observed);
+        let input_pitch = input_pitch(graph, options.taps);
         let takes_pool = |node: &Node, pool: &MaxPool| match &node.op {
             Op::Conv(geometry) if node.inputs[0] == graph.input() && gpu.precision() != Precision::Fp32 => {
                 conv::stem_pool_shared(geometry, input_pitch, pool).is_some()
             }
             _ => false,
         };
-        let plan = Plan::new(graph, &observed, options.training, Some(&takes_pool));
+        let plan = Plan::new(graph, options, Some(&takes_pool));
         let vectors = |len: usize| vectors(gpu, k, len);
         let mut value_len = plan.value_len.clone();
         if let Some(slot) = plan.value_slot[0] {
@@ -141,10 +139,6 @@ impl Cohort {
         let kept = plan.steps.iter().map(|step| Kept::new(gpu, graph, step, k, options));
         let kept = kept.collect::<Result<_>>()?;
         let channels_max = plan.steps.iter().map(|step| graph.nodes[step.node].shape.c).max().unwrap_or(1);
-        let mut is_tap = vec![false; graph.nodes.len()];
-        for node in &observed {
-            is_tap[node.0] = true;
-        }
         let chunks = graph.params().len().div_ceil(DOT_CHUNK) + graph.params().spans().len();
         let mut cohort = Self {
             values,
@@ -173,7 +167,6 @@ impl Cohort {
             tables: HashMap::new(),
             slots: HashMap::new(),
             recorded: HashMap::new(),
-            is_tap,
             input_pitch,
             plan,
             n_lanes: k,
@@ -202,8 +195,7 @@ impl Cohort {
 
     /// Approximate bytes per lane, to decide how many lanes fit.
     pub fn lane_bytes(graph: &Graph, options: &Options<'_>) -> usize {
-        let observed: Vec<NodeId> = options.taps.iter().copied().chain([graph.output()]).collect();
-        let plan = Plan::new(graph, &observed, options.training, Some(&|_, _| false));
+        let plan = Plan::new(graph, options, Some(&|_, _| false));
         let floats: usize = plan.value_len.iter().chain(&plan.grad_len).sum();
         let turned = if options.training { hopper::turned_len(graph) } else { 0 };
         4 * (options.batch * floats + conv::PARTS_LEN + turned)
@@ -414,18 +406,11 @@ impl Cohort {
         self.grads[slot].rows()
     }
 
-    pub(super) fn check_tap(&self, node: NodeId) -> Result<()> {
-        if self.is_tap.get(node.0).copied().unwrap_or(false) {
-            return Ok(());
-        }
-        Err(Error::NotATap { node: self.graph.nodes.get(node.0).map_or_else(String::new, |n| n.name.clone()) })
-    }
-
     /// The gradient of the output or a tap, and whether nothing has been added to it yet.
     pub(super) fn inject(&mut self, node: NodeId) -> Result<(Rows, bool)> {
-        self.check_tap(node)?;
+        self.plan.check_tap(&self.graph, node)?;
         let Some(slot) = self.plan.grad_slot[node.0] else {
-            return Err(Error::NotATap { node: self.graph.nodes[node.0].name.clone() });
+            return Err(Error::NotATap(self.graph.nodes[node.0].name.clone()));
         };
         let owner = self.graph.owner(node.0);
         let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
@@ -437,7 +422,7 @@ impl Cohort {
     /// # Errors
     /// If the node is neither.
     pub fn read_value(&self, node: NodeId, lane: usize, samples: usize) -> Result<Vec<f32>> {
-        self.check_tap(node)?;
+        self.plan.check_tap(&self.graph, node)?;
         let len = self.len_read(node, lane, samples)?;
         self.plan.value_slot[node.0].map_or(Ok(vec![0.0; len]), |slot| self.read_first(&self.values[slot], lane, len))
     }
@@ -461,7 +446,7 @@ impl Cohort {
     /// # Errors
     /// If the node is no tap.
     pub fn keep_value(&self, node: NodeId, first: usize, to: &mut Vectors) -> Result<()> {
-        self.check_tap(node)?;
+        self.plan.check_tap(&self.graph, node)?;
         let row = self.graph.shape(node).len();
         let len = (self.batch * row).min(to.len.saturating_sub(first * row));
         let p: [&dyn Parameter; 5] =
@@ -484,12 +469,12 @@ pub(super) const CHUNKS_MAX: usize = 256;
 pub(super) const DOT_CHUNK: usize = 8192;
 
 /// Images of three channels are padded to four if only convolutions read them, so that kernels copy vectors of four.
-fn input_pitch(graph: &Graph, observed: &[NodeId]) -> usize {
+fn input_pitch(graph: &Graph, taps: &[NodeId]) -> usize {
     let input = graph.input();
     let shape = graph.shape(input);
     let mut readers = graph.nodes.iter().filter(|n| n.inputs.contains(&input));
     let only_convolutions = readers.all(|n| n.convolution().is_some());
-    if shape.pixels() > 1 && only_convolutions && !observed.contains(&input) {
+    if shape.pixels() > 1 && only_convolutions && !taps.contains(&input) && graph.output() != input {
         shape.c.next_multiple_of(4)
     } else {
         shape.c

@@ -50,25 +50,10 @@ parameters!(Geometry = "Conv");
 impl Geometry {
     /// `pitch`: floats from pixel to pixel of X. `tokens`: the address of the lanes' row counts, if rows are tokens.
     pub fn new(c: &Conv, pitch: usize, batch: usize, tokens: u64) -> Self {
-        let int = |v: usize| v as i32;
-        Self {
-            h: int(c.h),
-            w: int(c.w),
-            ci: int(c.ci),
-            ho: int(c.ho),
-            wo: int(c.wo),
-            co: int(c.co),
-            kernel: int(c.kernel),
-            stride: int(c.stride),
-            pad: int(c.padding),
-            xc: int(pitch),
-            batch: int(batch),
-            by_out_pixels: Div::by(c.ho * c.wo),
-            by_wo: Div::by(c.wo),
-            by_xc: Div::by(pitch),
-            by_kernel: Div::by(c.kernel),
-            tokens,
-        }
+        let [h, w, ci, ho, wo, co, kernel, stride, pad, xc, batch] =
+            [c.h, c.w, c.ci, c.ho, c.wo, c.co, c.kernel, c.stride, c.padding, pitch, batch].map(|v| v as i32);
+        let [by_out_pixels, by_wo, by_xc, by_kernel] = [c.ho * c.wo, c.wo, pitch, c.kernel].map(Div::by);
+        Self { h, w, ci, ho, wo, co, kernel, stride, pad, xc, batch, by_out_pixels, by_wo, by_xc, by_kernel, tokens }
     }
 }
 

@@ -144,11 +144,11 @@ fn keep_freed_memory(context: &CudaContext) {
 
 /// An error of the driver, with what was tried.
 pub(super) fn failed(what: &str) -> impl FnOnce(DriverError) -> Error + '_ {
-    move |e| Error::Gpu { what: what.into(), problem: describe(e) }
+    move |e| Error::gpu(what, describe(e))
 }
 
 pub(super) fn failed_lane(lane: usize, n_lanes: usize) -> Error {
-    Error::Gpu { what: format!("lane {lane}"), problem: format!("there are only {n_lanes}") }
+    Error::gpu(format!("lane {lane}"), format!("there are only {n_lanes}"))
 }
 
 /// A GPU with the kernels loaded.
@@ -181,17 +181,17 @@ impl Gpu {
     pub fn open(ordinal: usize, precision: Precision) -> Result<Arc<Self>> {
         let probe = Probe::new();
         if let Some(problem) = probe.missing() {
-            return Err(Error::Gpu { what: "using a GPU".into(), problem });
+            return Err(Error::gpu("using a GPU", problem));
         }
         if ordinal >= probe.gpus.len() {
             let problem = format!("there are only {} (counted from 0)", probe.gpus.len());
-            return Err(Error::Gpu { what: format!("using GPU {ordinal}"), problem });
+            return Err(Error::gpu(format!("using GPU {ordinal}"), problem));
         }
         let context = CudaContext::new(ordinal).map_err(failed("opening the GPU"))?;
         let (major, minor) = context.compute_capability().map_err(failed("asking the GPU what it can do"))?;
         if major < CAPABILITY_MIN {
             let problem = format!("its compute capability is {major}.{minor}, and tf32 needs {CAPABILITY_MIN}.0");
-            return Err(Error::Gpu { what: format!("using the {}", probe.gpus[ordinal].0), problem });
+            return Err(Error::gpu(format!("using the {}", probe.gpus[ordinal].0), problem));
         }
         // SAFETY: all work goes through one stream, so nothing needs cudarc's events between streams.
         unsafe { context.disable_event_tracking() };
@@ -354,7 +354,7 @@ impl Gpu {
         shared: u32,
         parameters: &[&dyn Parameter],
     ) -> Result<()> {
-        let wrong = |problem: String| Error::Gpu { what: format!("starting `{kernel}`"), problem };
+        let wrong = |problem: String| Error::gpu(format!("starting `{kernel}`"), problem);
         let Some(declared) = self.kernels.get(kernel) else { return Err(wrong("no such kernel".into())) };
         if !parameters.iter().map(|p| p.type_name()).eq(declared.parameters.iter().map(String::as_str)) {
             let given: Vec<_> = parameters.iter().map(|p| p.type_name()).collect();
@@ -382,7 +382,7 @@ impl Gpu {
 
     pub(super) fn end_capture(&self) -> Result<Captured> {
         let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(failed("recording a step"))?;
-        let nothing = || Error::Gpu { what: "recording a step".into(), problem: "nothing was recorded".into() };
+        let nothing = || Error::gpu("recording a step", "nothing was recorded");
         graph.map(Captured).ok_or_else(nothing)
     }
 }

@@ -70,16 +70,9 @@ impl Strip {
         let is_plain = (c.kernel, c.stride, c.padding) == (3, 1, 1);
         let channels = c.ci.is_multiple_of(64) && c.co.is_multiple_of(64);
         let dense = 5 * (c.h + 1) * (c.w + 1) <= 8 * c.h * c.w && c.w + 2 <= MARGIN_MAX as usize;
-        let int = |v: usize| v as i32;
-        (is_plain && channels && dense && aligned).then(|| Self {
-            h: int(c.h),
-            w: int(c.w),
-            ci: int(c.ci),
-            co: int(c.co),
-            batch: int(batch),
-            by_image: Div::by((c.h + 1) * (c.w + 1)),
-            by_pitch: Div::by(c.w + 1),
-        })
+        let [h, w, ci, co, batch] = [c.h, c.w, c.ci, c.co, batch].map(|v| v as i32);
+        let [by_image, by_pitch] = [(c.h + 1) * (c.w + 1), c.w + 1].map(Div::by);
+        (is_plain && channels && dense && aligned).then_some(Self { h, w, ci, co, batch, by_image, by_pitch })
     }
 
     /// With input and output swapped, for the gradient of the input.

@@ -38,23 +38,10 @@ parameters!(Pool);
 
 impl Pool {
     pub fn new(p: &MaxPool, vec: usize) -> Self {
-        let int = |v: usize| v as i32;
-        Self {
-            h: int(p.h),
-            w: int(p.w),
-            c: int(p.c),
-            ho: int(p.ho),
-            wo: int(p.wo),
-            kernel: int(p.kernel),
-            stride: int(p.stride),
-            pad: int(p.padding),
-            by_packs: Div::by(p.c / vec),
-            by_w: Div::by(p.w),
-            by_h: Div::by(p.h),
-            by_wo: Div::by(p.wo),
-            by_ho: Div::by(p.ho),
-            by_stride: Div::by(p.stride),
-        }
+        let [h, w, c, ho, wo, kernel, stride, pad] =
+            [p.h, p.w, p.c, p.ho, p.wo, p.kernel, p.stride, p.padding].map(|v| v as i32);
+        let [by_packs, by_w, by_h, by_wo, by_ho, by_stride] = [p.c / vec, p.w, p.h, p.wo, p.ho, p.stride].map(Div::by);
+        Self { h, w, c, ho, wo, kernel, stride, pad, by_packs, by_w, by_h, by_wo, by_ho, by_stride }
     }
 }
 
@@ -106,8 +93,7 @@ impl Cohort {
     /// If the mode names a dropout key, which would be that of all lanes, or the driver fails.
     pub fn forward(&mut self, params: Rows, buffers: Rows, mode: Mode) -> Result<()> {
         if let Dropout::Key(_) = mode.dropout {
-            let problem = "a cohort draws masks with the keys of its lanes' steps".into();
-            return Err(Error::Gpu { what: "dropout".into(), problem });
+            return Err(Error::gpu("dropout", "a cohort draws masks with the keys of its lanes' steps"));
         }
         self.mode = mode;
         self.has_grad.fill(false);
@@ -264,8 +250,7 @@ impl Cohort {
             summed.map_or((self.partial.rows(), n_chunks, x), |sums| (sums.rows(), self.n_moments[i], mean));
         if self.mode.norm != NormMode::Frozen && summed.is_none() {
             if x == Rows::NONE {
-                let problem = "without training, batch-norms must be frozen".into();
-                return Err(Error::Gpu { what: node.name.clone(), problem });
+                return Err(Error::gpu(&node.name, "without training, batch-norms must be frozen"));
             }
             let (_, suffix) = vec_of(c);
             let none = Rows::NONE;

@@ -9,6 +9,7 @@ use crate::optim::Rule;
 
 /// A rule, as in `vector.cu`.
 #[repr(C)]
+#[derive(Default)]
 pub(super) struct DeviceRule {
     adam: i32,
     nesterov: i32,
@@ -24,17 +25,7 @@ parameters!(DeviceRule = "Rule");
 
 impl DeviceRule {
     fn new(rule: &Rule) -> Self {
-        let none = Self {
-            adam: 0,
-            nesterov: 0,
-            decoupled: 0,
-            lr: 0.0,
-            momentum: 0.0,
-            weight_decay: 0.0,
-            beta1: 0.0,
-            beta2: 0.0,
-            eps: 0.0,
-        };
+        let none = Self::default();
         match *rule {
             Rule::Sgd { lr, momentum, nesterov, weight_decay } => {
                 Self { lr, momentum, nesterov: i32::from(nesterov), weight_decay, ..none }
@@ -60,12 +51,7 @@ impl Cohort {
     /// If a constant is out of range, or the GPU's memory is too small.
     pub fn moments(&self, rule: &Rule) -> Result<Moments> {
         rule.check()?;
-        let n = self.graph.params().len();
-        let (mean, square) = match rule {
-            Rule::Sgd { momentum: 0.0, .. } => (0, 0),
-            Rule::Sgd { .. } => (n, 0),
-            Rule::Adam { .. } => (n, n),
-        };
+        let (mean, square) = rule.n_moments(self.graph.params().len());
         Ok(Moments { mean: self.vectors(mean)?, mean_square: self.vectors(square)? })
     }
 

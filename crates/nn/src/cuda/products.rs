@@ -167,8 +167,7 @@ impl Cohort {
             return self.launch(kernel, [blocks, strips], [256, 1], shared, &p);
         }
         if pool.is_some() {
-            let problem = "no kernel computes it together with its max-pool".into();
-            return Err(Error::Gpu { what: self.graph.nodes[node].name.clone(), problem });
+            return Err(Error::gpu(&self.graph.nodes[node].name, "no kernel computes it together with its max-pool"));
         }
         let launch = Launch::new(o.pass, &c, pitch, batch, aligned, self.n_active(), is_exact, self.further);
         let kernel = format!("{}.{}", o.program(), launch.kernel);
@@ -289,8 +288,7 @@ impl Cohort {
     /// Weights with input and output swapped, and with taps reversed.
     fn turned_weights(&self, ci: usize, co: usize, taps: usize, w: Rows) -> Result<Rows> {
         let Some(turned) = &self.turned else {
-            let problem = "a cohort without training has no gradients".into();
-            return Err(Error::Gpu { what: "the gradient of an input".into(), problem });
+            return Err(Error::gpu("the gradient of an input", "a cohort without training has no gradients"));
         };
         let (ci_i, co_i, taps_i) = (ci as i32, co as i32, taps as i32);
         let p: [&dyn Parameter; 6] = [&self.lanes.at(), &ci_i, &co_i, &taps_i, &w, &turned.rows()];

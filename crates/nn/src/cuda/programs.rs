@@ -131,7 +131,7 @@ impl Program {
     }
 
     fn compile(&self) -> Result<Vec<u8>> {
-        let error = |problem: String| Error::Gpu { what: format!("compiling the kernels ({})", self.name), problem };
+        let error = |problem: String| Error::gpu(format!("compiling the kernels ({})", self.name), problem);
         let code = |e: nvrtc::result::NvrtcError| error(format!("{e:?}"));
         let text = |s: &str| CString::new(s).map_err(|e| error(e.to_string()));
         let program = nvrtc::result::create_program(&text(&self.source)?, Some(&text(self.name)?)).map_err(code)?;

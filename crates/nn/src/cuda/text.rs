@@ -45,7 +45,7 @@ pub(super) fn check_attention(node: &Node) -> Result<()> {
         "heads of {d} numbers need {bytes} bytes of a processor's memory, and {SHARED_MAX} are there; choose an encoder with \
          more heads, or the device `cpu`"
     );
-    Err(Error::Gpu { what: format!("attention of `{}`", node.name), problem })
+    Err(Error::gpu(format!("attention of `{}`", node.name), problem))
 }
 
 /// The tokens of every lane's batch, on the device.
@@ -124,7 +124,7 @@ impl Cohort {
 
     /// The tokens of the batch, for layers that exist only in networks that read texts.
     fn batch_texts(&self) -> Result<DeviceTexts> {
-        let missing = || Error::Gpu { what: "a layer of texts".into(), problem: "the network reads no texts".into() };
+        let missing = || Error::gpu("a layer of texts", "the network reads no texts");
         self.texts.as_ref().map(|texts| texts.of(self.batch)).ok_or_else(missing)
     }
 

@@ -1,7 +1,7 @@
 //! The layers of text encoders. From the embedding on, values are packed: they hold the tokens of a batch without the
 //! empty slots.
 
-use super::{Graph, NodeId, Op, Shape};
+use super::{Graph, NodeId, Op, Shape, check_cut, check_rate, require};
 use crate::error::{Error, Result};
 use crate::layout::{Role, Storage};
 use std::ops::Range;
@@ -51,7 +51,7 @@ impl Graph {
             let params = [table("word", vocabulary), table("position", positions), table("token_type", types)];
             return self.add_layer(name, Op::Embedding, self.input(), Shape { c: width, ..slots }, params);
         };
-        Err(Error::Shape { node: name.into(), problem })
+        Err(Error::shape(name, problem))
     }
 
     /// Whether a node's value is one row per token, (tokens of the batch, C). Losses need one row per sample.
@@ -72,9 +72,7 @@ impl Graph {
     /// If ε is not positive, or the name is taken.
     pub fn layer_norm(&mut self, name: &str, x: NodeId, eps: f32) -> Result<NodeId> {
         self.check_name(name)?;
-        if !(eps.is_finite() && eps > 0.0) {
-            return Err(Error::Shape { node: name.into(), problem: format!("ε = {eps} must be positive") });
-        }
+        require(name, eps.is_finite() && eps > 0.0, || format!("ε = {eps} must be positive"))?;
         let shape = self.shape(x);
         let params = self.scale_and_shift(name, x);
         self.add_layer(name, Op::LayerNorm { eps }, x, shape, params)
@@ -87,18 +85,12 @@ impl Graph {
     /// If the input has no tokens, the heads do not divide its channels, the rate is not in [0, 1), or the name is taken.
     pub fn self_attention(&mut self, name: &str, x: NodeId, heads: usize, rate: f32) -> Result<NodeId> {
         self.check_name(name)?;
-        let (shape, packed) = (self.shape(x), self.nodes[x.0].packed);
-        let problem = if !packed {
-            format!("needs tokens, but `{}` has none", self.name(x))
-        } else if heads == 0 || !shape.c.is_multiple_of(heads) {
-            format!("{} channels cannot be cut into {heads} equal heads", shape.c)
-        } else if !(0.0..1.0).contains(&rate) {
-            format!("rate {rate} must lie in [0, 1)")
-        } else {
-            let joined = self.joined_linear(name, x, ["query", "key", "value"])?;
-            return self.add_node(name, Op::Attention { heads, rate }, &[joined], shape);
-        };
-        Err(Error::Shape { node: name.into(), problem })
+        self.check_tokens(name, x)?;
+        let shape = self.shape(x);
+        check_cut(name, shape.c, heads, "heads")?;
+        check_rate(name, rate)?;
+        let joined = self.joined_linear(name, x, ["query", "key", "value"])?;
+        self.add_node(name, Op::Attention { heads, rate }, &[joined], shape)
     }
 
     /// Linear layers of equal size, computed as one product. Their weights are adjacent, and so are their biases.
@@ -135,11 +127,12 @@ impl Graph {
         self.pool_tokens(name, x, Op::MeanOfTokens)
     }
 
+    fn check_tokens(&self, name: &str, x: NodeId) -> Result<()> {
+        require(name, self.nodes[x.0].packed, || format!("needs tokens, but `{}` has none", self.name(x)))
+    }
+
     fn pool_tokens(&mut self, name: &str, x: NodeId, op: Op) -> Result<NodeId> {
-        if !self.nodes[x.0].packed {
-            let problem = format!("needs tokens, but `{}` has none", self.name(x));
-            return Err(Error::Shape { node: name.into(), problem });
-        }
+        self.check_tokens(name, x)?;
         self.add_node(name, op, &[x], Shape::vector(self.shape(x).c))
     }
 

@@ -103,12 +103,8 @@ fn product(
 /// Copies `b` (k × n) into panels of at most [`PANEL`] columns, each (k × width).
 fn copy_panels(cpu: &mut Cpu, b: &[f32], n: usize, packed: &mut [f32]) {
     let k = b.len() / n;
-    let packed = Shards::new(packed);
-    cpu.team.run(n.div_ceil(PANEL), &|panel, _| {
-        let first = panel * PANEL;
-        let width = PANEL.min(n - first);
-        // SAFETY: each unit has its own panel.
-        let panel = unsafe { packed.part(first * k..(first + width) * k) };
+    cpu.team.parts(packed, PANEL * k, &|unit, panel| {
+        let (first, width) = (unit * PANEL, panel.len() / k);
         for (to, from) in panel.chunks_exact_mut(width).zip(b.chunks_exact(n)) {
             to.copy_from_slice(&from[first..first + width]);
         }

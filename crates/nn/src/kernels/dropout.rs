@@ -1,6 +1,6 @@
 //! Dropout masks. A mask is a function of (key, element), so every back end and thread count draws the same one.
 
-use super::elementwise::for_each_chunk;
+use super::elementwise::{for_each_chunk, for_each_term};
 use super::simd::Simd;
 use super::team::Shards;
 use super::{Cpu, Sum};
@@ -25,13 +25,8 @@ pub(crate) fn forward(cpu: &mut Cpu, key: [u32; 2], rate: f32, x: &[f32], y: &mu
 
 /// dx += dy / (1 − rate) for kept elements.
 pub(crate) fn backward(cpu: &mut Cpu, rate: f32, kept: &[u8], dy: &[f32], dx: Sum<'_>) {
-    let (isa, len) = (cpu.isa, dy.len());
-    let dx = dx.shards();
-    for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each unit owns its chunk.
-        let dx = unsafe { dx.part(range.clone()) };
-        drop_backward_chunk(isa, rate, &kept[range.clone()], &dy[range], dx);
-    });
+    let isa = cpu.isa;
+    for_each_term(cpu, dx, &|range, dx| drop_backward_chunk(isa, rate, &kept[range.clone()], &dy[range], dx));
 }
 
 dispatch! {

@@ -20,6 +20,13 @@ pub(super) fn for_each_part(cpu: &mut Cpu, out: &mut [f32], f: &(dyn Fn(Range<us
     for_each_chunk(&mut cpu.team, len, &|range| f(range.clone(), unsafe { out.part(range) }));
 }
 
+/// Calls `f` with the chunks of a sum, to add to them.
+pub(super) fn for_each_term(cpu: &mut Cpu, sum: Sum<'_>, f: &(dyn Fn(Range<usize>, &mut [f32]) + Sync)) {
+    let (len, sum) = (sum.values.len(), sum.shards());
+    // SAFETY: each unit owns its chunk.
+    for_each_chunk(&mut cpu.team, len, &|range| f(range.clone(), unsafe { sum.part(range) }));
+}
+
 /// out = Σ slices, in order. `slices` is a whole number of vectors of `out`'s length.
 pub(super) fn sum_slices(cpu: &mut Cpu, slices: &[f32], out: &mut [f32]) {
     add_slices(cpu, slices, Sum { values: out, fresh: true });
@@ -28,10 +35,7 @@ pub(super) fn sum_slices(cpu: &mut Cpu, slices: &[f32], out: &mut [f32]) {
 /// sum += Σ slices, in order.
 pub(super) fn add_slices(cpu: &mut Cpu, slices: &[f32], sum: Sum<'_>) {
     let (isa, len) = (cpu.isa, sum.values.len());
-    let sum = sum.shards();
-    for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each unit owns its chunk.
-        let sum = unsafe { sum.part(range.clone()) };
+    for_each_term(cpu, sum, &|range, sum| {
         for slice in slices.chunks_exact(len) {
             add_chunk(isa, sum, &slice[range.clone()]);
         }
@@ -46,15 +50,11 @@ pub(crate) fn copy(cpu: &mut Cpu, x: &[f32], y: &mut [f32]) {
 /// sum += x
 pub(crate) fn add(cpu: &mut Cpu, sum: Sum<'_>, x: &[f32]) {
     assert_eq!(sum.values.len(), x.len(), "vectors of different lengths");
-    let (isa, len) = (cpu.isa, x.len());
-    let sum = sum.shards();
-    for_each_chunk(&mut cpu.team, len, &|range| {
-        // SAFETY: each unit owns its chunk.
-        add_chunk(isa, unsafe { sum.part(range.clone()) }, &x[range]);
-    });
+    let isa = cpu.isa;
+    for_each_term(cpu, sum, &|range, sum| add_chunk(isa, sum, &x[range]));
 }
 
-dispatch! { fn add_chunk(y: &mut [f32], x: &[f32]) = add_kernel }
+dispatch! { pub(super) fn add_chunk(y: &mut [f32], x: &[f32]) = add_kernel }
 
 #[inline(always)]
 unsafe fn add_kernel<S: Simd>(y: &mut [f32], x: &[f32]) {
@@ -83,11 +83,8 @@ impl Activation {
 
     /// dx += f'(x) dy, from the input x and the output y.
     pub(crate) fn backward(self, cpu: &mut Cpu, x: &[f32], y: &[f32], dy: &[f32], dx: Sum<'_>) {
-        let (isa, len) = (cpu.isa, dy.len());
-        let dx = dx.shards();
-        for_each_chunk(&mut cpu.team, len, &|range| {
-            // SAFETY: each unit owns its chunk.
-            let dx = unsafe { dx.part(range.clone()) };
+        let isa = cpu.isa;
+        for_each_term(cpu, dx, &|range, dx| {
             derive_chunk(isa, self, &x[range.clone()], &y[range.clone()], &dy[range], dx);
         });
     }

@@ -1,6 +1,6 @@
 //! Token embeddings: vectors are looked up in tables and summed. Pooling turns them into one vector per text.
 
-use super::simd::Simd;
+use super::elementwise::add_chunk as add_row;
 use super::team::Shards;
 use super::{Cpu, Sum};
 use crate::tokens::Tokens;
@@ -45,12 +45,8 @@ pub(crate) fn backward(
 ) {
     let (c, isa) = (width, cpu.isa);
     let [words, positions, types] = tables;
-    let n_words = words.len() / c;
-    let words = Shards::new(words);
-    cpu.team.run(n_words.div_ceil(UNIT_ROWS), &|unit, _| {
-        let rows = unit * UNIT_ROWS..((unit + 1) * UNIT_ROWS).min(n_words);
-        // SAFETY: each unit has its own rows.
-        let words = unsafe { words.part(rows.start * c..rows.end * c) };
+    cpu.team.parts(words, UNIT_ROWS * c, &|unit, words| {
+        let rows = unit * UNIT_ROWS..unit * UNIT_ROWS + words.len() / c;
         words.fill(0.0);
         for (&id, dy) in tokens.ids.iter().zip(dy.chunks_exact(c)) {
             if rows.contains(&(id as usize)) {
@@ -58,10 +54,7 @@ pub(crate) fn backward(
             }
         }
     });
-    let positions = Shards::new(positions);
-    cpu.team.run(positions.len() / c, &|position, _| {
-        // SAFETY: each unit has its own row.
-        let row = unsafe { positions.part(position * c..(position + 1) * c) };
+    cpu.team.parts(positions, c, &|position, row| {
         row.fill(0.0);
         for text in 0..tokens.n_texts() {
             let range = tokens.of(text);
@@ -72,17 +65,14 @@ pub(crate) fn backward(
     });
     // Many tokens share each of the few types. Sums run in chunks, then in double precision, to lose no digits.
     let n_chunks = tokens.len().div_ceil(CHUNK);
-    let partial = Shards::new(&mut scratch[..n_chunks * types.len()]);
-    cpu.team.run(n_chunks, &|chunk, _| {
-        // SAFETY: each unit owns its chunk.
-        let sums = unsafe { partial.part(chunk * types.len()..(chunk + 1) * types.len()) };
+    let (len, partial) = (types.len(), &mut scratch[..n_chunks * types.len()]);
+    cpu.team.parts(partial, len, &|chunk, sums| {
         sums.fill(0.0);
         let first = chunk * CHUNK;
         for (&kind, dy) in tokens.types_of[first..].iter().zip(dy[first * c..].chunks_exact(c)).take(CHUNK) {
             add_row(isa, &mut sums[kind as usize * c..][..c], dy);
         }
     });
-    let (partial, len) = (&scratch[..n_chunks * types.len()], types.len());
     for (i, sum) in types.iter_mut().enumerate() {
         *sum = partial.iter().skip(i).step_by(len).map(|&v| f64::from(v)).sum::<f64>() as f32;
     }
@@ -91,11 +81,8 @@ pub(crate) fn backward(
 /// y (texts, C) = the mean of each text's tokens, or its first token; 0 for a text without tokens.
 pub(crate) fn pool(cpu: &mut Cpu, tokens: &Tokens, mean: bool, x: &[f32], width: usize, y: &mut [f32]) {
     let (c, isa) = (width, cpu.isa);
-    let y = Shards::new(y);
-    cpu.team.run(tokens.n_texts(), &|text, _| {
+    cpu.team.parts(&mut y[..tokens.n_texts() * c], c, &|text, y| {
         let range = tokens.of(text);
-        // SAFETY: each text has its own row.
-        let y = unsafe { y.part(text * c..(text + 1) * c) };
         y.fill(0.0);
         let n = if mean { range.len() } else { range.len().min(1) };
         x[range.start * c..].chunks_exact(c).take(n).for_each(|x| add_row(isa, y, x));
@@ -125,13 +112,4 @@ pub(crate) fn pool_backward(cpu: &mut Cpu, tokens: &Tokens, mean: bool, dy: &[f3
 /// Weight of one of `n` tokens.
 fn share(n: usize) -> f32 {
     1.0 / n.max(1) as f32
-}
-
-dispatch! { fn add_row(y: &mut [f32], x: &[f32]) = add }
-
-#[inline(always)]
-unsafe fn add<S: Simd>(y: &mut [f32], x: &[f32]) {
-    for (y, x) in y.iter_mut().zip(x) {
-        *y += x;
-    }
 }

@@ -118,10 +118,7 @@ unsafe fn max_pool_backward<S: Simd>(pool: &MaxPool, arg: &[u8], dy: &[f32], dx:
 
 /// y (N, C) = mean over the pixels of x (N, pixels, C).
 pub(crate) fn global_average(cpu: &mut Cpu, pixels: usize, channels: usize, x: &[f32], y: &mut [f32]) {
-    let y = Shards::new(y);
-    cpu.team.run(x.len() / (pixels * channels), &|img, _| {
-        // SAFETY: each unit owns its image.
-        let y = unsafe { y.part(img * channels..(img + 1) * channels) };
+    cpu.team.parts(y, channels, &|img, y| {
         y.fill(0.0);
         for row in x[img * pixels * channels..(img + 1) * pixels * channels].chunks_exact(channels) {
             for (y, x) in y.iter_mut().zip(row) {

@@ -95,65 +95,47 @@ pub(super) trait Simd: Copy {
     fn fma_scalar(a: f32, b: f32, c: f32) -> f32;
 }
 
+/// Functions of [`Simd`] that are one expression each.
+macro_rules! inlined {
+    ($($name:ident($($arg:ident: $ty:ty),*) $(-> $out:ty)? = $body:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($arg: $ty),*) $(-> $out)? {
+            #[allow(unused_unsafe, reason = "not every expression needs it")]
+            unsafe { $body }
+        }
+    )*};
+}
+
 /// Eight lanes in an array. The compiler uses the target's baseline instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
+// SAFETY of every block: by the trait's contract, pointers are valid for the lanes touched, and m ≤ 8. Arrays of f32 need
+// no stricter alignment.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all of them stands above")]
 impl Simd for Portable {
     type V = [f32; 8];
     type Mask = usize;
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self::V {
-        [x; 8]
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self::V {
-        // SAFETY: the caller guarantees eight readable floats; arrays of f32 need no stricter alignment.
-        unsafe { p.cast::<[f32; 8]>().read_unaligned() }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, v: Self::V) {
-        // SAFETY: the caller guarantees eight writable floats.
-        unsafe { p.cast::<[f32; 8]>().write_unaligned(v) }
-    }
-    #[inline(always)]
-    unsafe fn mask(n: usize) -> usize {
-        n.min(8)
+    inlined! {
+        splat(x: f32) -> Self::V = [x; 8];
+        load(p: *const f32) -> Self::V = p.cast::<[f32; 8]>().read_unaligned();
+        store(p: *mut f32, v: Self::V) = p.cast::<[f32; 8]>().write_unaligned(v);
+        mask(n: usize) -> usize = n.min(8);
+        store_masked(p: *mut f32, v: Self::V, m: usize) = std::ptr::copy_nonoverlapping(v.as_ptr(), p, m);
+        add(a: Self::V, b: Self::V) -> Self::V = std::array::from_fn(|i| a[i] + b[i]);
+        sub(a: Self::V, b: Self::V) -> Self::V = std::array::from_fn(|i| a[i] - b[i]);
+        mul(a: Self::V, b: Self::V) -> Self::V = std::array::from_fn(|i| a[i] * b[i]);
+        fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V = std::array::from_fn(|i| a[i] * b[i] + c[i]);
+        sum(v: Self::V) -> f32 = ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
     }
     #[inline(always)]
     unsafe fn load_masked(p: *const f32, m: usize) -> Self::V {
         let mut v = [0.0; 8];
-        // SAFETY: the caller guarantees `m` readable floats, and m ≤ 8.
         unsafe { std::ptr::copy_nonoverlapping(p, v.as_mut_ptr(), m) };
         v
-    }
-    #[inline(always)]
-    unsafe fn store_masked(p: *mut f32, v: Self::V, m: usize) {
-        // SAFETY: the caller guarantees `m` writable floats, and m ≤ 8.
-        unsafe { std::ptr::copy_nonoverlapping(v.as_ptr(), p, m) };
-    }
-    #[inline(always)]
-    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
-        std::array::from_fn(|i| a[i] + b[i])
-    }
-    #[inline(always)]
-    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
-        std::array::from_fn(|i| a[i] - b[i])
-    }
-    #[inline(always)]
-    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
-        std::array::from_fn(|i| a[i] * b[i])
-    }
-    #[inline(always)]
-    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        std::array::from_fn(|i| a[i] * b[i] + c[i])
-    }
-    #[inline(always)]
-    unsafe fn sum(v: Self::V) -> f32 {
-        ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
     }
     #[inline(always)]
     fn fma_scalar(a: f32, b: f32, c: f32) -> f32 {
@@ -170,16 +152,6 @@ mod x86 {
     #[allow(clippy::wildcard_imports, reason = "dozens of intrinsics, all from one place")]
     use std::arch::x86_64::*;
 
-    /// Functions of [`Simd`] that are one intrinsic each.
-    macro_rules! intrinsics {
-        ($($name:ident($($arg:ident: $ty:ty),*) $(-> $out:ty)? = $intrinsic:ident($($given:ident),*);)*) => {$(
-            #[inline(always)]
-            unsafe fn $name($($arg: $ty),*) $(-> $out)? {
-                unsafe { $intrinsic($($given),*) }
-            }
-        )*};
-    }
-
     /// 256-bit vectors with fused multiply-add.
     #[derive(Clone, Copy)]
     pub(in super::super) struct Avx2;
@@ -193,7 +165,7 @@ mod x86 {
         const LANES: usize = 8;
         const REGISTERS: usize = 16;
 
-        intrinsics! {
+        inlined! {
             splat(x: f32) -> Self::V = _mm256_set1_ps(x);
             load(p: *const f32) -> Self::V = _mm256_loadu_ps(p);
             store(p: *mut f32, v: Self::V) = _mm256_storeu_ps(p, v);
@@ -236,7 +208,7 @@ mod x86 {
         const LANES: usize = 16;
         const REGISTERS: usize = 32;
 
-        intrinsics! {
+        inlined! {
             splat(x: f32) -> Self::V = _mm512_set1_ps(x);
             load(p: *const f32) -> Self::V = _mm512_loadu_ps(p);
             store(p: *mut f32, v: Self::V) = _mm512_storeu_ps(p, v);

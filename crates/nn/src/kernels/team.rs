@@ -88,6 +88,15 @@ impl Team {
         self.workers.len() + 1
     }
 
+    /// Calls `work(unit, part)` for the consecutive parts of `len` elements of a slice; the last part may be shorter.
+    pub(super) fn parts<T: Send>(&mut self, slice: &mut [T], len: usize, work: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        let (end, slice) = (slice.len(), Shards::new(slice));
+        self.run(end.div_ceil(len), &|unit, _| {
+            // SAFETY: each unit has a part of its own.
+            work(unit, unsafe { slice.part(unit * len..((unit + 1) * len).min(end)) });
+        });
+    }
+
     /// Calls `work(unit, worker)` once per unit of 0..n_units. Returns when all are done.
     ///
     /// # Panics

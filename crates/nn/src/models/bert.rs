@@ -22,54 +22,42 @@ pub enum Pooling {
     Mean,
 }
 
-/// The sizes of an encoder.
-#[derive(Clone, Debug, PartialEq)]
+/// The sizes of an encoder, read from `config.json` by Hugging Face's names and with its defaults.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct BertConfig {
     /// Layers.
+    #[serde(rename = "num_hidden_layers")]
     pub layers: usize,
     /// Width of a token's vector.
+    #[serde(rename = "hidden_size")]
     pub hidden: usize,
     /// Attention heads; must divide `hidden`.
+    #[serde(rename = "num_attention_heads")]
     pub heads: usize,
     /// Width of the feed-forward part.
+    #[serde(rename = "intermediate_size")]
     pub intermediate: usize,
     /// Word pieces: the number of lines in `vocab.txt`.
+    #[serde(rename = "vocab_size")]
     pub vocabulary: usize,
     /// Positions: the maximum length of a text.
+    #[serde(rename = "max_position_embeddings", default = "positions")]
     pub positions: usize,
     /// Segments of a text.
+    #[serde(rename = "type_vocab_size", default = "types")]
     pub types: usize,
     /// Dropout rate after embeddings and layers, and before the classifier.
+    #[serde(rename = "hidden_dropout_prob", default = "dropout")]
     pub dropout: f32,
     /// Dropout rate on attention.
+    #[serde(rename = "attention_probs_dropout_prob", default = "dropout")]
     pub attention_dropout: f32,
     /// ε of the normalisations.
+    #[serde(rename = "layer_norm_eps", default = "norm_eps")]
     pub norm_eps: f32,
     /// How tokens become one vector.
+    #[serde(skip)]
     pub pooling: Pooling,
-}
-
-/// `config.json`, with Hugging Face's names and defaults.
-#[derive(Deserialize)]
-struct Json {
-    model_type: Option<String>,
-    hidden_act: Option<String>,
-    position_embedding_type: Option<String>,
-    num_hidden_layers: usize,
-    hidden_size: usize,
-    num_attention_heads: usize,
-    intermediate_size: usize,
-    vocab_size: usize,
-    #[serde(default = "positions")]
-    max_position_embeddings: usize,
-    #[serde(default = "types")]
-    type_vocab_size: usize,
-    #[serde(default = "dropout")]
-    hidden_dropout_prob: f32,
-    #[serde(default = "dropout")]
-    attention_probs_dropout_prob: f32,
-    #[serde(default = "norm_eps")]
-    layer_norm_eps: f32,
 }
 
 fn positions() -> usize {
@@ -110,7 +98,7 @@ impl BertConfig {
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
         let text = std::fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
-        let mut config = Self::parse(&text).map_err(|problem| Error::ModelConfig { path, problem })?;
+        let mut config = Self::parse(&text).map_err(|problem| Error::ModelFile { path, problem })?;
         let path = folder.join("model.safetensors");
         // A folder without weights still defines the network's shape; its weights are then random.
         if path.exists()
@@ -125,33 +113,21 @@ impl BertConfig {
         #[derive(Deserialize)]
         struct Kind {
             model_type: Option<String>,
+            hidden_act: Option<String>,
+            position_embedding_type: Option<String>,
         }
-        let refuse = |key: &str, found: &Option<String>, expected: &str| match found {
-            Some(found) if found != expected => {
-                Err(format!("{key} is `{found}`; only encoders with {key} `{expected}` can be read"))
-            }
-            _ => Ok(()),
-        };
         // First, because another kind of network may lack any of the other keys.
         let kind: Kind = serde_json::from_str(text).map_err(|e| format!("not a model's configuration: {e}"))?;
-        refuse("model_type", &kind.model_type, "bert")?;
-        let json: Json = serde_json::from_str(text).map_err(|e| e.to_string())?;
-        refuse("model_type", &json.model_type, "bert")?;
-        refuse("hidden_act", &json.hidden_act, "gelu")?;
-        refuse("position_embedding_type", &json.position_embedding_type, "absolute")?;
-        Ok(Self {
-            layers: json.num_hidden_layers,
-            hidden: json.hidden_size,
-            heads: json.num_attention_heads,
-            intermediate: json.intermediate_size,
-            vocabulary: json.vocab_size,
-            positions: json.max_position_embeddings,
-            types: json.type_vocab_size,
-            dropout: json.hidden_dropout_prob,
-            attention_dropout: json.attention_probs_dropout_prob,
-            norm_eps: json.layer_norm_eps,
-            pooling: Pooling::Pooler,
-        })
+        for (key, found, expected) in [
+            ("model_type", kind.model_type, "bert"),
+            ("hidden_act", kind.hidden_act, "gelu"),
+            ("position_embedding_type", kind.position_embedding_type, "absolute"),
+        ] {
+            if let Some(found) = found.filter(|found| found != expected) {
+                return Err(format!("{key} is `{found}`; only encoders with {key} `{expected}` can be read"));
+            }
+        }
+        serde_json::from_str(text).map_err(|e| e.to_string())
     }
 
     /// Checks that a vocabulary of `n_lines` words is the one the encoder was trained with.
@@ -164,7 +140,7 @@ impl BertConfig {
         }
         let rows = self.vocabulary;
         let problem = format!("has {n_lines} words, but the embedding has {rows} rows: it belongs to another model");
-        Err(Error::ModelConfig { path: path.into(), problem })
+        Err(Error::ModelFile { path: path.into(), problem })
     }
 }
 
@@ -183,7 +159,7 @@ impl BertConfig {
 /// If sizes do not fit each other, or `max_len` exceeds the positions.
 pub fn bert(config: &BertConfig, max_len: usize, classes: usize, variant: Variant) -> Result<Graph> {
     if config.layers == 0 {
-        return Err(Error::Shape { node: "encoder".into(), problem: "needs at least one layer".into() });
+        return Err(Error::shape("encoder", "needs at least one layer"));
     }
     let mut g = Graph::new(Shape::tokens(max_len));
     let tables = Tables {

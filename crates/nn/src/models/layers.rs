@@ -122,25 +122,14 @@ impl Layer {
     }
 
     /// The keys that are set.
-    fn given(&self) -> impl Iterator<Item = &'static str> {
-        let given = [
-            ("outputs", self.outputs.is_some()),
-            ("kernel", self.kernel.is_some()),
-            ("stride", self.stride.is_some()),
-            ("padding", self.padding.is_some()),
-            ("bias", self.bias.is_some()),
-            ("groups", self.groups.is_some()),
-            ("heads", self.heads.is_some()),
-            ("rate", self.rate.is_some()),
-            ("eps", self.eps.is_some()),
-            ("vocabulary", self.vocabulary.is_some()),
-        ];
-        given.into_iter().filter_map(|(key, is_set)| is_set.then_some(key))
+    fn given(&self) -> Vec<String> {
+        let Ok(serde_json::Value::Object(keys)) = serde_json::to_value(self) else { return Vec::new() };
+        keys.into_iter().map(|(key, _)| key).filter(|key| !["op", "name", "from"].contains(&&key[..])).collect()
     }
 
     /// Adds the layer to a graph.
     fn add(&self, g: &mut Graph, name: &str, x: NodeId, other: Option<NodeId>, last: &Last) -> Result<NodeId> {
-        let need = |value: Option<usize>, key: &str| value.ok_or_else(|| wrong(name, format!("needs `{key}`")));
+        let need = |value: Option<usize>, key: &str| value.ok_or_else(|| Error::shape(name, format!("needs `{key}`")));
         let bias = self.bias.unwrap_or(true);
         let window = |kernel: usize, is_pool: bool| {
             let kernel = self.kernel.unwrap_or(kernel);
@@ -160,7 +149,7 @@ impl Layer {
             LayerOp::LayerNorm => g.layer_norm(name, x, self.eps.unwrap_or(1e-5)),
             LayerOp::Linear => match self.outputs {
                 Some(outputs) => g.linear(name, x, outputs, bias),
-                None if !bias => Err(wrong(name, "the classifier has a bias".into())),
+                None if !bias => Err(Error::shape(name, "the classifier has a bias")),
                 None => classifier(g, name, x, last.variant.projection_head, last.classes),
             },
             LayerOp::Relu => g.activation(name, x, Activation::Relu),
@@ -169,7 +158,7 @@ impl Layer {
             LayerOp::MaxPool => g.max_pool(name, x, window(2, true)),
             LayerOp::AveragePool => g.global_average_pool(name, x),
             LayerOp::Add => {
-                let other = other.ok_or_else(|| wrong(name, "needs two layers in `from`".into()))?;
+                let other = other.ok_or_else(|| Error::shape(name, "needs two layers in `from`"))?;
                 g.add(name, x, other)
             }
             LayerOp::Flatten => g.flatten(name, x),
@@ -190,10 +179,6 @@ impl Layer {
 struct Last {
     classes: usize,
     variant: Variant,
-}
-
-fn wrong(node: &str, problem: String) -> Error {
-    Error::Shape { node: node.to_owned(), problem }
 }
 
 /// The network of these layers. Its last layer gives one value per class.
@@ -218,7 +203,7 @@ pub fn layers(layers: &[Layer], input: Shape, classes: usize, variant: Variant) 
              `outputs`",
             graph.shape(output)
         );
-        return Err(wrong(last, problem));
+        return Err(Error::shape(last, problem));
     }
     Ok(graph)
 }
@@ -236,20 +221,21 @@ fn build(layers: &[Layer], input: Shape, last: &Last) -> Result<Graph> {
     let mut g = Graph::new(input);
     for (at, layer) in layers.iter().enumerate() {
         let name = layer.name.clone().unwrap_or_else(|| format!("{}{}", layer.op.word(), at + 1));
-        if let Some(key) = layer.given().find(|key| !layer.op.keys().contains(key)) {
+        if let Some(key) = layer.given().iter().find(|key| !layer.op.keys().contains(&&key[..])) {
             let known = layer.op.keys().join(", ");
             let known = if known.is_empty() { "only name and from".to_owned() } else { format!("name, from, {known}") };
-            return Err(wrong(&name, format!("`{}` takes no `{key}`; it takes {known}", layer.op.word())));
+            return Err(Error::shape(&name, format!("`{}` takes no `{key}`; it takes {known}", layer.op.word())));
         }
         let find = |from: &String| {
             let here = || g.names().collect::<Vec<_>>().join(", ");
-            g.find(from)
-                .ok_or_else(|| wrong(&name, format!("there is no layer `{from}` before it; there are {}", here())))
+            g.find(from).ok_or_else(|| {
+                Error::shape(&name, format!("there is no layer `{from}` before it; there are {}", here()))
+            })
         };
         let from = layer.from.iter().map(find).collect::<Result<Vec<_>>>()?;
         let n_max = if layer.op == LayerOp::Add { 2 } else { 1 };
         if from.len() > n_max {
-            return Err(wrong(&name, format!("takes {n_max} in `from`, not {}", from.len())));
+            return Err(Error::shape(&name, format!("takes {n_max} in `from`, not {}", from.len())));
         }
         let x = from.first().copied().unwrap_or_else(|| g.output());
         layer.add(&mut g, &name, x, from.get(1).copied(), last)?;

@@ -111,7 +111,7 @@ const HALF: Layout = Layout { columns: 2, plot: (480.0, 290.0) };
 /// All figures but the partitions, in the order of the page.
 pub fn figures(settings: &[Group], results: &[GroupResult]) -> Vec<Figure> {
     let mut figures: Vec<Figure> = outcome(settings, results).into_iter().chain([accuracy(settings)]).collect();
-    figures.extend(each(settings, "time", "What accuracy costs", HALF, &TIME));
+    figures.extend(each(settings, "time", "What accuracy costs", HALF, &time()));
     figures.extend(each(settings, "clients", "Clients after local training", Layout::default(), &clients()));
     figures.extend(forgetting(settings));
     figures.extend(each(settings, "projection", "What the projection did", Layout::default(), &projection()));
@@ -136,28 +136,22 @@ fn caption(name: &str) -> &'static str {
     }
 }
 
-const TIME: [Quantity; 2] = [
-    Quantity {
-        title: "accuracy over time, %",
-        x_label: "time of training and fusion",
-        x_measure: Some(Measure::Time),
-        x: |rounds| rounds.iter().map(|r| r.seconds.local + r.seconds.fusion).sum(),
-        y: |r| r.accuracy,
-        is_share: true,
-        has_band: false,
-        n_averaged: 1,
-    },
-    Quantity {
-        title: "accuracy over what is sent, %",
-        x_label: "sent, down and up",
-        x_measure: Some(Measure::Size),
-        x: |rounds| rounds.iter().map(|r| (r.bytes_down + r.bytes_up) as f64).sum(),
-        y: |r| r.accuracy,
-        is_share: true,
-        has_band: false,
-        n_averaged: 1,
-    },
-];
+/// Accuracy over what it costs.
+fn over(title: &'static str, x_label: &'static str, x_measure: Measure, x: fn(&[RoundRecord]) -> f64) -> Quantity {
+    let x_measure = Some(x_measure);
+    Quantity { x_label, x_measure, x, has_band: false, ..share_by_round(title, |r| r.accuracy) }
+}
+
+fn time() -> [Quantity; 2] {
+    [
+        over("accuracy over time, %", "time of training and fusion", Measure::Time, |rounds| {
+            rounds.iter().map(|r| r.seconds.local + r.seconds.fusion).sum()
+        }),
+        over("accuracy over what is sent, %", "sent, down and up", Measure::Size, |rounds| {
+            rounds.iter().map(|r| (r.bytes_down + r.bytes_up) as f64).sum()
+        }),
+    ]
+}
 
 fn clients() -> [Quantity; 3] {
     [

@@ -245,8 +245,7 @@ pub fn deviations(results: &[GroupResult]) -> Option<Sheet> {
     }
     let heads = ["setting", "key", "paper", "here", "in", "why"];
     let heads = if results.len() > 1 { &heads[..] } else { &heads[1..] };
-    let headers = heads.iter().map(|h| (*h).to_owned()).collect();
-    let raw = Table { headers, n_names: heads.len(), rows, ..Table::default() };
+    let raw = Table::new(heads.iter().copied(), heads.len(), rows);
     let shown = Table { is_grouped: results.len() > 1, ..raw.clone() };
     (!raw.rows.is_empty()).then_some(Sheet { name: "deviations", shown, raw })
 }
@@ -257,7 +256,7 @@ pub fn runs(settings: &[Group]) -> Sheet {
     const SHORT: usize = 8;
     let heads = ["setting", "method", "seed", "version", "hardware", "threads", "seal"];
     let heads = heads.into_iter().chain(HASHES).chain(["final_model"]).map(|h| h.replace('_', " "));
-    let mut raw = Table { headers: heads.collect(), n_names: 2, ..Table::default() };
+    let mut raw = Table::new(heads, 2, Vec::new());
     for setting in settings {
         for arm in &setting.arms {
             for run in &arm.runs {

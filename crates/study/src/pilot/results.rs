@@ -98,18 +98,14 @@ impl Results {
     }
 
     fn rows(&self) -> impl Iterator<Item = (Scenario, &'static str, &'static str, &MethodResult)> {
-        let tables = [&self.methods, &self.balanced, &self.pretrained];
-        let pairs = Scenario::ALL.into_iter().zip(tables);
-        pairs.flat_map(|(scenario, table)| METHODS.iter().map(move |(key, name)| (scenario, *key, *name, &table[key])))
+        let of =
+            move |scenario| METHODS.iter().map(move |(key, name)| (scenario, *key, *name, self.get(scenario, key)));
+        Scenario::ALL.into_iter().flat_map(of)
     }
 
     /// A method's numbers in a scenario.
     pub fn get(&self, scenario: Scenario, method: &str) -> &MethodResult {
-        match scenario {
-            Scenario::Skewed => &self.methods[method],
-            Scenario::Balanced => &self.balanced[method],
-            Scenario::Pretrained => &self.pretrained[method],
-        }
+        &[&self.methods, &self.balanced, &self.pretrained][scenario as usize][method]
     }
 
     /// The table of terminal and page, in per cent.
@@ -121,12 +117,7 @@ impl Results {
             let cells = [r.accuracy.percent(), r.client.percent(), r.forgetting.percent(), projection];
             [scenario.title().to_owned(), name.to_owned()].into_iter().chain(cells).collect()
         };
-        Table {
-            headers: headers.map(str::to_owned).to_vec(),
-            n_names: 2,
-            rows: self.rows().map(row).collect(),
-            ..Table::default()
-        }
+        Table::new(headers, 2, self.rows().map(row).collect())
     }
 
     /// `table.csv`: the same numbers unrounded, as shares.

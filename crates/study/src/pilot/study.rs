@@ -1,13 +1,14 @@
 //! The runs of the pilot study: three scenarios, three methods, some seeds.
 
 use super::plane::Plane;
+use crate::queue::Queue;
 use anyhow::Result;
 use fedproj_core::{Config, Evaluator, Experiment, Model, RoundRecord, Simulation};
 use fedproj_data::{Dataset, Partition, Samples, Shape};
 use fedproj_nn::{Cpu, Loss, LossTargets, Mode, Optimizer, Options, Rule, Workspace};
 use fedproj_report::{Extent, Mesh};
 use fedproj_rng::{Purpose, Stream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 /// The methods compared, in the order of every table and picture.
@@ -42,20 +43,12 @@ impl Scenario {
 
     /// The name in files.
     pub fn key(self) -> &'static str {
-        match self {
-            Self::Skewed => "skewed",
-            Self::Balanced => "balanced",
-            Self::Pretrained => "pretrained",
-        }
+        ["skewed", "balanced", "pretrained"][self as usize]
     }
 
     /// The name in tables and pictures.
     pub fn title(self) -> &'static str {
-        match self {
-            Self::Skewed => "skewed, from scratch",
-            Self::Balanced => "balanced, from scratch",
-            Self::Pretrained => "skewed, pre-trained",
-        }
+        ["skewed, from scratch", "balanced, from scratch", "skewed, pre-trained"][self as usize]
     }
 
     /// Client A has setosa, B versicolor, C virginica: all 50, or a seeded draw of 10.
@@ -143,24 +136,15 @@ pub fn study(plane: &Plane, seeds: &[u64], n_threads: usize, done: &(dyn Fn() + 
             jobs.extend((0..METHODS.len()).map(|method| (scenario, method, seed)));
         }
     }
-    let next = AtomicUsize::new(0);
-    let outcomes: Mutex<Vec<(usize, Result<PilotRun>)>> = Mutex::new(Vec::new());
-    let work = || {
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(scenario, method, seed)) = jobs.get(i) else { return };
-            let outcome = run(plane, scenario, method, seed, Some(seed) == seeds.first().copied(), done);
-            outcomes.lock().unwrap_or_else(PoisonError::into_inner).push((i, outcome));
-        }
+    let made = Mutex::new(BTreeMap::new());
+    let make = |_, at: usize| {
+        let (scenario, method, seed) = jobs[at];
+        let run = run(plane, scenario, method, seed, Some(seed) == seeds.first().copied(), done)?;
+        made.lock().unwrap_or_else(PoisonError::into_inner).insert(at, run);
+        Ok(())
     };
-    std::thread::scope(|scope| {
-        for _ in 0..n_threads {
-            scope.spawn(work);
-        }
-    });
-    let mut outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
-    outcomes.sort_by_key(|(i, _)| *i);
-    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+    Queue::new(jobs.len(), n_threads).run(&make, &())?;
+    Ok(made.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect())
 }
 
 /// One run through the public interface of the simulator; `pictured` keeps the models of some rounds.
