@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from fedproj import _fedproj
 from fedproj._halves import describe, finish, plan_one, serve
+from fedproj._progress import progress as _progress
 from fedproj._run import PathLike, Run, Settings, _options
 
 __all__ = ["run"]
@@ -70,6 +70,8 @@ def run(
 
     ``address`` is that of a Ray cluster [default: one on this machine, which ends with the run]. All machines need this
     package and the data in the same version. Other arguments are those of :func:`fedproj.run`.
+
+    Ctrl-C ends the run at once with :class:`fedproj.StoppedError`; ``resume=True`` continues it from its last checkpoint.
     """
     import ray
 
@@ -78,20 +80,21 @@ def run(
     if server is None:
         return Run(directory)
     n_rounds = json.loads(planned.config())["federation"]["rounds"]
-    is_ours, actors = not ray.is_initialized(), []
+    is_ours, actors, shown = not ray.is_initialized(), [], _progress(progress)
     try:
         if is_ours:
             _connect(ray, address, workers * threads)
         actors = _start(ray, server, workers, threads, device, _options(data_dir, device, precision, threads, 1, False))
         kept = _Kept(server)
         while (task := server.open()) is not None:
-            record = _round(ray, server, actors, kept, *task)
-            if progress:
-                print(describe(record, n_rounds), file=sys.stderr)
+            shown.status(f"round {task[0] + 1}/{n_rounds}")
+            shown.round(describe(_round(ray, server, actors, kept, *task), n_rounds))
+            shown.bar(task[0] + 1, n_rounds)
         return finish(server, directory)
     except KeyboardInterrupt:
         raise _fedproj.StoppedError(f"stopped; the rounds before are in `{directory}`\nhint: resume=True") from None
     finally:
+        shown.close()
         for actor in actors:
             ray.kill(actor)
         if is_ours:
