@@ -16,7 +16,15 @@ def plan_one(config: Any, method: str | None, settings: Settings | None, out: An
         raise _fedproj.SettingsError(
             "an engine's workers know methods by name; a class in Python runs with fedproj.run on one machine"
         )
-    planned = _plan(config, {}, [method], settings)
+    return _only(_plan(config, {}, [method], settings), out)
+
+
+def plan_words(words: list[str], out: Any) -> tuple[Any, Path]:
+    """The same for the words of a command line."""
+    return _only(_fedproj.plan(words), out)
+
+
+def _only(planned: list[Any], out: Any) -> tuple[Any, Path]:
     if len(planned) != 1:
         raise _fedproj.SettingsError(f"these settings ask for {len(planned)} runs; use fedproj.sweep, or one after another")
     return planned[0], Path(out) if out is not None else planned[0].directory()

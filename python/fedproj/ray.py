@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from typing import Any
 
+import numpy as np
+
 from fedproj import _fedproj
 from fedproj._halves import describe, finish, plan_one, serve
+from fedproj._progress import progress as _progress
 from fedproj._run import PathLike, Run, Settings, _options
 
 __all__ = ["run"]
@@ -35,10 +37,18 @@ class _Worker:
     def ready(self) -> int:
         return os.getpid()
 
-    def train(self, download: bytes, clients: list[Any], summed: bool) -> list[tuple[bytes, bytes | None]]:
+    def train(self, download: bytes, summed: bool, clients: list[int], *states: bytes | None) -> list[Any]:
+        """The results as one list, then what each client keeps. Arrays of bytes are not copied on their way."""
+        given = list(zip(clients, states or [None] * len(clients)))
         if summed:
-            return [(self._trainer.train_summed(download, clients), None)]
-        return self._trainer.train(download, clients)
+            total, kept = self._trainer.train_summed(download, given)
+            results, kept = [total], dict(kept)
+        else:
+            trained = self._trainer.train(download, given)
+            results = [result for result, _ in trained]
+            kept = {client: state for client, (_, state) in zip(sorted(clients), trained)}
+        arrays = [np.frombuffer(result, np.uint8) for result in results]
+        return [arrays, *(kept.get(client) for client in clients)] if states else arrays
 
 
 def run(
@@ -60,6 +70,8 @@ def run(
 
     ``address`` is that of a Ray cluster [default: one on this machine, which ends with the run]. All machines need this
     package and the data in the same version. Other arguments are those of :func:`fedproj.run`.
+
+    Ctrl-C ends the run at once with :class:`fedproj.StoppedError`; ``resume=True`` continues it from its last checkpoint.
     """
     import ray
 
@@ -68,19 +80,21 @@ def run(
     if server is None:
         return Run(directory)
     n_rounds = json.loads(planned.config())["federation"]["rounds"]
-    is_ours, actors = not ray.is_initialized(), []
+    is_ours, actors, shown = not ray.is_initialized(), [], _progress(progress)
     try:
         if is_ours:
             _connect(ray, address, workers * threads)
         actors = _start(ray, server, workers, threads, device, _options(data_dir, device, precision, threads, 1, False))
+        kept = _Kept(server)
         while (task := server.open()) is not None:
-            record = _round(ray, server, actors, *task)
-            if progress:
-                print(describe(record, n_rounds), file=sys.stderr)
+            shown.status(f"round {task[0] + 1}/{n_rounds}")
+            shown.round(describe(_round(ray, server, actors, kept, *task), n_rounds))
+            shown.bar(task[0] + 1, n_rounds)
         return finish(server, directory)
     except KeyboardInterrupt:
         raise _fedproj.StoppedError(f"stopped; the rounds before are in `{directory}`\nhint: resume=True") from None
     finally:
+        shown.close()
         for actor in actors:
             ray.kill(actor)
         if is_ours:
@@ -114,16 +128,53 @@ def _start(ray: Any, server: Any, workers: int, threads: int, device: str | None
     return actors
 
 
-def _round(ray: Any, server: Any, actors: list[Any], _: int, download: bytes, cohort: list[int]) -> str:
+class _Kept:
+    """What clients keep. It stays where they are trained, in Ray's store; a checkpoint brings it here."""
+
+    def __init__(self, server: Any) -> None:
+        self._server, self._stored = server, dict[int, Any]()
+        self._unsaved: set[int] = set()
+        self.is_needed = server.keeps
+
+    def of(self, client: int) -> Any:
+        """Its place in the store, or the state of the checkpoint from which the run resumes."""
+        return self._stored[client] if client in self._stored else self._server.state(client)
+
+    def put(self, clients: list[int], places: list[Any]) -> None:
+        self._stored.update(zip(clients, places))
+        self._unsaved.update(clients)
+
+    def take(self, ray: Any) -> list[tuple[int, bytes]]:
+        """What was not in a checkpoint yet, if this round's end needs it."""
+        if not (self._server.saves or self._server.measures_kept):
+            return []
+        clients = sorted(self._unsaved)
+        self._unsaved.clear()
+        states = _get(ray, [self._stored[client] for client in clients])
+        return [(client, state) for client, state in zip(clients, states) if state is not None]
+
+
+def _round(ray: Any, server: Any, actors: list[Any], kept: _Kept, _: int, download: bytes, cohort: list[int]) -> str:
     """Trains the clients of a round where they always train, and fuses them."""
     began, sent = time.monotonic(), ray.put(download)
     tasks = []
     for place, actor in enumerate(actors):
-        clients = [(client, server.state(client)) for client in cohort if client % len(actors) == place]
-        if clients:
-            tasks.append(actor.train.remote(sent, clients, server.takes_sums))
-    results = [result for some in _get(ray, tasks) for result in some]
-    return server.close(results, server.takes_sums, time.monotonic() - began)
+        clients = [client for client in cohort if client % len(actors) == place]
+        if not clients:
+            continue
+        states = [kept.of(client) for client in clients] if kept.is_needed else []
+        train = actor.train.options(num_returns=1 + len(states))
+        made = train.remote(sent, server.takes_sums, clients, *states)
+        if states:
+            made, *places = made
+            kept.put(clients, places)
+        tasks.append(made)
+    while tasks:
+        # In the order in which workers end.
+        done, tasks = ray.wait(tasks)
+        for result in _get(ray, done)[0]:
+            server.add(result)
+    return server.close(kept.take(ray), time.monotonic() - began)
 
 
 def _get(ray: Any, tasks: list[Any]) -> list[Any]:

@@ -1,11 +1,15 @@
 //! The two halves of a round for engines that distribute clients: Ray, Flower, or a program of the user's. They exchange bytes.
 
+use crate::node::Node;
 use crate::{Options, Planned, guarded};
 use anyhow::Result;
 use fedproj_core::{
-    ClientResult, ClientState, ClientStates, Config, Coordinator, Download, Error, LocalTraining, Manifest, Mean,
-    Method, Opening, Partial, Run, RunDir, Stop, client_state_from_bytes, client_state_to_bytes,
+    ClientResult, ClientState, ClientStates, Config, Coordinator, Download, Error, Experiment, LocalTraining, Manifest,
+    Mean, Method, Needs, Opening, Partial, Run, RunDir, Stop, client_state_from_bytes, client_state_to_bytes,
 };
+use fedproj_data::Dataset;
+use fedproj_net::wire::encode_public;
+use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
@@ -30,8 +34,8 @@ impl Origin {
         Ok(Self { version, isa, config: config.to_toml()?, hashes })
     }
 
-    /// Rejects a worker whose results would be others.
-    fn check(&self, worker: &Self) -> Result<(), Error> {
+    /// Rejects a worker whose results would be others. A node may have some facts of its own.
+    fn check(&self, worker: &Self, own: &[&str]) -> Result<(), Error> {
         let mut differs = Vec::new();
         if self.version != worker.version {
             differs.push(format!("version {} instead of {}", worker.version, self.version));
@@ -39,7 +43,8 @@ impl Origin {
         if self.isa != worker.isa {
             differs.push(format!("instruction set {} instead of {}", worker.isa, self.isa));
         }
-        let other = self.hashes.iter().filter(|(name, hash)| worker.hashes.get(*name) != Some(*hash));
+        let shared = self.hashes.iter().filter(|(name, _)| !own.contains(&name.as_str()));
+        let other = shared.filter(|(name, hash)| worker.hashes.get(*name) != Some(*hash));
         differs.extend(other.map(|(name, _)| format!("another `{name}`")));
         if differs.is_empty() {
             return Ok(());
@@ -58,8 +63,20 @@ struct Serving {
     directory: RunDir,
     coordinator: Coordinator,
     clients: ClientStates,
-    /// The open round, and its clients.
-    opening: Option<(Opening, Vec<u32>)>,
+    open: Option<Open>,
+}
+
+/// A round in progress.
+struct Open {
+    opening: Opening,
+    cohort: Vec<u32>,
+    results: Results,
+}
+
+/// What has arrived.
+enum Results {
+    Single(Vec<ClientResult>),
+    Summed(Partial),
 }
 
 /// The server's half, with the run directory of `fedproj run`.
@@ -67,8 +84,13 @@ struct Serving {
 pub struct Server {
     serving: Mutex<Serving>,
     means: Option<Vec<Mean>>,
+    keeps: bool,
+    measures_kept: bool,
     origin: String,
 }
+
+/// Vectors of the model's length that a server holds for each result: its bytes, and the result.
+const N_VECTORS_PER_RESULT: usize = 2;
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
@@ -86,10 +108,17 @@ impl Server {
             let opened = Run::open_server(&dir, &run.config, data_dir.as_deref(), device.clone(), options.resume)?;
             let (directory, coordinator, clients) = opened;
             let experiment = coordinator.experiment();
-            let origin = Origin::of(&Manifest::of(experiment, device), &experiment.config)?;
-            let means = coordinator.means();
-            let serving = Mutex::new(Serving { directory, coordinator, clients, opening: None });
-            Ok(Self { serving, means, origin: serde_json::to_string(&origin)? })
+            let origin = serde_json::to_string(&Origin::of(&Manifest::of(experiment, device), &experiment.config)?)?;
+            let (config, method, means) = (&experiment.config, coordinator.method(), coordinator.means());
+            let n_public = experiment.public.as_ref().map_or(0, Dataset::n_samples);
+            let keeps = Needs::of(config, method, &experiment.graph, n_public)?.bytes_kept > 0;
+            let measures_kept = config.federation.evaluate_clients && method.personal_model().is_some();
+            if means.is_none() {
+                let cohort = config.federation.cohort(experiment.partition.n_clients());
+                coordinator.check_memory(N_VECTORS_PER_RESULT * cohort)?;
+            }
+            let serving = Mutex::new(Serving { directory, coordinator, clients, open: None });
+            Ok(Self { serving, means, keeps, measures_kept, origin })
         })
     }
 
@@ -105,6 +134,32 @@ impl Server {
         self.means.is_some()
     }
 
+    /// Whether clients of the method keep something between rounds.
+    #[getter]
+    fn keeps(&self) -> bool {
+        self.keeps
+    }
+
+    /// Whether every round is measured on what clients keep.
+    #[getter]
+    fn measures_kept(&self) -> bool {
+        self.measures_kept
+    }
+
+    /// Whether the next round ends with a checkpoint, which holds what all clients keep.
+    #[getter]
+    fn saves(&self) -> bool {
+        let serving = lock(&self.serving);
+        serving.coordinator.experiment().config.federation.saves(serving.coordinator.state().n_rounds_done)
+    }
+
+    /// The public set, for nodes that do not read it themselves.
+    fn public<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let bytes =
+            guarded(py, || Ok(lock(&self.serving).coordinator.experiment().public.as_ref().map(encode_public)))?;
+        Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+
     /// Opens the next round: its number, the download and the clients; `None` when all rounds are done.
     fn open<'py>(&self, py: Python<'py>) -> PyResult<Option<Task<'py>>> {
         let opened = guarded(py, || {
@@ -116,7 +171,9 @@ impl Server {
             let round = opening.download.round;
             let cohort = serving.coordinator.cohort();
             let bytes = opening.download.to_bytes()?;
-            serving.opening = Some((opening, cohort.clone()));
+            let results = self.means.as_deref().map(|means| Results::Summed(Partial::new(means)));
+            let results = results.unwrap_or_else(|| Results::Single(Vec::with_capacity(cohort.len())));
+            serving.open = Some(Open { opening, cohort: cohort.clone(), results });
             Ok(Some((round, bytes, cohort)))
         })?;
         Ok(opened.map(|(round, bytes, cohort)| (round, PyBytes::new(py, &bytes), cohort)))
@@ -131,40 +188,42 @@ impl Server {
         Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
     }
 
-    /// Ends the round with the results of all its clients, or with sums of them; the round's record as JSON. Beside a result is
-    /// what the client keeps, unless it keeps that itself.
-    fn close(
-        &self,
-        py: Python<'_>,
-        results: Vec<(PyBackedBytes, Option<PyBackedBytes>)>,
-        are_sums: bool,
-        seconds: f64,
-    ) -> PyResult<String> {
+    /// Takes a client's result, or a sum of results.
+    fn add(&self, py: Python<'_>, result: PyBuffer<u8>) -> PyResult<()> {
+        let bytes = result.to_vec(py)?;
         guarded(py, || {
-            let Serving { directory, coordinator, clients, opening } = &mut *lock(&self.serving);
-            let (opening, cohort) = opening.take().ok_or_else(|| Error::config("no round is open"))?;
-            let record = if are_sums {
-                let means = self.means.as_deref().unwrap_or_default();
-                let mut whole = Partial::new(means);
-                results.iter().try_for_each(|(bytes, _)| whole.merge(Partial::from_bytes(bytes, means)?))?;
-                check_cohort(&cohort, whole.clients())?;
-                let record = coordinator.close(&opening, &whole, seconds)?;
-                clients.extend(whole.states);
-                record
-            } else {
-                let (mut all, mut kept) = (Vec::with_capacity(results.len()), ClientStates::new());
-                for (result, state) in &results {
-                    let result = ClientResult::from_bytes(result)?;
-                    if let Some(state) = state {
-                        kept.insert(result.client, client_state_from_bytes(state)?);
-                    }
-                    all.push(result);
+            let serving = &mut *lock(&self.serving);
+            match &mut serving.open.as_mut().ok_or_else(no_round)?.results {
+                Results::Single(all) => all.push(ClientResult::from_bytes(&bytes)?),
+                Results::Summed(sum) => {
+                    sum.merge(Partial::from_bytes(&bytes, self.means.as_deref().unwrap_or_default())?)?;
                 }
-                all.sort_by_key(|result| result.client);
-                check_cohort(&cohort, all.iter().map(|result| result.client))?;
-                let record = coordinator.close(&opening, &all, seconds)?;
-                clients.extend(kept);
-                record
+            }
+            Ok(())
+        })
+    }
+
+    /// Ends the round with what has arrived; its record as JSON. `kept` is what clients keep, of all that have trained since the
+    /// last checkpoint; it may be left out where neither a checkpoint nor a measurement needs it.
+    fn close(&self, py: Python<'_>, kept: Vec<(u32, PyBackedBytes)>, seconds: f64) -> PyResult<String> {
+        guarded(py, || {
+            let Serving { directory, coordinator, clients, open } = &mut *lock(&self.serving);
+            let Open { opening, cohort, results } = open.take().ok_or_else(no_round)?;
+            for (client, state) in &kept {
+                clients.insert(*client, client_state_from_bytes(state)?);
+            }
+            let record = match results {
+                Results::Summed(sum) => {
+                    check_cohort(&cohort, sum.clients())?;
+                    coordinator.close(&opening, &sum, seconds)?
+                }
+                Results::Single(mut all) => {
+                    all.sort_by_key(|result| result.client);
+                    check_cohort(&cohort, all.iter().map(|result| result.client))?;
+                    let mut record = coordinator.close(&opening, &all, seconds)?;
+                    coordinator.describe_personal(clients, &all, &mut record)?;
+                    record
+                }
             };
             let text = serde_json::to_string(&record)?;
             let federation = coordinator.experiment().config.federation.clone();
@@ -181,6 +240,10 @@ impl Server {
             Ok(serde_json::to_string(&serving.directory.finish(coordinator.experiment(), coordinator.state())?)?)
         })
     }
+}
+
+fn no_round() -> Error {
+    Error::config("no round is open")
 }
 
 /// Every client of the round once, and nobody else.
@@ -203,6 +266,9 @@ pub struct Trainer {
 /// A client's result, and what it keeps.
 type Trained<'py> = (Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>);
 
+/// A sum of results, and what their clients keep.
+type Summed<'py> = (Bound<'py, PyBytes>, Vec<(u32, Bound<'py, PyBytes>)>);
+
 /// Clients with the states that were read.
 type Received = Vec<(u32, ClientState)>;
 
@@ -211,17 +277,30 @@ type Clients = Vec<(u32, Option<PyBackedBytes>)>;
 
 #[pymethods]
 impl Trainer {
-    /// A worker of a server with this origin. It reads the data that the configuration names on its own machine.
+    /// A worker of a server with this origin. It reads the data that the configuration names on its own machine. `node` limits it
+    /// to what a [`Node`] does; `public` is the server's public set, for a node with data of its own.
     #[new]
-    fn new(py: Python<'_>, origin: &str, options: &str) -> PyResult<Self> {
+    #[pyo3(signature = (origin, options, node=None, public=None))]
+    fn new(
+        py: Python<'_>,
+        origin: &str,
+        options: &str,
+        node: Option<&str>,
+        public: Option<PyBackedBytes>,
+    ) -> PyResult<Self> {
         guarded(py, || {
             let (origin, options): (Origin, _) = (serde_json::from_str(origin)?, Options::read(options)?);
             let config = Config::from_toml(&origin.config).map_err(|error| Error::config(error.to_string()))?;
             let method = config.method.build()?;
             let data_dir = fedproj::data_dir(options.data_dir.clone())?;
             let device = options.device().open_for(1)?.remove(0);
-            let experiment = fedproj_core::Experiment::load(config, method.as_ref(), data_dir.as_deref())?;
-            origin.check(&Origin::of(&Manifest::of(&experiment, device.clone()), &experiment.config)?)?;
+            let node: Option<Node> = node.map(serde_json::from_str).transpose()?;
+            let own = node.as_ref().map(|node| node.own_facts(&config)).unwrap_or_default();
+            let experiment = match &node {
+                None => Experiment::load(config, method.as_ref(), data_dir.as_deref())?,
+                Some(node) => node.load(config, method.as_ref(), data_dir.as_deref(), public.as_deref())?,
+            };
+            origin.check(&Origin::of(&Manifest::of(&experiment, device.clone()), &experiment.config)?, &own)?;
             let training = LocalTraining::open(&Arc::new(experiment), method.as_ref(), device)?;
             let stop = training.stop().clone();
             Ok(Self { training: Mutex::new(training), method, stop })
@@ -247,14 +326,18 @@ impl Trainer {
         Ok(results.into_iter().map(python).collect())
     }
 
-    /// Trains clients; the sum of their results.
-    fn train_summed<'py>(&self, py: Python<'py>, download: &[u8], clients: Clients) -> PyResult<Bound<'py, PyBytes>> {
-        let sums = guarded(py, || {
+    /// Trains clients; the sum of their results, and what they keep.
+    fn train_summed<'py>(&self, py: Python<'py>, download: &[u8], clients: Clients) -> PyResult<Summed<'py>> {
+        let (sum, kept) = guarded(py, || {
             let (download, clients) = read(download, &clients)?;
             let clients: Vec<_> = clients.iter().map(|(client, state)| (*client, state)).collect();
-            Ok(lock(&self.training).run_summed(self.method.as_ref(), &download, &clients)?.to_bytes()?)
+            let mut sum = lock(&self.training).run_summed(self.method.as_ref(), &download, &clients)?;
+            let kept = std::mem::take(&mut sum.states).into_iter();
+            let kept = kept.map(|(client, state)| Ok((client, client_state_to_bytes(&state)?)));
+            Ok((sum.to_bytes()?, kept.collect::<Result<Vec<_>>>()?))
         })?;
-        Ok(PyBytes::new(py, &sums))
+        let kept = kept.into_iter().map(|(client, state)| (client, PyBytes::new(py, &state)));
+        Ok((PyBytes::new(py, &sum), kept.collect()))
     }
 
     /// Ends training within a round, from another thread; `False` allows it again.

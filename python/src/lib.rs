@@ -6,6 +6,7 @@
 mod engine;
 mod halves;
 mod method;
+mod node;
 mod server;
 mod trace;
 

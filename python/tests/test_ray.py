@@ -91,6 +91,37 @@ def test_a_run_resumes_and_a_finished_one_is_read(expected, tmp_path):
     assert_same(on_ray.run(method="feddyn", settings=settings, workers=2, out=out, progress=False), made)
 
 
+def test_ctrl_c_leaves_the_rounds_before(expected, tmp_path):
+    out, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+
+    def interrupt():
+        while not metrics.exists() or not metrics.stat().st_size:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    settings = SMALL | METHODS["feddyn"] | {"local.epochs": 100}
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(fedproj.StoppedError, match="resume=True"):
+        on_ray.run(method="feddyn", settings=settings, workers=2, out=out, progress=False)
+    thread.join()
+    made = on_ray.run(method="feddyn", settings=settings, workers=2, out=out, resume=True, progress=False)
+    assert_same(made, fedproj.run(method="feddyn", settings=settings, out=tmp_path / "alone", progress=False))
+
+
+def test_what_clients_keep_is_fetched_for_checkpoints_and_measurements(tmp_path):
+    saved = {"federation.checkpoint_every": 2, "federation.rounds": 5, "federation.fraction": 0.5}
+    for method, more in (("feddyn", {}), ("ditto", {"federation.evaluate_clients": True})):
+        settings, out = SMALL | saved | more, tmp_path / method
+        half = settings | {"federation.rounds": 3}
+        on_ray.run(method=method, settings=half, workers=2, out=out, progress=False)
+        made = on_ray.run(method=method, settings=settings, workers=1, out=out, resume=True, progress=False)
+        alone = fedproj.run(method=method, settings=settings, out=tmp_path / f"{method}-alone", progress=False)
+        assert_same(made, alone)
+        assert [r.get("personal_by_client") for r in made.rounds] == [r.get("personal_by_client") for r in alone.rounds]
+        assert method == "feddyn" or made.rounds[0]["personal_by_client"]
+
+
 def test_what_cannot_work_is_rejected_before_a_round(tmp_path):
     def error(out, **arguments):
         with pytest.raises(fedproj.SettingsError) as raised:

@@ -9,6 +9,7 @@ use crate::evaluate::{Evaluator, Model, Score};
 use crate::experiment::Experiment;
 use crate::fusion::{Fusion, GlobalModel, SEND, ServerState};
 use crate::groups::Groups;
+use crate::machine;
 use crate::memory;
 use crate::method::Method;
 use crate::own::Own;
@@ -16,7 +17,7 @@ use crate::partial::{self, Mean};
 use crate::privacy::Privacy;
 use crate::pull::{self, Pull};
 use crate::record::{RoundRecord, Seconds};
-use crate::trainer::{ClientState, Download, LocalStats};
+use crate::trainer::{ClientStates, Download, LocalStats};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -158,6 +159,14 @@ impl Coordinator {
         if let Some(privacy) = &mut self.privacy {
             privacy.count_lost(n);
         }
+    }
+
+    /// Rejects a round whose results do not fit into this machine, as so many vectors of the model's length.
+    ///
+    /// # Errors
+    /// With the figures.
+    pub fn check_memory(&self, n_vectors: usize) -> Result<()> {
+        machine::check_memory(&self.experiment.graph, machine::N_VECTORS_MIN + n_vectors)
     }
 
     /// The clients of the next round.
@@ -361,9 +370,12 @@ impl Coordinator {
     }
 
     /// Measures the models that clients keep for themselves, in the place of those that they sent.
-    pub(crate) fn describe_personal(
+    ///
+    /// # Errors
+    /// If a contribution cannot be read.
+    pub fn describe_personal(
         &self,
-        kept: &[(u32, ClientState)],
+        kept: &ClientStates,
         results: &dyn Contributions,
         record: &mut RoundRecord,
     ) -> Result<()> {
@@ -373,8 +385,7 @@ impl Coordinator {
         let mut personal = Vec::new();
         for at in 0..results.n() {
             let client = results.head(at).client;
-            let state = kept.iter().find(|(kept, _)| *kept == client).and_then(|(_, state)| state.get(name));
-            let Some(weights) = state else { return Ok(()) };
+            let Some(weights) = kept.get(&client).and_then(|state| state.get(name)) else { return Ok(()) };
             let score = self.score(self.experiment.group_of(client), weights, &whole(results, at, Part::Buffers)?)?;
             personal.push(self.on_own_classes(client, &score));
         }

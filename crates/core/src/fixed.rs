@@ -96,8 +96,12 @@ pub fn accumulate(values: &[f32], weight: f64, scale: Scale, sum: &mut [i64]) ->
         let rounded = (scaled + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits());
         *sum = sum.wrapping_add(rounded.cast_signed());
     }
+    if all_fit {
+        return Ok(());
+    }
+    // Looking for the value costs as much as the sum.
     let out = |value: &&f32| value.is_nan() || f64::from(value.abs()) >= Scale::value_max(weight);
-    match values.iter().find(out).filter(|_| !all_fit) {
+    match values.iter().find(out) {
         None => Ok(()),
         Some(value) => Err(Error::OutOfRange { value: *value, limit: Scale::value_max(weight) }),
     }

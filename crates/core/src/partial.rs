@@ -3,7 +3,7 @@
 //! It works where `federation.sum` is `"fixed"` and the method asks for nothing but means ([`Method::means`]). A sum has twice the
 //! bytes of a model, whatever the number of clients.
 
-use crate::bytes::{Named, Sections, lengths, pack, split, unpack};
+use crate::bytes::{Named, Sections, append, lengths, pack, split, unpack};
 use crate::config::Config;
 use crate::contributions::{Contributions, Head, Part};
 use crate::distill::EnsembleWeights;
@@ -133,8 +133,8 @@ impl Partial {
         let sums = self.sums.iter().map(|sum| (sum.values.len(), sum.weight)).collect();
         let header = Header { clients: self.clients.clone(), sums, sections: lengths(&sections) };
         let mut bytes = pack(MAGIC, VERSION, &header, &sections)?;
-        for value in self.sums.iter().flat_map(|sum| &sum.values) {
-            bytes.extend_from_slice(&value.to_le_bytes());
+        for sum in &self.sums {
+            append(&mut bytes, &sum.values, i64::to_le_bytes);
         }
         Ok(bytes)
     }

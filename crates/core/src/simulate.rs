@@ -148,7 +148,7 @@ impl Simulation {
             self.training.train(self.server.method(), &opening.downloads(), &clients, progress)?;
         let local = start.elapsed().as_secs_f64();
         progress(Progress::Fusing);
-        let kept: Vec<(u32, ClientState)> = results
+        let kept: ClientStates = results
             .iter_mut()
             .map(|r| (r.client, std::mem::take(&mut r.state)))
             .filter(|(_, s)| !s.is_empty())

@@ -22,6 +22,6 @@ mod vault;
 pub mod wire;
 
 pub use error::{Error, Result};
-pub use node::{Link, Node, NodeData, Policy, Setup, enrol};
+pub use node::{Link, Node, NodeData, Policy, Setup, enrol, reject_files};
 pub use server::{Ensemble, ServeSetup, Served, ServerConfig, serve};
 pub use vault::Vault;

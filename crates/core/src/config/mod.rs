@@ -233,6 +233,11 @@ impl FederationConfig {
         (round + 1).is_multiple_of(self.evaluate_every) || round + 1 == self.rounds
     }
 
+    /// Whether a round, counted from 0, ends with a checkpoint.
+    pub fn saves(&self, round: u32) -> bool {
+        (round + 1).is_multiple_of(self.checkpoint_every) || round + 1 >= self.rounds
+    }
+
     /// Clients in a round: max(⌊fraction · N⌋, 1).
     pub fn cohort(&self, n_clients: usize) -> usize {
         ((self.fraction * n_clients as f64 + 1e-9) as usize).clamp(1, n_clients)

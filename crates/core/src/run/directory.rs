@@ -151,8 +151,7 @@ impl RunDir {
             append(&mut log, &path, &format!("round {}, epsilon {}\n", record.round, spent.epsilon))?;
         }
         append(&mut self.metrics, &self.dir.join("metrics.jsonl"), &line_of(&record)?)?;
-        let done = record.round + 1;
-        if done.is_multiple_of(federation.checkpoint_every) || done >= federation.rounds {
+        if federation.saves(record.round) {
             self.checkpoint(state, clients)?;
         }
         self.rounds.push(record);

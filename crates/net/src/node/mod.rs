@@ -10,7 +10,7 @@ mod tls;
 pub use home::{Home, decode_kept};
 pub use link::Link;
 pub use policy::Policy;
-pub use session::{NodeData, Setup};
+pub use session::{NodeData, Setup, reject_files};
 pub use summing::Summing;
 pub use tls::{enrol_tls, node_request, node_tls};
 

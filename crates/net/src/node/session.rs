@@ -58,7 +58,7 @@ impl Session {
         let mut config = Config::from_layers(Some(&table), &[])?;
         // The weights come with the task; a node takes no path from the network.
         config.model.weights.clear();
-        reject_simulated(&config)?;
+        reject_files(&config, matches!(setup.data, NodeData::Own(_)))?;
         let method = config.method.build()?;
         setup.policy.check_run(&config, method.as_ref())?;
         let public = task.public.as_ref().map(|blob| decode_public(&cache.get(blob)?)).transpose()?;
@@ -187,6 +187,21 @@ impl Session {
     }
 }
 
+/// Rejects a run that names files: a node takes no path from the network. Data of its own take the place of the run's.
+///
+/// # Errors
+/// If the run names one.
+pub fn reject_files(config: &Config, has_own_data: bool) -> Result<()> {
+    reject_simulated(config)?;
+    let by_file = matches!(config.data.partition, PartitionConfig::File { .. });
+    let names_files = config.data.private.path.is_some() || config.data.public.path.is_some() || by_file;
+    if has_own_data || !names_files {
+        return Ok(());
+    }
+    let problem = "the run names files, which a node does not take from the network; give it data of its own";
+    Err(Error::Declined(problem.into()))
+}
+
 /// Checks that the network has the announced number of weights, before memory is allocated for them.
 fn check_network(config: &Config, method: &dyn Method, private: &Dataset, task: &Task) -> Result<()> {
     let n = Experiment::network(config, method, private, None)?.params().len();
@@ -225,11 +240,6 @@ fn of_run(
     public: Option<Dataset>,
     task: &Task,
 ) -> Result<Experiment> {
-    let by_file = matches!(config.data.partition, PartitionConfig::File { .. });
-    if config.data.private.path.is_some() || config.data.public.path.is_some() || by_file {
-        let problem = "the run names files, which a node does not take from the network; give it data of its own";
-        return Err(Error::Declined(problem.into()));
-    }
     let private = fedproj_data::load(&config.data.private, setup.data_dir.as_deref())?.train;
     check_network(&config, method, &private, task)?;
     let experiment = Experiment::load_beside(config, method, setup.data_dir.as_deref(), public)?;

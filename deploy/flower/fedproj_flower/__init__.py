@@ -1,0 +1,1 @@
+"""FedProj and other methods on Flower."""
