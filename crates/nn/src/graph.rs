@@ -12,7 +12,7 @@ use crate::kernels::pool::MaxPool;
 use crate::layout::{Init, Layout, Role, Storage};
 use std::ops::Range;
 
-pub(crate) use op::{Node, Op, Saved};
+pub(crate) use op::{Node, Norm, Op, Saved};
 pub use products::Product;
 pub use shape::{Shape, Window};
 pub use text::Tables;

@@ -44,7 +44,7 @@ mod loss;
 mod mode;
 pub mod models;
 mod optim;
-mod plan;
+mod schedule;
 mod tokens;
 pub mod vector;
 pub mod weights;

@@ -6,7 +6,7 @@ mod rows;
 
 use crate::error::{Error, Result};
 use crate::graph::Shape;
-pub(crate) use relaxed::Memory;
+pub(crate) use relaxed::Buffers;
 use serde::{Deserialize, Serialize};
 
 /// Which distribution the divergence is an expectation over.
@@ -21,7 +21,8 @@ pub enum Direction {
 }
 
 /// Constants of the relaxed contrastive loss.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RelaxedContrast {
     /// τ of both terms.
     pub temperature: f32,
@@ -34,11 +35,12 @@ pub struct RelaxedContrast {
 }
 
 /// An embedding of the batch: its place in [`LossTargets::embeddings`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct EmbeddingId(pub usize);
 
 /// A loss between a node's values z (batch, features) and the batch's targets.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Loss {
     /// −log softmax(z)\[label\]
     CrossEntropy,
@@ -53,6 +55,7 @@ pub enum Loss {
         /// Whether to multiply by T², which keeps the gradient's size independent of T.
         times_t_squared: bool,
         /// Only over the samples that are marked; the mean is over all.
+        #[serde(default)]
         only_marked: bool,
     },
     /// KL(softmax(t/T) ‖ softmax(z/T)) over all classes but the label's: what a teacher knows beyond it.
@@ -180,7 +183,7 @@ impl Loss {
         let features = z.len() / batch.max(1);
         self.check(targets, batch, features)?;
         let mut unused = vec![0.0; z.len()];
-        let memory = &mut Memory::default();
+        let memory = &mut Buffers::default();
         Ok(self.add_gradient(targets, Shape::vector(features), z, 0.0, &mut unused, memory))
     }
 
@@ -192,7 +195,7 @@ impl Loss {
         z: &[f32],
         weight: f32,
         grad: &mut [f32],
-        memory: &mut Memory,
+        memory: &mut Buffers,
     ) -> f64 {
         let features = shape.len();
         match *self {

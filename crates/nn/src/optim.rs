@@ -1,7 +1,7 @@
 //! Optimisers on flat vectors, and gradient clipping.
 
 use crate::error::{Error, Result};
-use crate::kernels::flat::{self, BLOCK, Memory, Update};
+use crate::kernels::flat::{self, BLOCK, Moments, Update};
 use crate::kernels::{Buffer, Cpu};
 use crate::vector;
 
@@ -157,7 +157,7 @@ impl Optimizer {
             }
         };
         let Self { mean, mean_square, moves, .. } = self;
-        flat::update(cpu, rule, theta, grad, Memory { mean, mean_square, moves });
+        flat::update(cpu, rule, theta, grad, Moments { mean, mean_square, moves });
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Workspace, check_len, len_of, spans_mut};
 use crate::error::Result;
-use crate::graph::{NORM_EPS, Node, Op};
+use crate::graph::{NORM_EPS, Node, Norm, Op};
 use crate::kernels::attention::Attention;
 use crate::kernels::conv::Backward;
 use crate::kernels::dense::Dense;
@@ -35,17 +35,17 @@ impl Workspace {
     pub fn backward(&mut self, params: &[f32], grad: &mut [f32]) -> Result<()> {
         check_len("the parameter vector", self.graph.params().len(), params.len())?;
         check_len("the gradient vector", self.graph.params().len(), grad.len())?;
-        for i in (0..self.plan.steps.len()).rev() {
-            if self.has_grad[self.plan.steps[i].out] {
+        for i in (0..self.schedule.stages.len()).rev() {
+            if self.has_grad[self.schedule.stages[i].out] {
                 self.run_step_backward(i, params, grad);
             } else {
-                for span in &self.graph.nodes[self.plan.steps[i].node].params {
+                for span in &self.graph.nodes[self.schedule.stages[i].node].params {
                     grad[span.clone()].fill(0.0);
                 }
             }
         }
-        for node in (0..self.plan.is_tap.len()).filter(|&node| self.plan.is_tap[node]) {
-            if let (false, Some(slot)) = (self.has_grad[self.graph.owner(node)], self.plan.grad_slot[node]) {
+        for node in (0..self.schedule.is_tap.len()).filter(|&node| self.schedule.is_tap[node]) {
+            if let (false, Some(slot)) = (self.has_grad[self.graph.owner(node)], self.schedule.grad_slot[node]) {
                 self.grads[slot].fill(0.0);
             }
         }
@@ -54,30 +54,30 @@ impl Workspace {
 
     /// Takes a node's gradient, if the node needs one, and marks it as present.
     fn take_grad(&mut self, node: usize) -> Option<Taken> {
-        let slot = self.plan.grad_slot[node]?;
+        let slot = self.schedule.grad_slot[node]?;
         let (owner, len) = (self.graph.owner(node), self.len_of(node));
         let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
         Some(Taken { slot, buffer: std::mem::take(&mut self.grads[slot]), len, fresh })
     }
 
     fn run_step_backward(&mut self, i: usize, params: &[f32], grad: &mut [f32]) {
-        let step = self.plan.steps[i];
-        let Some(mut out_slot) = self.plan.grad_slot[step.out] else { return };
-        let dy_len = self.len_of(step.out);
-        if let Some(work) = self.plan.work_slot[i] {
+        let stage = self.schedule.stages[i];
+        let Some(mut out_slot) = self.schedule.grad_slot[stage.out] else { return };
+        let dy_len = self.len_of(stage.out);
+        if let Some(work) = self.schedule.work_slot[i] {
             let observed = std::mem::take(&mut self.grads[out_slot]);
             self.grads[work][..dy_len].copy_from_slice(&observed[..dy_len]);
             self.grads[out_slot] = observed;
             out_slot = work;
         }
         let mut dy_buffer = std::mem::take(&mut self.grads[out_slot]);
-        let inputs = &self.graph.nodes[step.node].inputs;
+        let inputs = &self.graph.nodes[stage.node].inputs;
         let (input, second) = (inputs[0].0, inputs.get(1).map(|id| id.0).filter(|&id| id != inputs[0].0));
-        if self.graph.nodes[step.node].op.works_in_place() {
-            let mut residual = step.residual.and_then(|r| self.take_grad(r));
-            self.norm_backward(i, params, &mut dy_buffer[..dy_len], residual.as_mut().map(Taken::sum), grad);
+        if let Some(norm) = self.graph.nodes[stage.node].op.norm() {
+            let mut residual = stage.residual.and_then(|r| self.take_grad(r));
+            self.norm_backward((i, norm), params, &mut dy_buffer[..dy_len], residual.as_mut().map(Taken::sum), grad);
             self.put_back(residual);
-            if self.plan.grad_slot[input] == Some(out_slot) {
+            if self.schedule.grad_slot[input] == Some(out_slot) {
                 // The normalisation worked in place: dy's memory now holds the input's gradient.
                 let owner = self.graph.owner(input);
                 self.has_grad[owner] = true;
@@ -104,26 +104,33 @@ impl Workspace {
     }
 
     /// dz becomes the gradient of the normalisation's input.
-    fn norm_backward(&mut self, i: usize, params: &[f32], dz: &mut [f32], residual: Option<Sum<'_>>, grad: &mut [f32]) {
-        let Self { graph, plan, cpu, values, saved, scratch, batch, tokens, mode, .. } = self;
-        let step = plan.steps[i];
-        let node = &graph.nodes[step.node];
+    fn norm_backward(
+        &mut self,
+        (i, norm): (usize, Norm),
+        params: &[f32],
+        dz: &mut [f32],
+        residual: Option<Sum<'_>>,
+        grad: &mut [f32],
+    ) {
+        let Self { graph, schedule, cpu, values, saved, scratch, batch, tokens, mode, .. } = self;
+        let stage = schedule.stages[i];
+        let node = &graph.nodes[stage.node];
         let len_of = |node: usize| len_of(&graph.nodes[node], *batch, tokens);
-        let value = |node: usize| plan.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
+        let value = |node: usize| schedule.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
         let x = value(node.inputs[0].0);
-        let fused = FusedBackward { z: step.relu.then(|| value(step.out)), residual };
+        let fused = FusedBackward { z: stage.relu.then(|| value(stage.out)), residual };
         let [weight, bias, _] = node.params.each_ref().map(|span| &params[span.clone()]);
         let [dweight, dbias, _] = spans_mut(grad, &node.params);
         let (saved, shared) = (&saved[i], &mut scratch.shared);
-        match node.op {
-            Op::LayerNorm { eps } => {
+        match norm {
+            Norm::Layer { eps } => {
                 LayerNorm { weight, bias, eps }.backward(cpu, x, saved, dz, dweight, dbias, shared);
             }
-            Op::GroupNorm { groups } => {
+            Norm::Group { groups } => {
                 let layer = GroupNorm { weight, bias, groups, image: node.shape.len(), eps: NORM_EPS };
                 layer.backward(cpu, x, saved, fused, dz, dweight, dbias, shared, &mut scratch.private);
             }
-            _ => {
+            Norm::Batch => {
                 let layer = BatchNorm { weight, bias, mode: mode.norm, eps: NORM_EPS };
                 layer.backward(cpu, x, saved, fused, dz, dweight, dbias, shared);
             }
@@ -132,15 +139,15 @@ impl Workspace {
 
     /// Every other operation: adds to the gradient of the (first) input, where one is needed.
     fn layer_backward(&mut self, i: usize, params: &[f32], dy: &mut [f32], dx: Option<Sum<'_>>, grad: &mut [f32]) {
-        let Self { graph, plan, cpu, values, saved, saved_bytes, scratch, batch, tokens, mode, .. } = self;
-        let step = plan.steps[i];
-        let node = &graph.nodes[step.node];
+        let Self { graph, schedule, cpu, values, saved, saved_bytes, scratch, batch, tokens, mode, .. } = self;
+        let stage = schedule.stages[i];
+        let node = &graph.nodes[stage.node];
         let len_of = |node: usize| len_of(&graph.nodes[node], *batch, tokens);
-        let value = |node: usize| plan.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
-        let (x, y) = (value(node.inputs[0].0), value(step.out));
+        let value = |node: usize| schedule.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
+        let (x, y) = (value(node.inputs[0].0), value(stage.out));
         let (w, c) = (&params[node.params[0].clone()], node.shape.c);
         let [dw, second, third] = spans_mut(grad, &node.params);
-        if step.relu {
+        if stage.relu {
             elementwise::mask_negative(cpu, y, dy);
         }
         if node.has_bias() {
@@ -162,7 +169,7 @@ impl Workspace {
                 }
             }
             (Op::Attention { heads, rate }, Some(dx)) => {
-                let drop = mode.drop_key(step.node, rate).map(|key| (key, rate));
+                let drop = mode.drop_key(stage.node, rate).map(|key| (key, rate));
                 let layer = Attention { tokens, heads, width: c, drop };
                 layer.backward(cpu, x, y, &saved[i], dy, dx, &mut scratch.private);
             }
@@ -174,7 +181,7 @@ impl Workspace {
             (Op::GlobalAveragePool, Some(dx)) => {
                 pool::global_average_backward(cpu, graph.shape(node.inputs[0]).pixels(), c, dy, dx);
             }
-            (Op::Dropout { rate }, Some(dx)) if mode.drop_key(step.node, rate).is_some() => {
+            (Op::Dropout { rate }, Some(dx)) if mode.drop_key(stage.node, rate).is_some() => {
                 dropout::backward(cpu, rate, &saved_bytes[i], dy, dx);
             }
             (Op::Dropout { .. }, Some(dx)) => elementwise::add(cpu, dx, dy),
@@ -186,8 +193,10 @@ impl Workspace {
                 }
             }
             // `norm_backward` handles normalisations.
-            (_, None)
-            | (Op::Input | Op::Flatten | Op::BatchNorm | Op::GroupNorm { .. } | Op::LayerNorm { .. }, Some(_)) => {}
+            (Op::Input | Op::Flatten | Op::BatchNorm | Op::GroupNorm { .. } | Op::LayerNorm { .. }, _)
+            // No parameters, and nobody wants the input's gradient.
+            | (Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens | Op::Activation(_) | Op::MaxPool(_), None)
+            | (Op::GlobalAveragePool | Op::Dropout { .. } | Op::Add, None) => {}
         }
     }
 }

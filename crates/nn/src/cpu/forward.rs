@@ -41,29 +41,29 @@ impl Workspace {
         self.tokens.read(x)?;
         (self.batch, self.mode) = (batch, mode);
         self.has_grad.fill(false);
-        if let Some(slot) = self.plan.value_slot[0] {
+        if let Some(slot) = self.schedule.value_slot[0] {
             elementwise::copy(&mut self.cpu, x, &mut self.values[slot][..x.len()]);
         }
-        for i in 0..self.plan.steps.len() {
+        for i in 0..self.schedule.stages.len() {
             self.run_step(i, params, buffers);
         }
         Ok(())
     }
 
     fn run_step(&mut self, i: usize, params: &[f32], buffers: &mut [f32]) {
-        let Self { graph, plan, cpu, values, saved, saved_bytes, scratch, batch, tokens, mode, .. } = self;
-        let step = &plan.steps[i];
-        let node = &graph.nodes[step.node];
+        let Self { graph, schedule, cpu, values, saved, saved_bytes, scratch, batch, tokens, mode, .. } = self;
+        let stage = &schedule.stages[i];
+        let node = &graph.nodes[stage.node];
         let len_of = |node: usize| len_of(&graph.nodes[node], *batch, tokens);
-        let Some(out_slot) = plan.value_slot[step.out] else { return };
+        let Some(out_slot) = schedule.value_slot[stage.out] else { return };
         // Taken out of the list while the step runs, so that the other values can be read. This allocates nothing.
         let mut out = std::mem::take(&mut values[out_slot]);
-        let value = |node: usize| plan.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
+        let value = |node: usize| schedule.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
         let x = value(node.inputs[0].0);
-        let y = &mut out[..len_of(step.out)];
+        let y = &mut out[..len_of(stage.out)];
         let [weight, bias, third] = node.params.each_ref().map(|span| &params[span.clone()]);
-        let fused = Fused { residual: step.residual.map(value), relu: step.relu };
-        let end = Epilogue { bias: node.has_bias().then_some(bias), relu: step.relu };
+        let fused = Fused { residual: stage.residual.map(value), relu: stage.relu };
+        let end = Epilogue { bias: node.has_bias().then_some(bias), relu: stage.relu };
         let c = node.shape.c;
         match node.op {
             Op::Conv(geometry) => geometry.forward(cpu, Forward { x, w: weight, end, y }, scratch.both()),
@@ -97,14 +97,14 @@ impl Workspace {
                 y.copy_from_slice(x);
                 elementwise::add(cpu, Sum { values: y, fresh: false }, value(node.inputs[1].0));
             }
-            Op::Dropout { rate } => match mode.drop_key(step.node, rate) {
+            Op::Dropout { rate } => match mode.drop_key(stage.node, rate) {
                 Some(key) => dropout::forward(cpu, key, rate, x, y, &mut saved_bytes[i][..y.len()]),
                 None => y.copy_from_slice(x),
             },
             Op::Embedding => embedding::forward(cpu, tokens, [weight, bias, third], c, y),
             Op::LayerNorm { eps } => LayerNorm { weight, bias, eps }.forward(cpu, x, y, &mut saved[i]),
             Op::Attention { heads, rate } => {
-                let drop = mode.drop_key(step.node, rate).map(|key| (key, rate));
+                let drop = mode.drop_key(stage.node, rate).map(|key| (key, rate));
                 let layer = Attention { tokens, heads, width: c, drop };
                 layer.forward(cpu, x, y, &mut saved[i], &mut scratch.private);
             }

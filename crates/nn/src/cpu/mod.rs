@@ -9,7 +9,7 @@ use crate::kernels::conv::Scratch;
 use crate::kernels::{Buffer, Cpu, Isa};
 use crate::loss::{Loss, LossTargets};
 use crate::mode::{Mode, Options};
-use crate::plan::Plan;
+use crate::schedule::Schedule;
 use crate::tokens::Tokens;
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use std::ops::Range;
 #[derive(Debug)]
 pub struct Workspace {
     graph: Graph,
-    plan: Plan,
+    schedule: Schedule,
     cpu: Cpu,
     batch_max: usize,
     /// Samples of the last forward pass, and their tokens where they are texts.
@@ -32,7 +32,7 @@ pub struct Workspace {
     saved: Vec<Buffer>,
     saved_bytes: Vec<Vec<u8>>,
     scratch: ScratchMemory,
-    loss_memory: crate::loss::Memory,
+    loss_memory: crate::loss::Buffers,
 }
 
 #[derive(Debug)]
@@ -60,19 +60,19 @@ impl Workspace {
         if input.is_empty() {
             return Err(Error::shape(graph.name(graph.input()), format!("a sample of shape {input} has no elements")));
         }
-        let plan = Plan::new(graph, options, None);
+        let schedule = Schedule::new(graph, options, None);
         let n = options.batch;
         let buffers = |lens: &[usize]| lens.iter().map(|len| Buffer::zeros(n * len)).collect::<Vec<_>>();
-        let scratch = plan.steps.iter().map(|step| graph.nodes[step.node].scratch(n));
+        let scratch = schedule.stages.iter().map(|stage| graph.nodes[stage.node].scratch(n));
         let (shared, private) = scratch.fold((0, 0), |most, len| (most.0.max(len.shared), most.1.max(len.private)));
-        let saved: Vec<Saved> = plan.steps.iter().map(|step| step.saved(graph, n)).collect();
+        let saved: Vec<Saved> = schedule.stages.iter().map(|stage| stage.saved(graph, n)).collect();
         let private = Buffer::zeros(private.next_multiple_of(16) * cpu.n_threads());
         Ok(Self {
-            values: buffers(&plan.value_len),
-            grads: buffers(&plan.grad_len),
+            values: buffers(&schedule.value_len),
+            grads: buffers(&schedule.grad_len),
             has_grad: vec![false; graph.nodes.len()],
             graph: graph.clone(),
-            plan,
+            schedule,
             cpu,
             batch_max: n,
             batch: 0,
@@ -81,7 +81,7 @@ impl Workspace {
             saved: saved.iter().map(|saved| Buffer::zeros(saved.floats)).collect(),
             saved_bytes: saved.iter().map(|saved| vec![0; saved.bytes]).collect(),
             scratch: ScratchMemory { shared: Buffer::zeros(shared), private },
-            loss_memory: crate::loss::Memory::default(),
+            loss_memory: crate::loss::Buffers::default(),
         })
     }
 
@@ -110,13 +110,13 @@ impl Workspace {
     /// # Errors
     /// If the node is neither.
     pub fn value(&self, node: NodeId) -> Result<&[f32]> {
-        self.plan.check_tap(&self.graph, node)?;
+        self.schedule.check_tap(&self.graph, node)?;
         Ok(self.node_value(node.0))
     }
 
     fn node_value(&self, node: usize) -> &[f32] {
         let len = self.len_of(node);
-        self.plan.value_slot[node].map_or(&[], |slot| &self.values[slot][..len])
+        self.schedule.value_slot[node].map_or(&[], |slot| &self.values[slot][..len])
     }
 
     /// Floats of a node's value in the last forward pass.
@@ -129,12 +129,12 @@ impl Workspace {
     /// # Errors
     /// If the node is not a tap, or the workspace was made without training.
     pub fn inject<T>(&mut self, node: NodeId, f: impl FnOnce(&[f32], &mut [f32]) -> T) -> Result<T> {
-        self.plan.check_tap(&self.graph, node)?;
+        self.schedule.check_tap(&self.graph, node)?;
         if self.batch == 0 {
             return Err(Error::Batch { found: 0, max: self.batch_max });
         }
         let len = self.len_of(node.0);
-        let (Some(value), Some(grad)) = (self.plan.value_slot[node.0], self.plan.grad_slot[node.0]) else {
+        let (Some(value), Some(grad)) = (self.schedule.value_slot[node.0], self.schedule.grad_slot[node.0]) else {
             return Err(Error::NotATap(self.graph.nodes[node.0].name.clone()));
         };
         let owner = self.graph.owner(node.0);
@@ -164,9 +164,9 @@ impl Workspace {
     /// # Errors
     /// If the node is not a tap.
     pub fn gradient(&self, node: NodeId) -> Result<&[f32]> {
-        self.plan.check_tap(&self.graph, node)?;
+        self.schedule.check_tap(&self.graph, node)?;
         let len = self.len_of(node.0);
-        Ok(self.plan.grad_slot[node.0].map_or(&[], |slot| &self.grads[slot][..len]))
+        Ok(self.schedule.grad_slot[node.0].map_or(&[], |slot| &self.grads[slot][..len]))
     }
 
     /// Forward pass, loss at the output, backward pass: writes the loss's gradient to `grad` and returns the loss.

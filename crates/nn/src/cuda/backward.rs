@@ -1,4 +1,4 @@
-//! The backward pass of a cohort: the steps of the plan from the last one back, launched for all lanes.
+//! The backward pass of a cohort: the steps of the schedule from the last one back, launched for all lanes.
 
 use super::cohort::Cohort;
 use super::gpu::{self, Parameter};
@@ -6,7 +6,7 @@ use super::layers::{Pool, SHARES, activation, chunks, norm_mode, vec_of};
 use super::memory::{Extent, Rows, Vectors};
 use super::products::{After, Operands, Won};
 use crate::error::{Error, Result};
-use crate::graph::{NodeId, Op, Shape};
+use crate::graph::{NodeId, Norm, Op, Shape};
 use crate::mode::Dropout;
 
 /// A gradient that a step adds to.
@@ -32,11 +32,11 @@ impl Cohort {
     /// # Errors
     /// If the driver fails.
     pub fn backward(&mut self, params: Rows, grad: Rows) -> Result<()> {
-        for i in (0..self.plan.steps.len()).rev() {
-            if self.has_grad[self.plan.steps[i].out] {
+        for i in (0..self.schedule.stages.len()).rev() {
+            if self.has_grad[self.schedule.stages[i].out] {
                 self.run_step_backward(i, params, grad)?;
             } else {
-                let params = &self.graph.nodes[self.plan.steps[i].node].params;
+                let params = &self.graph.nodes[self.schedule.stages[i].node].params;
                 let mut spans = params.iter().filter(|span| !span.is_empty());
                 spans.try_for_each(|span| self.clear(grad.from(span.start), span.len()))?;
             }
@@ -46,7 +46,7 @@ impl Cohort {
 
     /// A node's gradient, if the node needs one; marks it as present.
     fn take_grad(&mut self, node: usize) -> Option<Sum> {
-        let slot = self.plan.grad_slot[node]?;
+        let slot = self.schedule.grad_slot[node]?;
         let owner = self.graph.owner(node);
         let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
         Some(Sum { rows: self.grad(slot), fresh })
@@ -58,32 +58,32 @@ impl Cohort {
     }
 
     fn run_step_backward(&mut self, i: usize, params: Rows, grad: Rows) -> Result<()> {
-        let step = self.plan.steps[i];
-        let Some(mut out_slot) = self.plan.grad_slot[step.out] else { return Ok(()) };
-        let extent = self.extent(step.out);
-        if let Some(work) = self.plan.work_slot[i] {
+        let stage = self.schedule.stages[i];
+        let Some(mut out_slot) = self.schedule.grad_slot[stage.out] else { return Ok(()) };
+        let extent = self.extent(stage.out);
+        if let Some(work) = self.schedule.work_slot[i] {
             self.accumulate(extent, self.grad(out_slot), Sum { rows: self.grad(work), fresh: true })?;
             out_slot = work;
         }
         let dy = self.grad(out_slot);
-        let node = &self.graph.nodes[step.node];
+        let node = &self.graph.nodes[stage.node];
         let (input, second) = (node.inputs[0].0, node.inputs.get(1).map(|id| id.0));
-        if node.op.works_in_place() {
-            let residual = step.residual.and_then(|r| self.take_grad(r));
-            if self.plan.grad_slot[input] == Some(out_slot) {
+        if let Some(norm) = node.op.norm() {
+            let residual = stage.residual.and_then(|r| self.take_grad(r));
+            if self.schedule.grad_slot[input] == Some(out_slot) {
                 // In place: dy's memory then holds the input's gradient.
                 let owner = self.graph.owner(input);
                 self.has_grad[owner] = true;
-                return self.norm_backward(i, params, dy, Sum { rows: dy, fresh: true }, residual, grad);
+                return self.norm_backward((i, norm), params, dy, Sum { rows: dy, fresh: true }, residual, grad);
             }
             let dx = self.take_grad(input).unwrap_or(Sum { rows: dy, fresh: true });
-            return self.norm_backward(i, params, dy, dx, residual, grad);
+            return self.norm_backward((i, norm), params, dy, dx, residual, grad);
         }
         let is_add = node.op == Op::Add;
         let dropout = if let Op::Dropout { rate } = node.op { Some(rate) } else { None };
         let dx = self.take_grad(input);
         if let Some(rate) = dropout {
-            let residual = step.residual.and_then(|r| self.take_grad(r));
+            let residual = stage.residual.and_then(|r| self.take_grad(r));
             return self.dropout_backward(i, rate, dy, dx, residual);
         }
         self.layer_backward(i, params, dy, dx, grad)?;
@@ -97,24 +97,24 @@ impl Cohort {
 
     fn norm_backward(
         &self,
-        i: usize,
+        (i, norm): (usize, Norm),
         params: Rows,
         dz: Rows,
         dx: Sum,
         residual: Option<Sum>,
         grad: Rows,
     ) -> Result<()> {
-        match self.graph.nodes[self.plan.steps[i].node].op {
-            Op::BatchNorm => self.batch_norm_backward(i, params, dz, dx, residual, grad),
-            Op::GroupNorm { groups } => self.group_norm_backward(i, groups, params, dz, dx, residual, grad),
-            _ => self.layer_norm_backward(i, params, dz, dx, grad),
+        match norm {
+            Norm::Batch => self.batch_norm_backward(i, params, dz, dx, residual, grad),
+            Norm::Group { groups } => self.group_norm_backward(i, groups, params, dz, dx, residual, grad),
+            Norm::Layer { .. } => self.layer_norm_backward(i, params, dz, dx, grad),
         }
     }
 
     /// The output of a normalisation that a ReLU was fused into.
     fn relu_mask(&self, i: usize) -> Rows {
-        let step = self.plan.steps[i];
-        if step.relu { self.value(step.out) } else { Rows::NONE }
+        let stage = self.schedule.stages[i];
+        if stage.relu { self.value(stage.out) } else { Rows::NONE }
     }
 
     fn batch_norm_backward(
@@ -126,28 +126,28 @@ impl Cohort {
         residual: Option<Sum>,
         grad: Rows,
     ) -> Result<()> {
-        let step = self.plan.steps[i];
-        let node = &self.graph.nodes[step.node];
+        let stage = self.schedule.stages[i];
+        let node = &self.graph.nodes[stage.node];
         let (x, z, saved, partial) =
             (self.value(node.inputs[0].0), self.relu_mask(i), self.saved_rows(i), self.partial.rows());
         let (lanes, valid, c, factors) =
             (self.lanes.at(), self.valid.at(), node.shape.c as i32, self.coefficients.rows());
         // Of a pooled image only the winners have a gradient.
         let summed = self.kept[i].winners.as_ref().map_or(x, Vectors::rows);
-        let out_pixels = self.graph.nodes[step.out].shape.pixels();
+        let out_pixels = self.graph.nodes[stage.out].shape.pixels();
         let (chunk_rows, n_chunks) = chunks(self.batch * out_pixels);
         let (pixels, rows, n_parts) = (out_pixels as i32, chunk_rows as i32, n_chunks as i32);
         let (vec, suffix) = vec_of(node.shape.c);
         // Where nothing but the norm is under the ReLU, its mask is computed from the norm's input.
-        let masked = match (step.relu, step.residual) {
+        let masked = match (stage.relu, stage.residual) {
             (false, _) => 0,
             (true, Some(_)) => 1,
             (true, None) => 2,
         };
         let p: [&dyn Parameter; 11] = [&lanes, &valid, &pixels, &c, &rows, &summed, &dz, &z, &saved, &masked, &partial];
         self.launch(&format!("reduce_GRADIENT_{suffix}"), [n_chunks, 1], [256, 1], 0, &p)?;
-        let (mode, [w, ..]) = (norm_mode(self.mode.norm), self.params_of(step.node, params));
-        let ([dw, db, _], pixels) = (self.params_of(step.node, grad), node.shape.pixels() as i32);
+        let (mode, [w, ..]) = (norm_mode(self.mode.norm), self.params_of(stage.node, params));
+        let ([dw, db, _], pixels) = (self.params_of(stage.node, grad), node.shape.pixels() as i32);
         let p: [&dyn Parameter; 12] =
             [&lanes, &valid, &pixels, &c, &n_parts, &mode, &w, &saved, &partial, &factors, &dw, &db];
         self.launch("batch_norm_gradients", [node.shape.c.div_ceil(32), 1], [32, SHARES], 0, &p)?;
@@ -155,10 +155,10 @@ impl Cohort {
             // The gradient of its weights fuses the rest.
             return Ok(());
         }
-        if step.pool.is_some() {
+        if stage.pool.is_some() {
             return self.pool_backward(i, "normalise_pool", x, dz, dx);
         }
-        let (len, sample) = (self.len_of(step.out), node.shape.len() as i32);
+        let (len, sample) = (self.len_of(stage.out), node.shape.len() as i32);
         let (len_i, to, dr, flags) = (len as i32, dx.rows, rows_of(residual), flags(dx, residual));
         let p: [&dyn Parameter; 14] =
             [&lanes, &valid, &len_i, &sample, &c, &x, &z, &saved, &masked, &factors, &dz, &to, &dr, &flags];
@@ -176,7 +176,7 @@ impl Cohort {
         residual: Option<Sum>,
         grad: Rows,
     ) -> Result<()> {
-        let node = self.plan.steps[i].node;
+        let node = self.schedule.stages[i].node;
         let shape = self.graph.nodes[node].shape;
         let (x, z) = (self.value(self.graph.nodes[node].inputs[0].0), self.relu_mask(i));
         let (lanes, pixels, c, n) = (self.lanes.at(), shape.pixels() as i32, shape.c as i32, groups as i32);
@@ -192,49 +192,49 @@ impl Cohort {
     /// The first layer before step `i`, a batch-norm with its max-pool, if it computes the gradient of its weights from that
     /// of the pool. The gradients between the two and of the images are then not needed.
     fn first_layer_before(&self, i: usize) -> Option<usize> {
-        let (before, step) = (self.plan.steps.get(i.checked_sub(1)?)?, self.plan.steps.get(i)?);
+        let (before, stage) = (self.schedule.stages.get(i.checked_sub(1)?)?, self.schedule.stages.get(i)?);
         let node = &self.graph.nodes[before.node];
         if !matches!(node.op, Op::Conv(_)) || node.has_bias() {
             return None;
         }
-        let is_norm = self.graph.nodes[step.node].op == Op::BatchNorm;
+        let is_norm = self.graph.nodes[stage.node].op == Op::BatchNorm;
         let reads = |other: &crate::graph::Node| other.inputs.iter().any(|id| id.0 == before.out);
         let is_between = self.graph.nodes.iter().filter(|other| reads(other)).count() == 1
-            && reads(&self.graph.nodes[step.node])
+            && reads(&self.graph.nodes[stage.node])
             && before.out == before.node
-            && !self.plan.is_tap[before.out];
-        let is_first = node.inputs[0] == self.graph.input() && self.plan.grad_slot[node.inputs[0].0].is_none();
+            && !self.schedule.is_tap[before.out];
+        let is_first = node.inputs[0] == self.graph.input() && self.schedule.grad_slot[node.inputs[0].0].is_none();
         let serves = self.serves_first_layer(before.node, self.pool_of(i)?);
-        (is_norm && step.pool.is_some() && is_between && is_first && serves).then_some(i - 1)
+        (is_norm && stage.pool.is_some() && is_between && is_first && serves).then_some(i - 1)
     }
 
     /// The gradient of the weights of step `i`, a first layer, from that of the max-pool of the next step. The coefficients
     /// of that step have just been computed.
     fn first_layer_backward(&self, i: usize, w: Rows) -> Result<()> {
-        let (step, behind) = (self.plan.steps[i], self.plan.steps[i + 1]);
+        let (stage, behind) = (self.schedule.stages[i], self.schedule.stages[i + 1]);
         let (Some(slot), Some((places, stride))) =
-            (self.plan.work_slot[i + 1].or(self.plan.grad_slot[behind.out]), &self.kept[i + 1].bytes)
+            (self.schedule.work_slot[i + 1].or(self.schedule.grad_slot[behind.out]), &self.kept[i + 1].bytes)
         else {
-            return Err(Error::gpu(&self.graph.nodes[step.node].name, "the max-pool behind it saved nothing"));
+            return Err(Error::gpu(&self.graph.nodes[stage.node].name, "the max-pool behind it saved nothing"));
         };
         let won = Won { places: places.at(), stride: *stride as i64, dy: self.grad(slot) };
-        self.stem_weight(step.node, self.value(step.out), won, w)
+        self.stem_weight(stage.node, self.value(stage.out), won, w)
     }
 
     /// Every other operation: adds to the gradient of the first input, where one is needed.
     fn layer_backward(&self, i: usize, params: Rows, dy: Rows, dx: Option<Sum>, grad: Rows) -> Result<()> {
-        let step = self.plan.steps[i];
-        let node = &self.graph.nodes[step.node];
+        let stage = self.schedule.stages[i];
+        let node = &self.graph.nodes[stage.node];
         let input = node.inputs[0].0;
-        let (x, y) = (self.value(input), self.value(step.out));
-        let (len, in_len, c) = (self.len_of(step.out), self.len_of(input), node.shape.c);
-        let (extent, in_len_i, lanes) = (self.extent(step.out), in_len as i32, self.lanes.at());
-        if step.relu {
+        let (x, y) = (self.value(input), self.value(stage.out));
+        let (len, in_len, c) = (self.len_of(stage.out), self.len_of(input), node.shape.c);
+        let (extent, in_len_i, lanes) = (self.extent(stage.out), in_len as i32, self.lanes.at());
+        if stage.relu {
             self.each_of("mask_negative", extent, &[&lanes, &extent, &y, &dy])?;
         }
-        let [dw, bias, _] = self.params_of(step.node, grad);
+        let [dw, bias, _] = self.params_of(stage.node, grad);
         if node.has_bias() {
-            if self.tokens_of(step.node) == 0 {
+            if self.tokens_of(stage.node) == 0 {
                 self.sum_columns(node.shape, len, dy, bias)?;
             } else {
                 self.bias_backward(extent, c, dy, bias)?;
@@ -245,15 +245,15 @@ impl Cohort {
             (Op::Conv(_) | Op::StandardizedConv(_) | Op::Linear, dx) => {
                 let (pass, after) = (gpu::Pass::Weight, After::NOTHING);
                 let operands = Operands { pass, x, w: dw, y: dy, after, fresh: true, relu: false };
-                self.product(step.node, &operands, None)?;
-                let [mut w, ..] = self.params_of(step.node, params);
+                self.product(stage.node, &operands, None)?;
+                let [mut w, ..] = self.params_of(stage.node, params);
                 if let Op::StandardizedConv(_) = node.op {
                     let (co, len) = self.weight_rows(i);
                     w = self.saved_rows(i);
                     self.launch("standardize_backward", [co, 1], [256, 1], 0, &[&lanes, &(len as i32), &w, &dw])?;
                 }
                 let Some(Sum { rows: x, fresh }) = dx else { return Ok(()) };
-                self.product(step.node, &Operands { pass: gpu::Pass::Input, x, w, fresh, ..operands }, None)
+                self.product(stage.node, &Operands { pass: gpu::Pass::Input, x, w, fresh, ..operands }, None)
             }
             (Op::Activation(f), Some(dx)) => {
                 let p: [&dyn Parameter; 8] =
@@ -300,7 +300,7 @@ impl Cohort {
 
     /// The gradients of a dropout's input and of the residual added to its result.
     fn dropout_backward(&self, i: usize, rate: f32, dy: Rows, dx: Option<Sum>, residual: Option<Sum>) -> Result<()> {
-        let extent = self.extent(self.plan.steps[i].out);
+        let extent = self.extent(self.schedule.stages[i].out);
         let is_on = self.mode.dropout == Dropout::OfStep && rate > 0.0;
         if is_on && let (Some(dx), Some((kept, stride))) = (dx, &self.kept[i].bytes) {
             let residual = residual.unwrap_or(Sum { rows: Rows::NONE, fresh: true });
@@ -327,8 +327,8 @@ impl Cohort {
     /// # Errors
     /// If the node is no tap.
     pub fn read_gradient(&self, node: NodeId, lane: usize, samples: usize) -> Result<Vec<f32>> {
-        self.plan.check_tap(&self.graph, node)?;
-        match self.plan.grad_slot[node.0] {
+        self.schedule.check_tap(&self.graph, node)?;
+        match self.schedule.grad_slot[node.0] {
             Some(slot) if self.has_grad[self.graph.owner(node.0)] => {
                 self.read_grad_slot(slot, lane, self.len_read(node, lane, samples)?)
             }

@@ -1,7 +1,7 @@
 //! A cohort: values and gradients of every lane, which lanes take part, what they measured, and recorded steps.
 
 use super::batches::{Batches, Slot};
-use super::gpu::{Captured, Gpu, Memory, Parameter, Precision, failed_lane};
+use super::gpu::{Captured, DeviceArray, Gpu, Parameter, Precision, failed_lane};
 use super::memory::{Extent, Rows, Vectors, padded, vectors};
 use super::text::Texts;
 use super::{conv, hopper, text};
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, NodeId, Op, Saved};
 use crate::kernels::pool::MaxPool;
 use crate::mode::{Mode, Options};
-use crate::plan::{Plan, Step};
+use crate::schedule::{Schedule, Stage};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ const BAD_STEP: usize = 7;
 pub struct Cohort {
     pub(super) gpu: Arc<Gpu>,
     pub(super) graph: Graph,
-    pub(super) plan: Plan,
+    pub(super) schedule: Schedule,
     pub(super) n_lanes: usize,
     pub(super) batch_max: usize,
     pub(super) batch: usize,
@@ -59,7 +59,7 @@ pub struct Cohort {
     pub(super) n_moments: Vec<usize>,
     pub(super) partial: Vectors,
     pub(super) coefficients: Vectors,
-    pub(super) parts: Memory<f32>,
+    pub(super) parts: DeviceArray<f32>,
     /// How far sums of weights' gradients are split, see [`Cohort::alone`].
     pub(super) further: usize,
     /// Weights with input and output exchanged, of one layer after another.
@@ -67,19 +67,19 @@ pub struct Cohort {
     /// The tokens of the lanes' batches, where the network reads texts.
     pub(super) texts: Option<Texts>,
     /// The lanes of the next launches.
-    pub(super) lanes: Memory<i32>,
+    pub(super) lanes: DeviceArray<i32>,
     active: Vec<u32>,
-    pub(super) valid: Memory<i32>,
-    pub(super) labels: Memory<i32>,
-    pub(super) has_target: Memory<i32>,
-    pub(super) losses: Memory<f64>,
-    pub(super) stats: Memory<f64>,
-    pub(super) factors: Memory<f32>,
-    pub(super) scalars: Memory<f32>,
-    pub(super) n_updates: Memory<i32>,
-    pub(super) sums: Memory<f64>,
-    pub(super) cursors: [Memory<i32>; 2],
-    pub(super) tables: HashMap<Batches, (Memory<u32>, usize, usize)>,
+    pub(super) valid: DeviceArray<i32>,
+    pub(super) labels: DeviceArray<i32>,
+    pub(super) has_target: DeviceArray<i32>,
+    pub(super) losses: DeviceArray<f64>,
+    pub(super) stats: DeviceArray<f64>,
+    pub(super) factors: DeviceArray<f32>,
+    pub(super) scalars: DeviceArray<f32>,
+    pub(super) n_updates: DeviceArray<i32>,
+    pub(super) sums: DeviceArray<f64>,
+    pub(super) cursors: [DeviceArray<i32>; 2],
+    pub(super) tables: HashMap<Batches, (DeviceArray<u32>, usize, usize)>,
     pub(super) slots: HashMap<Slot, Vectors>,
     pub(super) recorded: HashMap<(u64, usize), Option<Captured>>,
 }
@@ -89,7 +89,7 @@ pub struct Cohort {
 pub(super) struct Kept {
     pub floats: Option<Vectors>,
     /// Places of maxima or dropout masks, and the stride between lanes in bytes.
-    pub bytes: Option<(Memory<u8>, usize)>,
+    pub bytes: Option<(DeviceArray<u8>, usize)>,
     /// The inputs of a batch-norm that won in the max-pool it fuses.
     pub winners: Option<Vectors>,
     /// Sums of a batch-norm, by the convolution before it.
@@ -97,14 +97,14 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    fn new(gpu: &Gpu, graph: &Graph, step: &Step, lanes: usize, options: &Options<'_>) -> Result<Self> {
+    fn new(gpu: &Gpu, graph: &Graph, stage: &Stage, lanes: usize, options: &Options<'_>) -> Result<Self> {
         let n = options.batch.max(1);
-        let Saved { floats, bytes } = step.saved(graph, n);
+        let Saved { floats, bytes } = stage.saved(graph, n);
         let rows = |len: usize| if len == 0 { Ok(None) } else { vectors(gpu, lanes, len).map(Some) };
-        let won = if step.pool.is_some() && options.training { n * graph.nodes[step.out].shape.len() } else { 0 };
+        let won = if stage.pool.is_some() && options.training { n * graph.nodes[stage.out].shape.len() } else { 0 };
         let stride = padded(bytes);
         let bytes = if bytes == 0 { None } else { Some((gpu.zeros(lanes * stride)?, stride)) };
-        let node = &graph.nodes[step.node];
+        let node = &graph.nodes[stage.node];
         let is_summed = node.op == Op::BatchNorm && options.training && gpu.has_hopper();
         let positions = n * (node.shape.h + 1) * (node.shape.w + 1);
         let chunks = positions.div_ceil(128).max(2 * n); // a first layer has two per image
@@ -128,24 +128,24 @@ impl Cohort {
             }
             _ => false,
         };
-        let plan = Plan::new(graph, options, Some(&takes_pool));
+        let schedule = Schedule::new(graph, options, Some(&takes_pool));
         let vectors = |len: usize| vectors(gpu, k, len);
-        let mut value_len = plan.value_len.clone();
-        if let Some(slot) = plan.value_slot[0] {
+        let mut value_len = schedule.value_len.clone();
+        if let Some(slot) = schedule.value_slot[0] {
             value_len[slot] = value_len[slot].max(graph.nodes[0].shape.pixels() * input_pitch);
         }
         let values = value_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
-        let grads = plan.grad_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
-        let kept = plan.steps.iter().map(|step| Kept::new(gpu, graph, step, k, options));
+        let grads = schedule.grad_len.iter().map(|len| vectors(n * len)).collect::<Result<_>>()?;
+        let kept = schedule.stages.iter().map(|stage| Kept::new(gpu, graph, stage, k, options));
         let kept = kept.collect::<Result<_>>()?;
-        let channels_max = plan.steps.iter().map(|step| graph.nodes[step.node].shape.c).max().unwrap_or(1);
+        let channels_max = schedule.stages.iter().map(|stage| graph.nodes[stage.node].shape.c).max().unwrap_or(1);
         let chunks = graph.params().len().div_ceil(DOT_CHUNK) + graph.params().spans().len();
         let mut cohort = Self {
             values,
             grads,
             has_grad: vec![false; graph.nodes.len()],
             kept,
-            n_moments: vec![0; plan.steps.len()],
+            n_moments: vec![0; schedule.stages.len()],
             partial: vectors(2 * channels_max * n.max(CHUNKS_MAX))?,
             coefficients: vectors(3 * channels_max)?,
             parts: gpu.zeros(k * conv::PARTS_LEN)?,
@@ -168,7 +168,7 @@ impl Cohort {
             slots: HashMap::new(),
             recorded: HashMap::new(),
             input_pitch,
-            plan,
+            schedule,
             n_lanes: k,
             batch_max: n,
             batch: 0,
@@ -195,8 +195,8 @@ impl Cohort {
 
     /// Approximate bytes per lane, to decide how many lanes fit.
     pub fn lane_bytes(graph: &Graph, options: &Options<'_>) -> usize {
-        let plan = Plan::new(graph, options, Some(&|_, _| false));
-        let floats: usize = plan.value_len.iter().chain(&plan.grad_len).sum();
+        let schedule = Schedule::new(graph, options, Some(&|_, _| false));
+        let floats: usize = schedule.value_len.iter().chain(&schedule.grad_len).sum();
         let turned = if options.training { hopper::turned_len(graph) } else { 0 };
         4 * (options.batch * floats + conv::PARTS_LEN + turned)
     }
@@ -399,7 +399,7 @@ impl Cohort {
     }
 
     pub(super) fn value(&self, node: usize) -> Rows {
-        self.plan.value_slot[node].map_or(Rows::NONE, |slot| self.values[slot].rows())
+        self.schedule.value_slot[node].map_or(Rows::NONE, |slot| self.values[slot].rows())
     }
 
     pub(super) fn grad(&self, slot: usize) -> Rows {
@@ -408,8 +408,8 @@ impl Cohort {
 
     /// The gradient of the output or a tap, and whether nothing has been added to it yet.
     pub(super) fn inject(&mut self, node: NodeId) -> Result<(Rows, bool)> {
-        self.plan.check_tap(&self.graph, node)?;
-        let Some(slot) = self.plan.grad_slot[node.0] else {
+        self.schedule.check_tap(&self.graph, node)?;
+        let Some(slot) = self.schedule.grad_slot[node.0] else {
             return Err(Error::NotATap(self.graph.nodes[node.0].name.clone()));
         };
         let owner = self.graph.owner(node.0);
@@ -422,9 +422,10 @@ impl Cohort {
     /// # Errors
     /// If the node is neither.
     pub fn read_value(&self, node: NodeId, lane: usize, samples: usize) -> Result<Vec<f32>> {
-        self.plan.check_tap(&self.graph, node)?;
+        self.schedule.check_tap(&self.graph, node)?;
         let len = self.len_read(node, lane, samples)?;
-        self.plan.value_slot[node.0].map_or(Ok(vec![0.0; len]), |slot| self.read_first(&self.values[slot], lane, len))
+        self.schedule.value_slot[node.0]
+            .map_or(Ok(vec![0.0; len]), |slot| self.read_first(&self.values[slot], lane, len))
     }
 
     /// Floats of a lane's node for `samples`, or for all of its tokens.
@@ -446,7 +447,7 @@ impl Cohort {
     /// # Errors
     /// If the node is no tap.
     pub fn keep_value(&self, node: NodeId, first: usize, to: &mut Vectors) -> Result<()> {
-        self.plan.check_tap(&self.graph, node)?;
+        self.schedule.check_tap(&self.graph, node)?;
         let row = self.graph.shape(node).len();
         let len = (self.batch * row).min(to.len.saturating_sub(first * row));
         let p: [&dyn Parameter; 5] =

@@ -284,15 +284,15 @@ impl Gpu {
     }
 
     /// Zeroed memory.
-    pub(super) fn zeros<T: Element>(&self, len: usize) -> Result<Memory<T>> {
+    pub(super) fn zeros<T: Element>(&self, len: usize) -> Result<DeviceArray<T>> {
         let slice =
             self.stream.alloc_zeros::<T>(len.max(1)).map_err(|e| self.out_of_memory(e, len * size_of::<T>()))?;
         let at = slice.device_ptr(&self.stream).0;
-        Ok(Memory { slice, at, len })
+        Ok(DeviceArray { slice, at, len })
     }
 
     /// Memory with a copy of `values`.
-    pub(super) fn upload<T: Element>(&self, values: &[T]) -> Result<Memory<T>> {
+    pub(super) fn upload<T: Element>(&self, values: &[T]) -> Result<DeviceArray<T>> {
         let mut memory = self.zeros(values.len())?;
         self.write(&mut memory, 0, values)?;
         Ok(memory)
@@ -306,7 +306,7 @@ impl Gpu {
     }
 
     /// Copies `values` to the place `at`.
-    pub(super) fn write<T: Element>(&self, memory: &mut Memory<T>, at: usize, values: &[T]) -> Result<()> {
+    pub(super) fn write<T: Element>(&self, memory: &mut DeviceArray<T>, at: usize, values: &[T]) -> Result<()> {
         if values.is_empty() {
             return Ok(());
         }
@@ -317,7 +317,7 @@ impl Gpu {
     }
 
     /// Copies `out.len()` values from the place `at`.
-    pub(super) fn read<T: Element>(&self, memory: &Memory<T>, at: usize, out: &mut [T]) -> Result<()> {
+    pub(super) fn read<T: Element>(&self, memory: &DeviceArray<T>, at: usize, out: &mut [T]) -> Result<()> {
         if out.is_empty() {
             return Ok(());
         }
@@ -329,10 +329,10 @@ impl Gpu {
     /// Copies between two places of the GPU's memory.
     pub(super) fn copy<T: Element>(
         &self,
-        from: &Memory<T>,
+        from: &DeviceArray<T>,
         at: usize,
         len: usize,
-        to: &mut Memory<T>,
+        to: &mut DeviceArray<T>,
         to_at: usize,
     ) -> Result<()> {
         if len == 0 {
@@ -417,13 +417,13 @@ impl Element for u8 {}
 
 /// Memory on the GPU.
 #[derive(Debug)]
-pub(super) struct Memory<T> {
+pub(super) struct DeviceArray<T> {
     slice: CudaSlice<T>,
     at: u64,
     len: usize,
 }
 
-impl<T> Memory<T> {
+impl<T> DeviceArray<T> {
     /// The address, for kernels.
     pub fn at(&self) -> u64 {
         self.at

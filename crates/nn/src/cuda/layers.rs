@@ -1,4 +1,4 @@
-//! The forward pass of a cohort: the steps of the plan, launched one after another for all lanes.
+//! The forward pass of a cohort: the steps of the schedule, launched one after another for all lanes.
 
 use super::backward::Sum;
 use super::batches::Table;
@@ -12,7 +12,7 @@ use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
 use crate::kernels::pool::MaxPool;
 use crate::kernels::{Activation, NormMode};
 use crate::mode::{Dropout, Mode};
-use crate::plan::Step;
+use crate::schedule::Stage;
 use fedproj_rng::Purpose;
 use std::ops::Range;
 
@@ -98,7 +98,7 @@ impl Cohort {
         self.mode = mode;
         self.has_grad.fill(false);
         self.n_moments.fill(0);
-        for i in 0..self.plan.steps.len() {
+        for i in 0..self.schedule.stages.len() {
             self.run_step(i, params, buffers)?;
         }
         Ok(())
@@ -144,31 +144,31 @@ impl Cohort {
     }
 
     fn run_step(&mut self, i: usize, params: Rows, buffers: Rows) -> Result<()> {
-        let step = self.plan.steps[i];
-        let node = &self.graph.nodes[step.node];
+        let stage = self.schedule.stages[i];
+        let node = &self.graph.nodes[stage.node];
         let input = node.inputs[0].0;
-        let (x, y) = (self.value(input), self.value(step.out));
-        let (len, c) = (self.len_of(step.out), node.shape.c as i32);
-        let (extent, lanes) = (self.extent(step.out), self.lanes.at());
-        let [w, b, _] = self.params_of(step.node, params);
-        let residual = step.residual.map_or(Rows::NONE, |node| self.value(node));
-        let relu = i32::from(step.relu);
+        let (x, y) = (self.value(input), self.value(stage.out));
+        let (len, c) = (self.len_of(stage.out), node.shape.c as i32);
+        let (extent, lanes) = (self.extent(stage.out), self.lanes.at());
+        let [w, b, _] = self.params_of(stage.node, params);
+        let residual = stage.residual.map_or(Rows::NONE, |node| self.value(node));
+        let relu = i32::from(stage.relu);
         match node.op {
             Op::Conv(_) | Op::StandardizedConv(_) | Op::Linear => {
                 let w = if let Op::StandardizedConv(_) = node.op { self.standardize(i, w)? } else { w };
-                let norm = match step.norm {
+                let norm = match stage.norm {
                     Some(norm) => self.norm_statistics(i, norm, Rows::NONE, params, buffers)?,
                     None => Rows::NONE,
                 };
-                let sums = if b == Rows::NONE && !step.relu { self.moments_after(i, buffers) } else { None };
+                let sums = if b == Rows::NONE && !stage.relu { self.moments_after(i, buffers) } else { None };
                 let (moments, mean) = sums.unwrap_or((Rows::NONE, Rows::NONE));
                 let after = After { bias: b, norm, residual, moments, mean, valid: self.valid.at() };
-                let operands = Operands { pass: gpu::Pass::Forward, x, w, y, after, fresh: true, relu: step.relu };
-                self.product(step.node, &operands, step.pool.and_then(|_| self.pool_of(i)))
+                let operands = Operands { pass: gpu::Pass::Forward, x, w, y, after, fresh: true, relu: stage.relu };
+                self.product(stage.node, &operands, stage.pool.and_then(|_| self.pool_of(i)))
             }
             Op::BatchNorm => {
-                let saved = self.norm_statistics(i, step.node, x, params, buffers)?;
-                if step.pool.is_some() {
+                let saved = self.norm_statistics(i, stage.node, x, params, buffers)?;
+                if stage.pool.is_some() {
                     return self.pool_forward(i, "normalise_pool", x, saved, y);
                 }
                 let (vec, suffix) = vec_of(node.shape.c);
@@ -190,18 +190,19 @@ impl Cohort {
             Op::Add => self.each_of("add", extent, &[&lanes, &extent, &x, &self.value(node.inputs[1].0), &y]),
             Op::Dropout { rate } if self.mode.dropout == Dropout::OfStep && rate > 0.0 => {
                 let Some((kept, stride)) = &self.kept[i].bytes else { return Ok(()) };
-                let drop = self.drop_of(step.node, rate)?;
+                let drop = self.drop_of(stage.node, rate)?;
                 let p: [&dyn Parameter; 8] = [&lanes, &drop, &extent, &x, &residual, &y, &kept.at(), &(*stride as i64)];
                 self.each_of("dropout", extent.calls(), &p)
             }
-            Op::Dropout { .. } if step.residual.is_some() => {
+            Op::Dropout { .. } if stage.residual.is_some() => {
                 self.each_of("add", extent, &[&lanes, &extent, &x, &residual, &y])
             }
             Op::Dropout { .. } => self.accumulate(extent, x, Sum { rows: y, fresh: true }),
             Op::Input | Op::Flatten => Ok(()),
-            Op::Embedding | Op::LayerNorm { .. } | Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens => {
-                self.text_forward(i, params)
-            }
+            Op::Embedding => self.embed_forward(i, params),
+            Op::LayerNorm { eps } => self.layer_norm_forward(i, eps, params),
+            Op::Attention { heads, rate } => self.attention_forward(i, heads, rate),
+            Op::FirstToken | Op::MeanOfTokens => self.pool_tokens(i),
         }
     }
 
@@ -216,23 +217,23 @@ impl Cohort {
 
     /// Output channels of a convolution, and weights per channel.
     pub(super) fn weight_rows(&self, i: usize) -> (usize, usize) {
-        let node = &self.graph.nodes[self.plan.steps[i].node];
+        let node = &self.graph.nodes[self.schedule.stages[i].node];
         (node.shape.c, node.params[0].len() / node.shape.c)
     }
 
     /// Where the convolution of step `i` leaves the sums of the batch-norm that reads it, if it can, and what they are about:
     /// the running mean, which is near the batch's.
     fn moments_after(&mut self, i: usize, buffers: Rows) -> Option<(Rows, Rows)> {
-        let step = self.plan.steps[i];
-        let reads = |later: &Step| {
+        let stage = self.schedule.stages[i];
+        let reads = |later: &Stage| {
             let node = &self.graph.nodes[later.node];
-            node.op == Op::BatchNorm && node.inputs[0].0 == step.out
+            node.op == Op::BatchNorm && node.inputs[0].0 == stage.out
         };
-        let norm = self.plan.steps.iter().position(reads).filter(|_| self.mode.norm != NormMode::Frozen)?;
+        let norm = self.schedule.stages.iter().position(reads).filter(|_| self.mode.norm != NormMode::Frozen)?;
         let kept = self.kept[norm].moments.as_ref()?.rows();
-        let n_chunks = self.moment_chunks(step.node)?;
+        let n_chunks = self.moment_chunks(stage.node)?;
         self.n_moments[norm] = n_chunks;
-        Some((kept, buffers.from(self.graph.nodes[self.plan.steps[norm].node].buffers[0].start)))
+        Some((kept, buffers.from(self.graph.nodes[self.schedule.stages[norm].node].buffers[0].start)))
     }
 
     /// Statistics and coefficients of a batch-norm for this pass, kept with step `i`.
@@ -292,8 +293,8 @@ impl Cohort {
 
     /// The pooling window of a step, if it has one.
     pub(super) fn pool_of(&self, i: usize) -> Option<&MaxPool> {
-        let step = self.plan.steps[i];
-        match &self.graph.nodes[step.pool.unwrap_or(step.node)].op {
+        let stage = self.schedule.stages[i];
+        match &self.graph.nodes[stage.pool.unwrap_or(stage.node)].op {
             Op::MaxPool(pool) => Some(pool),
             _ => None,
         }

@@ -1,6 +1,6 @@
 //! Memory of a GPU: arrays of all lanes, data sets, and which part of an array is in use.
 
-use super::gpu::{Gpu, Memory, parameters};
+use super::gpu::{DeviceArray, Gpu, parameters};
 use crate::cpu::check_len;
 use crate::error::Result;
 
@@ -26,7 +26,7 @@ impl Rows {
 /// Flat vectors on the GPU, one per lane.
 #[derive(Debug)]
 pub struct Vectors {
-    pub(super) memory: Memory<f32>,
+    pub(super) memory: DeviceArray<f32>,
     pub(super) stride: usize,
     pub(super) len: usize,
 }
@@ -47,9 +47,9 @@ impl Vectors {
 /// A data set on the GPU.
 #[derive(Debug)]
 pub struct Data {
-    pub(super) samples: Memory<f32>,
+    pub(super) samples: DeviceArray<f32>,
     pub(super) sample_len: usize,
-    pub(super) labels: Option<Memory<u32>>,
+    pub(super) labels: Option<DeviceArray<u32>>,
 }
 
 impl Data {

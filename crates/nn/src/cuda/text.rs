@@ -5,7 +5,7 @@
 
 use super::backward::Sum;
 use super::cohort::Cohort;
-use super::gpu::{Gpu, Memory, Parameter, parameters};
+use super::gpu::{DeviceArray, Gpu, Parameter, parameters};
 use super::memory::{Extent, Rows};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op};
@@ -55,9 +55,9 @@ pub(super) struct Texts {
     slots: usize,
     words: usize,
     types: usize,
-    tokens: Memory<i32>,
-    starts: Memory<i32>,
-    counts: Memory<i32>,
+    tokens: DeviceArray<i32>,
+    starts: DeviceArray<i32>,
+    counts: DeviceArray<i32>,
 }
 
 /// The tokens, as in `text.cu`.
@@ -133,36 +133,48 @@ impl Cohort {
         self.launch(kernel, [self.blocks(n_rows.div_ceil(ROWS)), 1], [32 * ROWS as u32, 1], 0, parameters)
     }
 
-    pub(super) fn text_forward(&self, i: usize, params: Rows) -> Result<()> {
-        let step = self.plan.steps[i];
-        let node = &self.graph.nodes[step.node];
-        let (x, y, lanes) = (self.value(node.inputs[0].0), self.value(step.out), self.lanes.at());
-        let (extent, c) = (self.extent(step.out), node.shape.c as i32);
-        let [first, second, third] = self.params_of(step.node, params);
-        match node.op {
-            Op::Embedding => {
-                let p: [&dyn Parameter; 7] = [&lanes, &self.batch_texts()?, &c, &first, &second, &third, &y];
-                self.each_row("embed", extent.n_rows(), &p)
-            }
-            Op::LayerNorm { eps } => {
-                let saved = self.saved_rows(i);
-                let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &first, &second, &y, &saved, &eps];
-                self.each_row("layer_norm", extent.n_rows(), &p)
-            }
-            Op::Attention { heads, rate } => {
-                let (drop, saved) = (self.drop_of(step.node, rate)?, self.saved_rows(i));
-                let p: [&dyn Parameter; 8] = [&lanes, &self.batch_texts()?, &(heads as i32), &c, &x, &y, &saved, &drop];
-                // One block per tile of queries, as long as more blocks keep more processors busy. No byte depends on it.
-                let (units, wanted) = (self.batch * heads * self.n_active(), 8 * self.gpu.processors());
-                let tiles = node.shape.w.div_ceil(TILE).min(wanted.div_ceil(units.max(1)));
-                self.attend("attention", FORWARD, node, tiles, &p)
-            }
-            _ => {
-                let mean = i32::from(node.op == Op::MeanOfTokens);
-                let p: [&dyn Parameter; 6] = [&lanes, &self.batch_texts()?, &mean, &c, &x, &y];
-                self.launch("pool_tokens", [self.batch, 1], [128, 1], 0, &p)
-            }
-        }
+    /// The node of a step, and where its input and output are.
+    fn ends_of(&self, i: usize) -> (&Node, Rows, Rows) {
+        let stage = self.schedule.stages[i];
+        let node = &self.graph.nodes[stage.node];
+        (node, self.value(node.inputs[0].0), self.value(stage.out))
+    }
+
+    pub(super) fn embed_forward(&self, i: usize, params: Rows) -> Result<()> {
+        let (node, _, y) = self.ends_of(i);
+        let stage = self.schedule.stages[i];
+        let [words, positions, types] = self.params_of(stage.node, params);
+        let (lanes, texts, c) = (self.lanes.at(), self.batch_texts()?, node.shape.c as i32);
+        let p: [&dyn Parameter; 7] = [&lanes, &texts, &c, &words, &positions, &types, &y];
+        self.each_row("embed", self.extent(stage.out).n_rows(), &p)
+    }
+
+    pub(super) fn layer_norm_forward(&self, i: usize, eps: f32, params: Rows) -> Result<()> {
+        let (_, x, y) = self.ends_of(i);
+        let stage = self.schedule.stages[i];
+        let [weight, bias, _] = self.params_of(stage.node, params);
+        let (lanes, extent, saved) = (self.lanes.at(), self.extent(stage.out), self.saved_rows(i));
+        let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &weight, &bias, &y, &saved, &eps];
+        self.each_row("layer_norm", extent.n_rows(), &p)
+    }
+
+    pub(super) fn attention_forward(&self, i: usize, heads: usize, rate: f32) -> Result<()> {
+        let (node, x, y) = self.ends_of(i);
+        let (lanes, texts, c) = (self.lanes.at(), self.batch_texts()?, node.shape.c as i32);
+        let (drop, saved) = (self.drop_of(self.schedule.stages[i].node, rate)?, self.saved_rows(i));
+        let p: [&dyn Parameter; 8] = [&lanes, &texts, &(heads as i32), &c, &x, &y, &saved, &drop];
+        // One block per tile of queries, as long as more blocks keep more processors busy. No byte depends on it.
+        let (units, wanted) = (self.batch * heads * self.n_active(), 8 * self.gpu.processors());
+        let tiles = node.shape.w.div_ceil(TILE).min(wanted.div_ceil(units.max(1)));
+        self.attend("attention", FORWARD, node, tiles, &p)
+    }
+
+    pub(super) fn pool_tokens(&self, i: usize) -> Result<()> {
+        let (node, x, y) = self.ends_of(i);
+        let (lanes, texts, c) = (self.lanes.at(), self.batch_texts()?, node.shape.c as i32);
+        let mean = i32::from(node.op == Op::MeanOfTokens);
+        let p: [&dyn Parameter; 6] = [&lanes, &texts, &mean, &c, &x, &y];
+        self.launch("pool_tokens", [self.batch, 1], [128, 1], 0, &p)
     }
 
     /// `tiles` blocks for every head of every text.
@@ -180,18 +192,18 @@ impl Cohort {
     }
 
     pub(super) fn attention_backward(&self, i: usize, dy: Rows, dx: Sum) -> Result<()> {
-        let step = self.plan.steps[i];
-        let node = &self.graph.nodes[step.node];
+        let stage = self.schedule.stages[i];
+        let node = &self.graph.nodes[stage.node];
         let Op::Attention { heads, rate } = node.op else { return Ok(()) };
-        let (x, y, lanes) = (self.value(node.inputs[0].0), self.value(step.out), self.lanes.at());
-        let (texts, drop, saved) = (self.batch_texts()?, self.drop_of(step.node, rate)?, self.saved_rows(i));
+        let (x, y, lanes) = (self.value(node.inputs[0].0), self.value(stage.out), self.lanes.at());
+        let (texts, drop, saved) = (self.batch_texts()?, self.drop_of(stage.node, rate)?, self.saved_rows(i));
         let (heads_i, c, fresh) = (heads as i32, node.shape.c as i32, i32::from(dx.fresh));
         let p: [&dyn Parameter; 11] = [&lanes, &texts, &heads_i, &c, &x, &y, &saved, &drop, &dy, &dx.rows, &fresh];
         self.attend("attention_backward", BACKWARD, node, 1, &p)
     }
 
     pub(super) fn pool_tokens_backward(&self, i: usize, dy: Rows, dx: Sum) -> Result<()> {
-        let node = &self.graph.nodes[self.plan.steps[i].node];
+        let node = &self.graph.nodes[self.schedule.stages[i].node];
         let (mean, c) = (i32::from(node.op == Op::MeanOfTokens), node.shape.c as i32);
         let p: [&dyn Parameter; 7] =
             [&self.lanes.at(), &self.batch_texts()?, &mean, &c, &dy, &dx.rows, &i32::from(dx.fresh)];
@@ -200,12 +212,12 @@ impl Cohort {
 
     /// The gradients of the three tables; the input's own, where it is observed, is 0.
     pub(super) fn embedding_backward(&self, i: usize, dy: Rows, dx: Option<Sum>, grad: Rows) -> Result<()> {
-        let step = self.plan.steps[i];
-        let node = &self.graph.nodes[step.node];
+        let stage = self.schedule.stages[i];
+        let node = &self.graph.nodes[stage.node];
         let (texts, lanes) = (self.batch_texts()?, self.lanes.at());
-        let (rows, c) = (self.extent(step.out).n_rows(), node.shape.c);
+        let (rows, c) = (self.extent(stage.out).n_rows(), node.shape.c);
         let c_i = c as i32;
-        let [words, positions, types] = self.params_of(step.node, grad);
+        let [words, positions, types] = self.params_of(stage.node, grad);
         let [_, n_positions, n_types] = node.params.each_ref().map(|table| (table.len() / c) as i32);
         self.clear(words, node.params[0].len())?;
         let p: [&dyn Parameter; 5] = [&lanes, &texts, &c_i, &dy, &words];
@@ -231,14 +243,14 @@ impl Cohort {
     }
 
     pub(super) fn layer_norm_backward(&self, i: usize, params: Rows, dy: Rows, dx: Sum, grad: Rows) -> Result<()> {
-        let step = self.plan.steps[i];
-        let node = &self.graph.nodes[step.node];
+        let stage = self.schedule.stages[i];
+        let node = &self.graph.nodes[stage.node];
         let (x, saved, lanes) = (self.value(node.inputs[0].0), self.saved_rows(i), self.lanes.at());
-        let (extent, c): (Extent, usize) = (self.extent(step.out), node.shape.c);
+        let (extent, c): (Extent, usize) = (self.extent(stage.out), node.shape.c);
         // Before dx, which may take dy's place.
-        let [dweight, dbias, _] = self.params_of(step.node, grad);
+        let [dweight, dbias, _] = self.params_of(stage.node, grad);
         self.sum_rows("layer_norm_sums", c, &[&lanes, &extent, &x, &saved, &dy, &dweight, &dbias])?;
-        let [weight, ..] = self.params_of(step.node, params);
+        let [weight, ..] = self.params_of(stage.node, params);
         let p: [&dyn Parameter; 8] = [&lanes, &extent, &x, &weight, &saved, &dy, &dx.rows, &i32::from(dx.fresh)];
         self.each_row("layer_norm_backward", extent.n_rows(), &p)
     }

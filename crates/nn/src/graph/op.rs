@@ -50,9 +50,17 @@ pub(crate) enum Op {
 pub(crate) struct Facts {
     /// Whether the value is packed tokens.
     pub packed: bool,
-    /// Whether the backward pass overwrites the output's gradient with the input's.
-    pub in_place: bool,
+    /// The normalisation, if it is one.
+    pub norm: Option<Norm>,
     pub products: Products,
+}
+
+/// A normalisation. Its backward pass overwrites the output's gradient with the input's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Norm {
+    Batch,
+    Group { groups: usize },
+    Layer { eps: f32 },
 }
 
 /// The products that an operation computes with its weights.
@@ -67,7 +75,7 @@ pub(crate) enum Products {
 impl Op {
     /// The facts, given whether the input's value is packed tokens.
     pub fn facts(&self, packed: bool) -> Facts {
-        let plain = Facts { packed, in_place: false, products: Products::None };
+        let plain = Facts { packed, norm: None, products: Products::None };
         match self {
             Self::Input | Self::FirstToken | Self::MeanOfTokens => Facts { packed: false, ..plain },
             Self::Embedding => Facts { packed: true, ..plain },
@@ -75,7 +83,9 @@ impl Op {
                 Facts { products: Products::Convolution(*conv), ..plain }
             }
             Self::Linear => Facts { products: Products::Linear, ..plain },
-            Self::BatchNorm | Self::GroupNorm { .. } | Self::LayerNorm { .. } => Facts { in_place: true, ..plain },
+            Self::BatchNorm => Facts { norm: Some(Norm::Batch), ..plain },
+            Self::GroupNorm { groups } => Facts { norm: Some(Norm::Group { groups: *groups }), ..plain },
+            Self::LayerNorm { eps } => Facts { norm: Some(Norm::Layer { eps: *eps }), ..plain },
             Self::Activation(_)
             | Self::MaxPool(_)
             | Self::GlobalAveragePool
@@ -86,9 +96,9 @@ impl Op {
         }
     }
 
-    /// Whether the backward pass overwrites the output's gradient with the input's.
-    pub fn works_in_place(&self) -> bool {
-        self.facts(false).in_place
+    /// The normalisation, if it is one.
+    pub fn norm(&self) -> Option<Norm> {
+        self.facts(false).norm
     }
 
     /// Whether there is nothing to run: the value is the network's input, or another node's memory.

@@ -95,7 +95,7 @@ pub(crate) enum Update {
 pub(crate) const BLOCK: usize = 128;
 
 /// An optimiser's memory. Parts that the rule does not use are empty.
-pub(crate) struct Memory<'a> {
+pub(crate) struct Moments<'a> {
     pub mean: &'a mut [f32],
     pub mean_square: &'a mut [f32],
     /// Whether a block of parameters can move: only after its first gradient other than 0. A batch touches a few
@@ -104,7 +104,7 @@ pub(crate) struct Memory<'a> {
 }
 
 /// θ ← θ − step(g)
-pub(crate) fn update(cpu: &mut Cpu, rule: Update, theta: &mut [f32], g: &[f32], memory: Memory<'_>) {
+pub(crate) fn update(cpu: &mut Cpu, rule: Update, theta: &mut [f32], g: &[f32], memory: Moments<'_>) {
     assert_eq!(theta.len(), g.len(), "gradient of another length than the parameters");
     let (isa, len) = (cpu.isa, g.len());
     let (theta, moves) = (Shards::new(theta), Shards::new(memory.moves));
@@ -205,7 +205,7 @@ mod tests {
                 correction2_sqrt,
             };
             for (theta, mean, mean_square, moves) in &mut sides {
-                update(&mut cpu, rule, theta, &g, Memory { mean, mean_square, moves });
+                update(&mut cpu, rule, theta, &g, Moments { mean, mean_square, moves });
             }
         }
         let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();

@@ -5,7 +5,7 @@ use crate::graph::Shape;
 
 /// Memory of the loss, kept from step to step.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct Buffers {
     /// Means over pixels, and the loss's gradient by them.
     pooled: Vec<f32>,
     slopes: Vec<f32>,
@@ -25,7 +25,7 @@ pub(super) fn add_gradient(
     labels: &[u32],
     weight: f32,
     grad: &mut [f32],
-    memory: &mut Memory,
+    memory: &mut Buffers,
 ) -> f64 {
     let (pixels, channels) = (shape.pixels(), shape.c);
     if pixels == 1 {
@@ -65,10 +65,10 @@ fn at_vectors(
     labels: &[u32],
     scale: f32,
     grad: &mut [f32],
-    memory: &mut Memory,
+    memory: &mut Buffers,
 ) -> f64 {
     let n = labels.len();
-    let Memory { norms, unit, unit_grad, similarities: sims, .. } = memory;
+    let Buffers { norms, unit, unit_grad, similarities: sims, .. } = memory;
     norms.clear();
     norms.extend(f.chunks_exact(dim).map(|row| sum_squares(row).sqrt().max(1e-12)));
     unit.clear();

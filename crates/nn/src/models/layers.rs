@@ -105,7 +105,10 @@ impl LayerOp {
             Self::Dropout => &["rate"],
             Self::Embedding => &["outputs", "vocabulary"],
             Self::Attention => &["heads", "rate"],
-            _ => &[],
+            Self::BatchNorm | Self::Relu | Self::Gelu | Self::Tanh | Self::AveragePool | Self::Add | Self::Flatten => {
+                &[]
+            }
+            Self::FirstToken | Self::MeanOfTokens => &[],
         }
     }
 

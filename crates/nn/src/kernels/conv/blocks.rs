@@ -14,13 +14,13 @@ const BLOCK_TILES: usize = 48;
 const SLICES: usize = 4;
 
 /// How a batch is cut; depends only on shapes.
-struct Plan {
+struct Cut {
     tiles_per_image: usize,
     positions: usize,
     images_per_block: usize,
 }
 
-impl Plan {
+impl Cut {
     fn new(conv: &Conv, tile: Tile, n_images: usize) -> Self {
         let tiles_per_image = tile.per_image(conv);
         let images_per_block = (BLOCK_TILES / tiles_per_image).clamp(1, n_images);
@@ -40,33 +40,33 @@ impl Plan {
 }
 
 pub(super) fn scratch_len(conv: &Conv, tile: Tile, n_max: usize) -> (usize, usize) {
-    let plan = Plan::new(conv, tile, n_max);
-    let weights = plan.positions * position_stride(conv.ci * conv.co);
-    ((1 + SLICES) * weights, plan.positions * (plan.stride(conv.ci) + plan.stride(conv.co)))
+    let cut = Cut::new(conv, tile, n_max);
+    let weights = cut.positions * position_stride(conv.ci * conv.co);
+    ((1 + SLICES) * weights, cut.positions * (cut.stride(conv.ci) + cut.stride(conv.co)))
 }
 
 pub(super) fn forward(cpu: &mut Cpu, conv: &Conv, tile: Tile, pass: Forward<'_>, scratch: Scratch<'_>) {
     let Forward { x, w, end, y } = pass;
     let n_images = conv.n_images(x);
-    let plan = Plan::new(conv, tile, n_images);
+    let cut = Cut::new(conv, tile, n_images);
     let (isa, ci, co) = (cpu.isa, conv.ci, conv.co);
     let weight_stride = position_stride(ci * co);
-    let (u, rest) = scratch.shared.split_at_mut(plan.positions * weight_stride);
+    let (u, rest) = scratch.shared.split_at_mut(cut.positions * weight_stride);
     filter_forward(cpu, conv, tile, w, &mut rest[..9 * ci * co], u, weight_stride);
     let u = &*u;
     let (image_in, image_out) = (conv.h * conv.w * ci, conv.ho * conv.wo * co);
     let y = Shards::new(y);
     let private = Private::new(&cpu.team, scratch.private);
-    cpu.team.run(n_images.div_ceil(plan.images_per_block), &|block, worker| {
+    cpu.team.run(n_images.div_ceil(cut.images_per_block), &|block, worker| {
         // SAFETY: each worker has its own scratch.
-        let (v, m) = plan.planes(conv, unsafe { private.of(worker) });
-        let start = block * plan.images_per_block;
-        let images = start..(start + plan.images_per_block).min(n_images);
+        let (v, m) = cut.planes(conv, unsafe { private.of(worker) });
+        let start = block * cut.images_per_block;
+        let images = start..(start + cut.images_per_block).min(n_images);
         tiles::input(isa, tile, conv, &x[images.start * image_in..images.end * image_in], 0, v);
-        for p in 0..plan.positions {
+        for p in 0..cut.positions {
             // SAFETY: this worker owns the planes.
             let (v, m) = unsafe { (v.position(p), m.position(p)) };
-            let n_tiles = images.len() * plan.tiles_per_image;
+            let n_tiles = images.len() * cut.tiles_per_image;
             times_panels(isa, n_tiles, ci, co, v, &u[p * weight_stride..][..ci * co], m);
         }
         tiles::output(isa, tile, conv, m, &y, images.clone());
@@ -79,10 +79,10 @@ pub(super) fn forward(cpu: &mut Cpu, conv: &Conv, tile: Tile, pass: Forward<'_>,
 pub(super) fn backward(cpu: &mut Cpu, conv: &Conv, tile: Tile, pass: Backward<'_>, scratch: Scratch<'_>) {
     let Backward { x, w, dy, dx, dw } = pass;
     let n_images = conv.n_images(x);
-    let plan = Plan::new(conv, tile, n_images);
+    let cut = Cut::new(conv, tile, n_images);
     let (isa, ci, co) = (cpu.isa, conv.ci, conv.co);
     let weight_stride = position_stride(ci * co);
-    let weights = plan.positions * weight_stride;
+    let weights = cut.positions * weight_stride;
     let (ut, rest) = scratch.shared.split_at_mut(weights);
     let du = &mut rest[..SLICES * weights];
     if dx.is_some() {
@@ -96,17 +96,17 @@ pub(super) fn backward(cpu: &mut Cpu, conv: &Conv, tile: Tile, pass: Backward<'_
     cpu.team.run(SLICES, &|slice, worker| {
         // SAFETY: each worker has its own scratch, each slice its own partial sum.
         let (du, memory) = unsafe { (partial.part(slice * weights..(slice + 1) * weights), private.of(worker)) };
-        let (v, m) = plan.planes(conv, memory);
+        let (v, m) = cut.planes(conv, memory);
         let range = nth_range(n_images, SLICES, slice);
         if range.is_empty() {
             du.fill(0.0);
         }
-        for start in range.clone().step_by(plan.images_per_block) {
-            let images = start..(start + plan.images_per_block).min(range.end);
+        for start in range.clone().step_by(cut.images_per_block) {
+            let images = start..(start + cut.images_per_block).min(range.end);
             tiles::output_adjoint(isa, tile, conv, &dy[images.start * image_out..images.end * image_out], 0, m);
             tiles::input(isa, tile, conv, &x[images.start * image_in..images.end * image_in], 0, v);
-            let n_tiles = images.len() * plan.tiles_per_image;
-            for p in 0..plan.positions {
+            let n_tiles = images.len() * cut.tiles_per_image;
+            for p in 0..cut.positions {
                 let span = p * weight_stride..p * weight_stride + ci * co;
                 // SAFETY: this worker owns the planes.
                 let (v, m) = unsafe { (v.position(p), m.position(p)) };
