@@ -6,7 +6,7 @@
 
 use fedproj_core::{At, Batch, Error, Finish, Loss, ProjectionRule, Result, Scope, Step, Term, Vector};
 use fedproj_nn::vector::Bounds;
-use fedproj_nn::{Direction, EmbeddingId, Graph, NodeId, RelaxedContrast};
+use fedproj_nn::{EmbeddingId, Graph, NodeId};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -178,39 +178,10 @@ impl From<Rule> for ProjectionRule {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TermSpec {
-    loss: LossSpec,
+    /// Its embeddings by their order in the step.
+    loss: Loss,
     at: String,
     weight: f32,
-}
-
-/// A loss, see [`Loss`].
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-enum LossSpec {
-    CrossEntropy,
-    OffsetCrossEntropy,
-    Kl {
-        temperature: f32,
-        direction: Direction,
-        times_t_squared: bool,
-    },
-    NotTrueKl {
-        teacher: usize,
-        temperature: f32,
-    },
-    MaskedSquares,
-    /// The embeddings by their order in the step.
-    Contrast {
-        positive: usize,
-        negative: usize,
-        temperature: f32,
-    },
-    RelaxedContrast {
-        temperature: f32,
-        threshold: f32,
-        contrast_weight: f32,
-        penalty_weight: f32,
-    },
 }
 
 /// What operations of the same step refer to.
@@ -225,25 +196,17 @@ impl Played {
         self.gradients.get(index).copied().ok_or_else(|| mismatch("there is no such gradient in this step"))
     }
 
-    fn loss(&self, spec: LossSpec) -> Result<Loss> {
-        let embedding =
-            |at: usize| self.embeddings.get(at).copied().ok_or_else(|| mismatch("there is no such embedding"));
-        Ok(match spec {
-            LossSpec::CrossEntropy => Loss::CrossEntropy,
-            LossSpec::OffsetCrossEntropy => Loss::OffsetCrossEntropy,
-            LossSpec::Kl { temperature, direction, times_t_squared } => {
-                Loss::Kl { temperature, direction, times_t_squared, only_marked: false }
+    /// The loss, with the embeddings that the step has made.
+    fn loss(&self, loss: Loss) -> Result<Loss> {
+        let made = |at: EmbeddingId| {
+            self.embeddings.get(at.0).copied().ok_or_else(|| mismatch("there is no such embedding"))
+        };
+        Ok(match loss {
+            Loss::NotTrueKl { teacher, temperature } => Loss::NotTrueKl { teacher: made(teacher)?, temperature },
+            Loss::Contrast { positive, negative, temperature } => {
+                Loss::Contrast { positive: made(positive)?, negative: made(negative)?, temperature }
             }
-            LossSpec::NotTrueKl { teacher, temperature } => {
-                Loss::NotTrueKl { teacher: embedding(teacher)?, temperature }
-            }
-            LossSpec::MaskedSquares => Loss::MaskedSquares,
-            LossSpec::Contrast { positive, negative, temperature } => {
-                Loss::Contrast { positive: embedding(positive)?, negative: embedding(negative)?, temperature }
-            }
-            LossSpec::RelaxedContrast { temperature, threshold, contrast_weight, penalty_weight } => {
-                Loss::RelaxedContrast(RelaxedContrast { temperature, threshold, contrast_weight, penalty_weight })
-            }
+            loss => loss,
         })
     }
 }

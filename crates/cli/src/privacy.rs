@@ -12,13 +12,13 @@ commands! {
     /// What there is to ask.
     pub enum PrivacyCommand {
         /// Find the privacy.noise_multiplier that keeps a run within ε
-        Plan(Plan),
+        Plan(PlanArgs),
     }
 }
 
 /// Arguments of `privacy plan`.
 #[derive(Args)]
-pub struct Plan {
+pub struct PlanArgs {
     /// ε of the whole run
     #[arg(long, value_name = "ε", allow_negative_numbers = true)]
     epsilon: f64,
@@ -66,7 +66,7 @@ struct Answer {
     noise_on_mean: f64,
 }
 
-impl Plan {
+impl PlanArgs {
     fn run(self) -> Result<()> {
         let Self { epsilon, delta, rounds, cohort, clients, .. } = self;
         Error::require(epsilon > 0.0 && epsilon.is_finite(), "--epsilon", epsilon, "positive")?;

@@ -114,7 +114,7 @@ fn the_study_is_what_was_measured() {
         series,
         notes: vec!["mean and range of 3 seeds".into()],
         charts: vec![chart],
-        layout: fedproj_report::Layout { columns: 2, plot: (420.0, 240.0) },
+        layout: fedproj_report::ChartSize { columns: 2, plot: (420.0, 240.0) },
     };
     let (drawn, new) = (charts.draw(), Path::new(env!("CARGO_TARGET_TMPDIR")).join("privacy-digits.svg"));
     std::fs::write(&new, &drawn).unwrap();

@@ -28,19 +28,19 @@ pub struct Charts {
     /// The charts, row by row.
     pub charts: Vec<Chart>,
     /// Their size and place.
-    pub layout: Layout,
+    pub layout: ChartSize,
 }
 
 /// Size and place of charts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Layout {
+pub struct ChartSize {
     /// Charts in a row, the legend among them.
     pub columns: usize,
     /// Width and height of a plot, in pixels.
     pub plot: (f64, f64),
 }
 
-impl Default for Layout {
+impl Default for ChartSize {
     fn default() -> Self {
         Self { columns: 3, plot: (270.0, 170.0) }
     }
@@ -91,7 +91,7 @@ pub struct Spread {
 }
 
 /// One chart below the other, as wide as a phone.
-const NARROW: Layout = Layout { columns: 1, plot: (270.0, 170.0) };
+const NARROW: ChartSize = ChartSize { columns: 1, plot: (270.0, 170.0) };
 
 impl Charts {
     /// The picture.
@@ -104,7 +104,7 @@ impl Charts {
         (self.draw_as(self.layout, true), self.draw_as(NARROW, true))
     }
 
-    fn draw_as(&self, Layout { columns, plot }: Layout, has_values: bool) -> String {
+    fn draw_as(&self, ChartSize { columns, plot }: ChartSize, has_values: bool) -> String {
         let cell = (MARGIN.0 + plot.0 + GAP.0, MARGIN.1 + plot.1 + GAP.1);
         let (n_beside, n_rows) = (self.charts.len() % columns, self.charts.len().div_ceil(columns));
         let legend_width = if self.has_legend() { LEGEND } else { 0.0 };
@@ -271,7 +271,7 @@ mod tests {
             series: ["a", "b", "c"].into_iter().zip(SERIES).map(|(name, look)| Series::new(name, look)).collect(),
             notes: vec!["n".into()],
             charts: vec![chart],
-            layout: Layout::default(),
+            layout: ChartSize::default(),
         };
         let text = charts.draw();
         let read = roxmltree::Document::parse(&text).unwrap();
@@ -295,7 +295,7 @@ mod tests {
             series: vec![Series::new("", SERIES[0])],
             notes: Vec::new(),
             charts: vec![chart.clone(), chart],
-            layout: Layout::default(),
+            layout: ChartSize::default(),
         }
     }
 

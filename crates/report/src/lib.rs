@@ -39,7 +39,7 @@ mod units;
 
 pub use axis::{axis, ticks};
 pub use class_map::ClassMap;
-pub use curves::{Chart, Charts, Layout, Series, Spread};
+pub use curves::{Chart, ChartSize, Charts, Series, Spread};
 pub use dots::{DotRow, Dots};
 pub use heat::Heat;
 pub use live::{Live, Pace};

@@ -1,7 +1,7 @@
 //! A page that follows something while it happens. A server sends the parts that change; without a script the page loads
 //! itself anew.
 
-use crate::curves::{Chart, Charts, Layout, Series};
+use crate::curves::{Chart, ChartSize, Charts, Series};
 use crate::page::{HOVER, STYLE, figure_html, table_html};
 use crate::palette::SERIES;
 use crate::svg::escape;
@@ -122,8 +122,8 @@ impl Live {
             return String::new();
         }
         let layout = match self.charts.len() {
-            3 => Layout::default(),
-            _ => Layout { columns: 2, plot: (430.0, 190.0) },
+            3 => ChartSize::default(),
+            _ => ChartSize { columns: 2, plot: (430.0, 190.0) },
         };
         let charts = Charts {
             title: "Round by round".into(),

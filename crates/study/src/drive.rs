@@ -77,7 +77,7 @@ impl Driver {
     /// If a directory holds another run, a run fails, or [`Stopped`] when the watch asks for it.
     pub fn run_all(&self, jobs: &[Job], watch: &dyn Watch) -> Result<Vec<Option<Summary>>> {
         let finished = jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
-        let plan = Plan {
+        let plan = InProgress {
             driver: self,
             jobs,
             watch,
@@ -91,7 +91,7 @@ impl Driver {
 }
 
 /// Jobs that are being made.
-struct Plan<'a> {
+struct InProgress<'a> {
     driver: &'a Driver,
     jobs: &'a [Job],
     watch: &'a dyn Watch,
@@ -102,7 +102,7 @@ struct Plan<'a> {
     noted: Mutex<BTreeSet<String>>,
 }
 
-impl Plan<'_> {
+impl InProgress<'_> {
     fn make(&self, slot: usize, at: usize) -> Result<()> {
         let (job, n) = (&self.jobs[at], self.jobs.len());
         let title = if n == 1 { String::new() } else { format!("[{}/{n}] {} ", at + 1, job.id) };
@@ -182,7 +182,7 @@ impl Plan<'_> {
     }
 }
 
-impl Shortage for Plan<'_> {
+impl Shortage for InProgress<'_> {
     fn is_shortage(&self, error: &anyhow::Error) -> bool {
         error.downcast_ref().is_some_and(Error::is_gpu_memory)
     }

@@ -21,7 +21,7 @@ commands! {
     /// The kinds of measurement.
     pub enum Bench {
         /// One training step: forward, backward and Adam on synthetic 32×32 images or texts
-        Step(Step),
+        Step(StepArgs),
         /// One federated round on synthetic 32×32 images: local training of all clients, then fusion
         Round(Round),
         /// A real server under the load of many nodes on this machine
@@ -31,7 +31,7 @@ commands! {
 
 /// Arguments of `bench step`.
 #[derive(Args)]
-pub struct Step {
+pub struct StepArgs {
     /// The network (see `fedproj models`)
     #[arg(long, default_value = "resnet8")]
     model: String,
@@ -86,7 +86,7 @@ struct StepResult {
     peak_rss_mib: Option<f64>,
 }
 
-impl Step {
+impl StepArgs {
     fn run(self) -> Result<()> {
         let shape = if self.reads_text() { Shape::tokens(self.length as usize) } else { Shape::image(32, 32, 3) };
         let graph = models::build(&self.model, shape, 10, Variant::default())?;

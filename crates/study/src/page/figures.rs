@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use fedproj_core::RoundRecord;
 use fedproj_core::methods::CATALOGUE;
 use fedproj_report::{
-    Block, Chart, Charts, DotRow, Dots, Heat, Layout, Look, Measure, SERIES, Series, Spread, axis, png, ticks,
+    Block, Chart, ChartSize, Charts, DotRow, Dots, Heat, Look, Measure, SERIES, Series, Spread, axis, png, ticks,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -106,15 +106,15 @@ fn share_by_round(title: &'static str, y: fn(&RoundRecord) -> Option<f64>) -> Qu
 /// Clients that are drawn one by one.
 const N_CLIENTS_MAX: usize = 200;
 /// Two charts in a row.
-const HALF: Layout = Layout { columns: 2, plot: (480.0, 290.0) };
+const HALF: ChartSize = ChartSize { columns: 2, plot: (480.0, 290.0) };
 
 /// All figures but the partitions, in the order of the page.
 pub fn figures(settings: &[Group], results: &[GroupResult]) -> Vec<Figure> {
     let mut figures: Vec<Figure> = outcome(settings, results).into_iter().chain([accuracy(settings)]).collect();
     figures.extend(each(settings, "time", "What accuracy costs", HALF, &time()));
-    figures.extend(each(settings, "clients", "Clients after local training", Layout::default(), &clients()));
+    figures.extend(each(settings, "clients", "Clients after local training", ChartSize::default(), &clients()));
     figures.extend(forgetting(settings));
-    figures.extend(each(settings, "projection", "What the projection did", Layout::default(), &projection()));
+    figures.extend(each(settings, "projection", "What the projection did", ChartSize::default(), &projection()));
     figures
 }
 
@@ -220,7 +220,7 @@ pub fn accuracy(settings: &[Group]) -> Figure {
         charts.extend(chart(quantity, setting, settings, &series).map(|chart| Chart { title, ..chart }));
     }
     let is_alone = charts.len() == 1;
-    let layout = if is_alone { Layout { columns: 2, plot: (620.0, 380.0) } } else { HALF };
+    let layout = if is_alone { ChartSize { columns: 2, plot: (620.0, 380.0) } } else { HALF };
     let subtitle = if let [one] = settings { one.title.clone() } else { "accuracy, %".to_owned() };
     let title = "Test accuracy of the global model, round by round".to_owned();
     let mut caption = "Accuracy on the test set after each round.".to_owned();
@@ -241,7 +241,7 @@ fn n_headline(settings: &[Group]) -> Option<usize> {
 }
 
 /// One figure per group, with the same axes in all; none where nothing was recorded.
-fn each(settings: &[Group], name: &str, title: &str, layout: Layout, quantities: &[Quantity]) -> Vec<Figure> {
+fn each(settings: &[Group], name: &str, title: &str, layout: ChartSize, quantities: &[Quantity]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (i, setting) in settings.iter().enumerate() {
         let is_here = |s: &Series| setting.arms.iter().any(|a| a.name == s.name);

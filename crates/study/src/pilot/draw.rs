@@ -6,7 +6,7 @@ use super::study::{METHODS, PilotRun, ROUNDS, SHOWN, Scenario, extent};
 use crate::compare::mean;
 use crate::page::Figure;
 use fedproj_core::RoundRecord;
-use fedproj_report::{Chart, Charts, Layout, Panel, Point, RegionGrid, SERIES, Series, Sketch, Spread};
+use fedproj_report::{Chart, ChartSize, Charts, Panel, Point, RegionGrid, SERIES, Series, Sketch, Spread};
 
 /// All figures, in the order of the page, each with the scenario it belongs to. The sketch has none.
 pub fn figures(plane: &Plane, results: &Results, runs: &[PilotRun]) -> Vec<(Option<Scenario>, Figure)> {
@@ -125,7 +125,7 @@ fn curves(outcomes: &[PilotRun], scenario: Scenario) -> Figure {
         series: METHODS.iter().zip(SERIES).map(|((_, name), look)| Series::new(*name, look)).collect(),
         notes,
         charts,
-        layout: Layout::default(),
+        layout: ChartSize::default(),
     };
     let caption = "Accuracy, forgetting and projection over the rounds.";
     Figure::charts(format!("curves-{}", scenario.key()), &all, caption)
