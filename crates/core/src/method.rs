@@ -66,6 +66,11 @@ pub trait Method: Send + Sync + Debug {
         None
     }
 
+    /// Why only the simulator can run the method, if a federation cannot.
+    fn needs_simulator(&self) -> Option<&str> {
+        None
+    }
+
     /// The state that holds a client's own model, if it keeps one: `federation.evaluate_clients` then measures that one.
     fn personal_model(&self) -> Option<&str> {
         None
