@@ -174,7 +174,7 @@ impl Coordinator {
             (true, None) => Some(self.score(&self.state.weights, &self.state.buffers)?),
             (_, score) => score,
         };
-        Ok(Opening { download: Arc::new(self.download(round)), global_before })
+        Ok(Opening { download: Arc::new(self.download(round)?), global_before })
     }
 
     /// Ends a round with the contributions that count: fuses, evaluates and records. `local` is the clients' training
@@ -237,7 +237,7 @@ impl Coordinator {
         self.evaluator.score_on_test(&self.experiment, Model { weights, buffers })
     }
 
-    fn download(&self, round: u32) -> Download {
+    fn download(&self, round: u32) -> Result<Download> {
         let sent = |(name, v): (&String, &Vec<f32>)| name.strip_prefix(SEND).map(|name| (name.to_owned(), v.clone()));
         let memory = match (self.method.memory(), &self.state.targets, &self.experiment.public) {
             (Some(config), Some(targets), Some(public)) => {
@@ -246,13 +246,16 @@ impl Coordinator {
             }
             _ => None,
         };
-        Download {
+        let cohort = self.cohort();
+        let personal = self.method.weights_of(&self.experiment, &self.state, &cohort)?;
+        Ok(Download {
             round,
             weights: self.state.weights.clone(),
             buffers: self.state.buffers.clone(),
             vectors: self.state.vectors.iter().filter_map(sent).collect(),
             memory,
-        }
+            personal: cohort.into_iter().zip(personal).collect(),
+        })
     }
 
     fn describe(&self, round: u32, results: &dyn Contributions, download: &Download) -> RoundRecord {

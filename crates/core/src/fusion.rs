@@ -387,6 +387,18 @@ impl Fusion<'_> {
         self.heads().map(|head| partition.class_counts(head.client as usize, labels, n_classes)).collect()
     }
 
+    /// The selected clients, in increasing order.
+    pub(crate) fn clients(&self) -> Vec<u32> {
+        self.heads().map(|head| head.client).collect()
+    }
+
+    /// A whole vector of the k-th selected client.
+    pub(crate) fn vector_of(&self, k: usize, part: Part<'_>) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.len_of(part)];
+        self.read(self.chosen[k], part, 0, &mut values)?;
+        Ok(values)
+    }
+
     /// The public samples' labels, for methods that need them.
     pub(crate) fn public_labels(&self) -> &[u32] {
         self.experiment.public.as_ref().and_then(fedproj_data::Dataset::labels).unwrap_or_default()

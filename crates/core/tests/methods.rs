@@ -5,7 +5,7 @@
 mod small;
 
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::Method;
+use fedproj_core::{ClientState, Coordinator, Experiment, LocalTraining, Method};
 use fedproj_nn::models::Variant;
 use small::{NORM, SGD, config, hashes, run_all, settings_of, simulation, simulation_of};
 
@@ -207,6 +207,39 @@ fn fedgems_clients_keep_their_own_models_and_its_server_what_it_was_right_about(
 }
 
 #[test]
+fn pfedhns_clients_start_from_weights_of_their_own_which_its_rate_moves() {
+    let personal = |rate: &str| {
+        let config = config("pfedhn", &[&format!("method.pfedhn.lr={rate}"), "method.pfedhn.hidden=8"]);
+        let method = config.method.build().unwrap();
+        let experiment = Experiment::load(config, method.as_ref(), None).unwrap();
+        let mut server = Coordinator::new(experiment, method, 1).unwrap();
+        let mut training = LocalTraining::new(server.experiment(), server.method()).unwrap();
+        let mut all = Vec::new();
+        for _ in 0..2 {
+            let opening = server.open().unwrap();
+            let none = ClientState::new();
+            let clients: Vec<_> = opening.download.personal.keys().map(|client| (*client, &none)).collect();
+            let results = training.run_many(server.method(), &opening.download, &clients).unwrap();
+            server.close(&opening, &results, 0.0).unwrap();
+            all.push(opening.download.personal.clone());
+        }
+        all
+    };
+    let (still, moving) = (personal("0.0"), personal("0.1"));
+    assert_eq!(still[0], moving[0]);
+    let both: Vec<u32> = still[0].keys().filter(|client| still[1].contains_key(client)).copied().collect();
+    assert!(!both.is_empty());
+    for client in both {
+        assert_eq!(still[0][&client], still[1][&client], "without a rate a client starts where it did before");
+        assert_ne!(moving[0][&client], moving[1][&client]);
+    }
+    let mut distinct: Vec<_> = moving[1].values().map(|v| v.iter().map(|w| w.to_bits()).collect::<Vec<_>>()).collect();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), 3, "no two clients start alike");
+}
+
+#[test]
 fn a_gem_is_fedproj_without_epsilon() {
     let (rule, eps) = ("method.fedproj.projection.rule=a-gem", "method.fedproj.projection.eps=0.0");
     check_equal(("fedproj", &[rule]), ("fedproj", &[eps]), &[]);
@@ -328,6 +361,7 @@ fn settings_of_server_side_methods_are_live() {
     let settings =
         ["levels=2", "noise=0.1", "weights=samples", "epochs=2", "batch=40", "optimizer.lr=0.01", "temperature=1.0"];
     check_live("fedkd", &[], &settings);
+    check_live("pfedhn", &[], &["lr=0.1", "hidden=20"]);
     let settings =
         ["label_weight=0.2", "memory.size=20", "memory.batch=10", "memory.temperature=3.0", "epochs=2", "batch=40"];
     check_live("fedgems", &[], &settings);

@@ -431,6 +431,8 @@ mod tests {
             ("fedkd", "temperature=0.0"),
             ("fedgems", "label_weight=0.0"),
             ("fedgems", "memory.batch=0"),
+            ("pfedhn", "lr=-1.0"),
+            ("pfedhn", "hidden=0"),
             ("fedlc", "margin=-1.0"),
             ("fedntd", "distill_weight=-1.0"),
             ("fedntd", "temperature=0.0"),

@@ -27,6 +27,7 @@ mod fedrcl;
 mod fedsam;
 mod fedspeed;
 mod moon;
+mod pfedhn;
 mod scaffold;
 
 pub use external::{External, Maker};
@@ -115,6 +116,7 @@ registry! {
     fedbn: FedBn, "FedBN", "averaging of all but batch-norm, which stays with each client (Li et al. 2021)";
     fedkd: FedKd, "FedKD", "distillation of quantised, noised logits on cross-domain data (Gong et al. 2022)";
     fedgems: FedGems, "FedGEMS", "selective distillation both ways on a labelled public set (Cheng et al. 2021)";
+    pfedhn: PFedHn, "pFedHN", "a hypernetwork on the server makes each client's weights (Shamsian et al. 2021)";
 }
 
 fn unknown(name: &str) -> Error {
