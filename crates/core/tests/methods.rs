@@ -198,7 +198,7 @@ fn fedgems_clients_keep_their_own_models_and_its_server_what_it_was_right_about(
     assert_eq!(sent, kept);
     let (known, logits) = (&simulation.state().vectors["known"], &simulation.state().vectors["logits"]);
     let labels = simulation.experiment().public.as_ref().unwrap().labels().unwrap();
-    let n_known = known.iter().filter(|known| **known == 1.0).count();
+    let n_known = known.iter().filter(|known| **known > 0.0).count();
     assert!(n_known > 5 && n_known < labels.len(), "{n_known}");
     for ((known, row), label) in known.iter().zip(logits.chunks(10)).zip(labels) {
         let best = (0..10).fold(0, |best, class| if row[class] > row[best] { class } else { best });
