@@ -79,7 +79,9 @@ pub(crate) fn vectors(
             let (weights, bias) = row.split_at(product.row_len());
             let at = product.weight.start + output * weights.len();
             to[at..at + weights.len()].copy_from_slice(weights);
-            bias.iter().for_each(|b| to[product.bias.start + output] = *b);
+            if let [b] = bias {
+                to[product.bias.start + output] = *b;
+            }
         }
     }
     Ok(out)
@@ -262,7 +264,9 @@ fn add_row(
 ) {
     let ((r, s), d) = (sent(product, vectors, j), product.row_len());
     vector::axpy(cpu, a, r, &mut g[product.weight.start + output * d..][..d]);
-    s.iter().for_each(|s| g[product.bias.start + output] += a * s);
+    if let [s] = s {
+        g[product.bias.start + output] += a * s;
+    }
 }
 
 /// ‖G‖² of a layer.

@@ -77,7 +77,7 @@ impl Method for FedGems {
     }
 
     fn stays_with_client(&self, graph: &Graph) -> Vec<Range<usize>> {
-        vec![0..graph.params().len()]
+        std::iter::once(0..graph.params().len()).collect()
     }
 
     fn needs_cpu(&self) -> Option<String> {

@@ -95,7 +95,9 @@ impl Method for FedKd {
             }
         }
         let mut stream = Stream::new(round.config().seed, Purpose::LaplaceNoise, [round.round(), 0, 0]);
-        logits.iter_mut().for_each(|z| *z += laplace(self.noise, &mut stream));
+        for z in &mut logits {
+            *z += laplace(self.noise, &mut stream);
+        }
         let Self { epochs, batch, temperature, .. } = *self;
         let distill = Distill { epochs, batch, temperature, optimizer: self.optimizer.clone(), ..Distill::default() };
         let teacher = Targets { logits, features: Vec::new() };
@@ -116,7 +118,9 @@ fn class_shares(counts: &[Vec<u32>]) -> Vec<Vec<f32>> {
 fn quantise(logits: &mut [f32], levels: u32) {
     let (q, s) = (levels as f32, logits.iter().fold(0.0f32, |most, z| most.max(z.abs())));
     if q * s > 0.0 {
-        logits.iter_mut().for_each(|z| *z = s * (q * *z / s).round() / q);
+        for z in logits {
+            *z = s * (q * *z / s).round() / q;
+        }
     }
 }
 
