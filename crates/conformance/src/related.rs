@@ -18,4 +18,7 @@ pub const TRACES: &[(&str, &str, &[&str])] = &[
         "fedproj",
         &[PLAIN, "method.fedproj.projection.rule=trgp", "method.fedproj.projection.energy=0.7"],
     ),
+    ("pfedhn", "pfedhn", &["method.pfedhn={hidden=6, lr=0.1}"]),
+    ("fedkd", "fedkd", &["method.fedkd={levels=10, noise=0.5, batch=4}"]),
+    ("fedgems", "fedgems", &["method.fedgems={label_weight=0.4, batch=4}", "method.fedgems.memory={size=8, batch=4}"]),
 ];

@@ -178,13 +178,15 @@ pub fn experiment(fixture: &Fixture, config: Config, method: &dyn Method) -> Res
     let (first, second) = (fixture.integers("client0/y")?, fixture.integers("client1/y")?);
     let (n_first, n_all) = (first.len() as u32, (first.len() + second.len()) as u32);
     let x = [fixture.floats("client0/x")?, fixture.floats("client1/x")?].concat();
+    // Public samples were drawn class by class in turn; most methods never see it.
+    let public_labels = method.needs_public_labels().then(|| (0..10).map(|i| i % 3).collect());
     let lists = vec![(0..n_first).collect(), (n_first..n_all).collect()];
     Ok(Experiment::with_partition(
         config,
         method,
         dataset("private", x, Some([first, second].concat()))?,
         dataset("test", fixture.floats("test/x")?, Some(fixture.integers("test/y")?))?,
-        Some(dataset("public", fixture.floats("public/x")?, None)?),
+        Some(dataset("public", fixture.floats("public/x")?, public_labels)?),
         Partition::from_lists("fixture", lists, n_all as usize)?,
     )?)
 }

@@ -115,6 +115,7 @@ impl Download {
             sections.push(("targets.logits".into(), &targets.logits));
             sections.push(("targets.features".into(), &targets.features));
         }
+        sections.extend(self.personal.iter().map(|(client, v)| (format!("personal:{client}"), &v[..])));
         let memory = self.memory.as_ref().map(|(indices, _)| indices.clone());
         let header = DownloadHeader { round: self.round, memory, sections: lengths(&sections) };
         pack(DOWNLOAD, VERSION, &header, &sections)
@@ -135,6 +136,10 @@ impl Download {
                 ("targets.logits", "") => targets.logits = values,
                 ("targets.features", "") => targets.features = values,
                 ("vector", name) => drop(download.vectors.insert(name.to_owned(), values)),
+                ("personal", client) => {
+                    let client = client.parse().map_err(|_| wrong(unknown(&name)))?;
+                    download.personal.insert(client, values);
+                }
                 _ => return Err(wrong(unknown(&name))),
             }
         }

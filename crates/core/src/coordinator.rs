@@ -195,9 +195,9 @@ impl Coordinator {
             (true, None) => Some(self.state.groups().enumerate().map(sent).collect::<Result<_>>()?),
             (_, scores) => scores,
         };
-        let mut downloads = self.state.groups().map(|state| Arc::new(self.download(round, state)));
-        let download = downloads.next().unwrap_or_default();
-        let others = downloads.collect();
+        let mut downloads = self.state.groups().map(|state| self.download(round, state).map(Arc::new));
+        let download = downloads.next().unwrap_or_else(|| Ok(Arc::default()))?;
+        let others = downloads.collect::<Result<_>>()?;
         Ok(Opening { download, others, global_before })
     }
 
@@ -276,7 +276,7 @@ impl Coordinator {
     }
 
     /// What the clients of a group receive; `state` is the group's.
-    fn download(&self, round: u32, state: &ServerState) -> Download {
+    fn download(&self, round: u32, state: &ServerState) -> Result<Download> {
         let sent = |(name, v): (&String, &Vec<f32>)| name.strip_prefix(SEND).map(|name| (name.to_owned(), v.clone()));
         let memory = match (self.method.memory(), &state.targets, &self.experiment.public) {
             (Some(config), Some(targets), Some(public)) => {
@@ -285,13 +285,16 @@ impl Coordinator {
             }
             _ => None,
         };
-        Download {
+        let cohort = self.cohort();
+        let personal = self.method.weights_of(&self.experiment, state, &cohort)?;
+        Ok(Download {
             round,
             weights: state.weights.clone(),
             buffers: state.buffers.clone(),
             vectors: state.vectors.iter().filter_map(sent).collect(),
             memory,
-        }
+            personal: cohort.into_iter().zip(personal).collect(),
+        })
     }
 
     fn describe(&self, round: u32, results: &dyn Contributions, opening: &Opening) -> RoundRecord {

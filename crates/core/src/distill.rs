@@ -96,16 +96,16 @@ pub enum DistillTargets<'a> {
     Teacher(&'a Targets),
     /// FedMD: a teacher's logits, by their mean absolute error.
     Scores(&'a Targets),
-    /// FedET: hard labels, and logits of a diverse minority for the samples that have one.
+    /// Hard labels, and logits for the samples that have some: those of a diverse minority in FedET, of who is right in FedGEMS.
     Consensus {
         /// ŷ
         labels: &'a [u32],
-        /// s_div (n_public, classes)
-        diversity: &'a [f32],
-        /// Which samples have one.
-        has_diversity: &'a [bool],
-        /// λ
-        weight: f32,
+        /// (n_public, classes)
+        logits: &'a [f32],
+        /// Which samples have logits.
+        has_logits: &'a [bool],
+        /// Weights of the cross-entropy and of the divergence.
+        weights: [f32; 2],
     },
 }
 
@@ -136,10 +136,11 @@ impl Distill {
                 [kl.into()].into_iter().chain((self.feature_weight > 0.0).then_some(features)).collect()
             }
             DistillTargets::Scores(_) => vec![Loss::AbsoluteError.into()],
-            DistillTargets::Consensus { weight, .. } => {
+            DistillTargets::Consensus { weights: [labels, logits], .. } => {
                 let direction = Direction::TeacherToStudent;
-                let loss = Loss::Kl { temperature: 1.0, direction, times_t_squared: false, only_marked: true };
-                vec![Loss::CrossEntropy.into(), Term { loss, at: At::Output, weight }]
+                let kl = Loss::Kl { temperature: 1.0, direction, times_t_squared: false, only_marked: true };
+                let term = |loss, weight| Term { loss, at: At::Output, weight };
+                vec![term(Loss::CrossEntropy, labels), term(kl, logits)]
             }
         }
     }
@@ -214,7 +215,7 @@ impl<'a> DistillTargets<'a> {
             Self::Teacher(Targets { logits, features }) | Self::Scores(Targets { logits, features }) => {
                 TargetTables { logits, features, ..TargetTables::default() }
             }
-            Self::Consensus { labels, diversity: logits, has_diversity: marks, .. } => {
+            Self::Consensus { labels, logits, has_logits: marks, .. } => {
                 TargetTables { logits, features: &[], labels: Some(labels), marks }
             }
         }

@@ -447,6 +447,31 @@ impl Fusion<'_> {
         self.experiment.private.n_classes()
     }
 
+    /// Samples per class of each client of the round. Only the simulator knows them, see
+    /// [`Method::needs_simulator`](crate::Method::needs_simulator).
+    pub(crate) fn class_counts(&self) -> Vec<Vec<u32>> {
+        let (private, partition) = (&self.experiment.private, &self.experiment.partition);
+        let (labels, n_classes) = (private.labels().unwrap_or_default(), private.n_classes());
+        self.heads().map(|head| partition.class_counts(head.client as usize, labels, n_classes)).collect()
+    }
+
+    /// The selected clients, in increasing order.
+    pub(crate) fn clients(&self) -> Vec<u32> {
+        self.heads().map(|head| head.client).collect()
+    }
+
+    /// A whole vector of the k-th selected client.
+    pub(crate) fn vector_of(&self, k: usize, part: Part<'_>) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.len_of(part)];
+        self.read(self.chosen[k], part, 0, &mut values)?;
+        Ok(values)
+    }
+
+    /// The public samples' labels, for methods that need them.
+    pub(crate) fn public_labels(&self) -> &[u32] {
+        self.experiment.public.as_deref().and_then(fedproj_data::Dataset::labels).unwrap_or_default()
+    }
+
     /// The number of public samples; 0 without a public set.
     pub fn n_public(&self) -> usize {
         self.experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples)

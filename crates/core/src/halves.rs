@@ -249,7 +249,8 @@ impl Download {
         let (graph, n) = (&experiment.graph, experiment.weights.len());
         Error::check_len("the global weights", self.weights.len(), n)?;
         Error::check_len("the global buffers", self.buffers.len(), experiment.buffers.len())?;
-        self.vectors.values().try_for_each(|v| Error::check_len("a vector of the server", v.len(), n))?;
+        let vectors = self.vectors.values().chain(self.personal.values());
+        vectors.into_iter().try_for_each(|v| Error::check_len("a vector of the server", v.len(), n))?;
         let (Some((indices, targets)), Some(public)) = (&self.memory, &experiment.public) else { return Ok(()) };
         let n = public.n_samples();
         if let Some(index) = indices.iter().find(|index| **index as usize >= n) {

@@ -3,7 +3,8 @@
 use crate::config::Config;
 use crate::distill::EnsembleWeights;
 use crate::error::Result;
-use crate::fusion::{Fusion, GlobalModel};
+use crate::experiment::Experiment;
+use crate::fusion::{Fusion, GlobalModel, ServerState};
 use crate::memory::{MemoryConfig, Targets};
 use crate::partial::{Mean, averages};
 use crate::step::{Batch, Finish, Step, Term};
@@ -78,6 +79,11 @@ pub trait Method: Send + Sync + Debug {
         None
     }
 
+    /// Why only the simulator can run the method, if a federation cannot.
+    fn needs_simulator(&self) -> Option<&str> {
+        None
+    }
+
     /// The state that holds a client's own model, if it keeps one: `federation.evaluate_clients` then measures that one.
     fn personal_model(&self) -> Option<&str> {
         None
@@ -135,6 +141,15 @@ pub trait Method: Send + Sync + Debug {
     fn first_targets(&self, global: &GlobalModel<'_>) -> Result<Option<Targets>> {
         let _ = global;
         Ok(None)
+    }
+
+    /// The weights that these clients start from, if not all from the global ones; see [`Method::needs_simulator`].
+    ///
+    /// # Errors
+    /// If they cannot be computed.
+    fn weights_of(&self, experiment: &Experiment, state: &ServerState, clients: &[u32]) -> Result<Vec<Vec<f32>>> {
+        let _ = (experiment, state, clients);
+        Ok(Vec::new())
     }
 
     /// What a client does with one mini-batch.

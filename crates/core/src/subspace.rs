@@ -73,13 +73,15 @@ pub(crate) fn vectors(
     let inputs = inputs(graph, &products, model, public, &samples, group)?;
     let mut out = vec![vec![0.0; model.weights.len()]; how.references];
     for (product, columns) in products.iter().zip(inputs) {
-        let rows = directions(how, columns, product.row_len() + usize::from(!product.bias.is_empty()));
+        let rows = directions(how, &columns, product.row_len() + usize::from(!product.bias.is_empty()));
         for (j, row) in rows.iter().take(how.references * product.outputs).enumerate() {
             let (to, output) = (&mut out[j / product.outputs], j % product.outputs);
             let (weights, bias) = row.split_at(product.row_len());
             let at = product.weight.start + output * weights.len();
             to[at..at + weights.len()].copy_from_slice(weights);
-            bias.iter().for_each(|b| to[product.bias.start + output] = *b);
+            if let [b] = bias {
+                to[product.bias.start + output] = *b;
+            }
         }
     }
     Ok(out)
@@ -123,7 +125,7 @@ fn spread(column: usize, n_patches: usize) -> usize {
 }
 
 /// The rows √λ_j u_j of a layer with d inputs, most important first.
-fn directions(how: &Projection, columns: Vec<f64>, d: usize) -> Vec<Vec<f32>> {
+fn directions(how: &Projection, columns: &[f64], d: usize) -> Vec<Vec<f32>> {
     let m = columns.len() / d;
     let column = |i: usize| &columns[i * d..(i + 1) * d];
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
@@ -262,7 +264,9 @@ fn add_row(
 ) {
     let ((r, s), d) = (sent(product, vectors, j), product.row_len());
     vector::axpy(cpu, a, r, &mut g[product.weight.start + output * d..][..d]);
-    s.iter().for_each(|s| g[product.bias.start + output] += a * s);
+    if let [s] = s {
+        g[product.bias.start + output] += a * s;
+    }
 }
 
 /// ‖G‖² of a layer.
@@ -395,7 +399,7 @@ mod tests {
         let columns: Vec<f64> = (0..d * m).map(|_| stream.normal()).collect();
         let how = Projection { rule: Rule::Owm, energy: 0.9, ..Projection::default() };
         let alpha = 0.1 * columns.iter().map(|x| x * x).sum::<f64>();
-        let rows = directions(&how, columns.clone(), d);
+        let rows = directions(&how, &columns, d);
         let mut p: Vec<Vec<f64>> = (0..d).map(|i| (0..d).map(|j| f64::from(u8::from(i == j))).collect()).collect();
         for x in columns.chunks(d) {
             let k: Vec<f64> = p.iter().map(|row| dot(row, x)).collect();

@@ -4,8 +4,8 @@
 
 mod small;
 
-use fedproj_core::Method;
 use fedproj_core::methods::CATALOGUE;
+use fedproj_core::{ClientState, Coordinator, Experiment, LocalTraining, Method};
 use fedproj_nn::models::Variant;
 use small::{NORM, SGD, config, hashes, run_all, settings_of, simulation, simulation_of};
 
@@ -170,6 +170,76 @@ fn fedbns_clients_start_from_their_own_batch_norm_and_are_measured_with_it() {
 }
 
 #[test]
+fn without_distillation_fedkds_and_fedgems_servers_learn_nothing() {
+    for method in ["fedkd", "fedgems"] {
+        let mut simulation = simulation(config(method, &[&format!("method.{method}.epochs=0")]), 2);
+        let start = simulation.state().weights.clone();
+        run_all(&mut simulation);
+        assert_eq!(simulation.state().weights, start, "{method}: clients' weights are not averaged");
+    }
+}
+
+#[test]
+fn with_labels_alone_fedgems_server_learns_from_no_client_and_its_clients_from_no_logits() {
+    let run = |epsilon: &str, rate: &str| {
+        let own = [&format!("method.fedgems.label_weight={epsilon}"), &format!("local.optimizer.lr={rate}")];
+        hashes(simulation(config("fedgems", &own.map(String::as_str)), 2))
+    };
+    assert_eq!(run("1.0", "0.01"), run("1.0", "0.02"), "whatever the clients learn");
+    assert_ne!(run("0.5", "0.01"), run("0.5", "0.02"));
+}
+
+#[test]
+fn fedgems_clients_keep_their_own_models_and_its_server_what_it_was_right_about() {
+    let mut simulation = simulation(config("fedgems", &["federation.fraction=1.0"]), 2);
+    run_all(&mut simulation);
+    let sent: Vec<Vec<f32>> = simulation.last_results().unwrap().iter().map(|r| r.weights.clone()).collect();
+    let kept: Vec<Vec<f32>> = simulation.clients().values().map(|state| state["own"].clone()).collect();
+    assert_eq!(sent, kept);
+    let (known, logits) = (&simulation.state().vectors["known"], &simulation.state().vectors["logits"]);
+    let labels = simulation.experiment().public.as_ref().unwrap().labels().unwrap();
+    let n_known = known.iter().filter(|known| **known > 0.0).count();
+    assert!(n_known > 5 && n_known < labels.len(), "{n_known}");
+    for ((known, row), label) in known.iter().zip(logits.chunks(10)).zip(labels) {
+        let best = (0..10).fold(0, |best, class| if row[class] > row[best] { class } else { best });
+        assert!(*known == 0.0 || best == *label as usize, "{row:?}");
+    }
+}
+
+#[test]
+fn pfedhns_clients_start_from_weights_of_their_own_which_its_rate_moves() {
+    let personal = |rate: &str| {
+        let config = config("pfedhn", &[&format!("method.pfedhn.lr={rate}"), "method.pfedhn.hidden=8"]);
+        let method = config.method.build().unwrap();
+        let experiment = Experiment::load(config, method.as_ref(), None).unwrap();
+        let mut server = Coordinator::new(experiment, method, 1).unwrap();
+        let mut training = LocalTraining::new(server.experiment(), server.method()).unwrap();
+        let mut all = Vec::new();
+        for _ in 0..2 {
+            let opening = server.open().unwrap();
+            let none = ClientState::new();
+            let clients: Vec<_> = opening.download.personal.keys().map(|client| (*client, &none)).collect();
+            let results = training.run_many(server.method(), &opening.download, &clients).unwrap();
+            server.close(&opening, &results, 0.0).unwrap();
+            all.push(opening.download.personal.clone());
+        }
+        all
+    };
+    let (still, moving) = (personal("0.0"), personal("0.1"));
+    assert_eq!(still[0], moving[0]);
+    let both: Vec<u32> = still[0].keys().filter(|client| still[1].contains_key(client)).copied().collect();
+    assert!(!both.is_empty());
+    for client in both {
+        assert_eq!(still[0][&client], still[1][&client], "without a rate a client starts where it did before");
+        assert_ne!(moving[0][&client], moving[1][&client]);
+    }
+    let mut distinct: Vec<_> = moving[1].values().map(|v| v.iter().map(|w| w.to_bits()).collect::<Vec<_>>()).collect();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), 3, "no two clients start alike");
+}
+
+#[test]
 fn a_gem_is_fedproj_without_epsilon() {
     let (rule, eps) = ("method.fedproj.projection.rule=a-gem", "method.fedproj.projection.eps=0.0");
     check_equal(("fedproj", &[rule]), ("fedproj", &[eps]), &[]);
@@ -293,6 +363,13 @@ fn settings_of_server_side_methods_are_live() {
     check_live("fedacg", &[], &["momentum=0.0", "momentum=0.5", "proximal_weight=0.0", "proximal_weight=0.1"]);
     check_live("fedavgm", &[], &["momentum=0.0", "server_lr=0.5"]);
     check_live("fedadam", &[], &["server_lr=0.1", "beta1=0.0", "beta2=0.5", "eps=0.1"]);
+    let settings =
+        ["levels=2", "noise=0.1", "weights=samples", "epochs=2", "batch=40", "optimizer.lr=0.01", "temperature=1.0"];
+    check_live("fedkd", &[], &settings);
+    check_live("pfedhn", &[], &["lr=0.1", "hidden=20"]);
+    let settings =
+        ["label_weight=0.2", "memory.size=20", "memory.batch=10", "memory.temperature=3.0", "epochs=2", "batch=40"];
+    check_live("fedgems", &[], &settings);
     let settings = [
         "diversity_weight=0.0",
         "diversity_weight=1.0",

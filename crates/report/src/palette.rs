@@ -52,7 +52,7 @@ impl Mark {
 
 /// Looks of the series of a chart, in order: solid blue, dashed orange over it, thick green, and so on. A colour that repeats
 /// has other dashes, for lines, and another mark, for dots.
-pub const SERIES: [Look; 24] = [
+pub const SERIES: [Look; 28] = [
     Look { colour: "#0072B2", dashes: "", width: 2.6, mark: Mark::Circle },
     Look { colour: "#E69F00", dashes: "6 6", width: 2.6, mark: Mark::Square },
     Look { colour: "#009E73", dashes: "", width: 2.8, mark: Mark::Triangle },
@@ -77,6 +77,10 @@ pub const SERIES: [Look; 24] = [
     Look { colour: "#D55E00", dashes: "9 3 2 3", width: 1.8, mark: Mark::Triangle },
     Look { colour: "#0072B2", dashes: "9 3 2 3", width: 1.8, mark: Mark::Square },
     Look { colour: "#009E73", dashes: "9 3 2 3", width: 1.8, mark: Mark::Diamond },
+    Look { colour: "#CC79A7", dashes: "9 3 2 3", width: 1.8, mark: Mark::Circle },
+    Look { colour: "#56B4E9", dashes: "9 3 2 3", width: 1.8, mark: Mark::Circle },
+    Look { colour: "#777777", dashes: "9 3 2 3", width: 1.8, mark: Mark::Diamond },
+    Look { colour: "#E69F00", dashes: "7 3", width: 1.8, mark: Mark::Diamond },
 ];
 
 /// Colours and marks of classes: red, yellow and blue as in the paper.

@@ -52,6 +52,8 @@ pub enum Purpose {
     Privacy = 14,
     /// Images that are drawn, not read; ids: the image's number.
     Image = 15,
+    /// Laplace noise on an ensemble's logits; ids: round.
+    LaplaceNoise = 20,
 }
 
 /// A source of random bits.

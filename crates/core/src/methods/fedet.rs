@@ -102,12 +102,9 @@ impl Method for FedEt {
             diversity.extend(s_div);
             has_diversity.push(exists);
         }
-        let (diversity, has_diversity, weight) = (&diversity[..], &has_diversity[..], self.diversity_weight);
-        round.distill(
-            &distill,
-            &DistillTargets::Consensus { labels: &labels, diversity, has_diversity, weight },
-            &previous,
-        )
+        let (logits, has_logits, weights) = (&diversity[..], &has_diversity[..], [1.0, self.diversity_weight]);
+        let consensus = DistillTargets::Consensus { labels: &labels, logits, has_logits, weights };
+        round.distill(&distill, &consensus, &previous)
     }
 }
 

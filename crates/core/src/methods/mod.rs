@@ -16,6 +16,8 @@ mod feddc;
 mod feddf;
 mod feddyn;
 mod fedet;
+mod fedgems;
+mod fedkd;
 mod fedlc;
 mod fedmd;
 mod fednova;
@@ -26,6 +28,7 @@ mod fedrcl;
 mod fedsam;
 mod fedspeed;
 mod moon;
+mod pfedhn;
 mod scaffold;
 
 pub use external::{External, Maker};
@@ -110,9 +113,12 @@ registry! {
     feddc: FedDc, "FedDC", "FedDyn's correction with SCAFFOLD's control variates (Gao et al. 2022)";
     afedpd: AFedPd, "A-FedPD", "FedDyn whose absent clients' corrections move, too (Sun et al. 2024)";
     ditto: Ditto, "Ditto", "a model of its own per client, held to the global one (Li et al. 2021)";
-    fedbn: FedBn, "FedBN", "averaging of all but batch-norm, which stays with each client (Li et al. 2021)";
     fedacg: FedAcg, "FedACG", "clients that start ahead along the server's momentum (Kim et al. 2024)";
     fedmd: FedMd, "FedMD", "models of the clients' own choice that learn from the mean of all scores (Li & Wang 2019)";
+    fedbn: FedBn, "FedBN", "averaging of all but batch-norm, which stays with each client (Li et al. 2021)";
+    fedkd: FedKd, "FedKD", "distillation of quantised, noised logits on cross-domain data (Gong et al. 2022)";
+    fedgems: FedGems, "FedGEMS", "selective distillation both ways on a labelled public set (Cheng et al. 2021)";
+    pfedhn: PFedHn, "pFedHN", "a hypernetwork on the server makes each client's weights (Shamsian et al. 2021)";
 }
 
 fn unknown(name: &str) -> Error {

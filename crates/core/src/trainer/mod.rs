@@ -44,6 +44,8 @@ pub struct Download {
     pub vectors: BTreeMap<String, Vec<f32>>,
     /// The memory: public samples and targets for all of the public set.
     pub memory: Option<(Vec<u32>, Arc<Targets>)>,
+    /// Where each client of the round starts from weights of its own: those. Empty: all start from `weights`.
+    pub personal: BTreeMap<u32, Vec<f32>>,
 }
 
 impl Download {
@@ -157,7 +159,14 @@ impl Trainer {
         let start = std::time::Instant::now();
         self.planner.receive(download);
         let plan = self.planner.plan(method, download, client, state)?;
-        self.executor.begin(&download.weights, &download.buffers, download);
+        let start_from = match download.personal.get(&client) {
+            Some(own) => own,
+            None if download.personal.is_empty() => &download.weights,
+            None => {
+                return Err(Error::config(format!("client {client} was not drawn, so there are no weights for it")));
+            }
+        };
+        self.executor.begin(start_from, &download.buffers, download);
         let Vectors { theta, buffers, .. } = &mut self.executor.vectors;
         self.own.restore(state, theta, buffers)?;
         self.place_vectors(&plan, download, state)?;

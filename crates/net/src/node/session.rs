@@ -163,6 +163,7 @@ impl Session {
             buffers: decode_f32(&cache.get(&task.buffers)?, e.buffers.len(), "buffers")?,
             vectors: task.vectors.iter().map(named).collect::<Result<_>>()?,
             memory: task.memory.as_ref().map(|memory| self.memory(memory, cache)).transpose()?,
+            ..Download::default()
         })
     }
 

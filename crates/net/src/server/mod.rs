@@ -113,6 +113,9 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let finished = RunDir::finished(&run_dir, &config)?;
     let method = config.method.build()?;
     let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir.as_deref())?;
+    if let Some(reason) = method.needs_simulator() {
+        return Err(Error::config(reason));
+    }
     if settings.secure {
         summing::check(&experiment, method.as_ref())?;
     }
