@@ -2,6 +2,7 @@
 
 use crate::clients::ClientSpread;
 use crate::compare::{Comparison, compare};
+use crate::networks::NetworkAccuracy;
 use crate::runs::Loaded;
 use fedproj_core::methods::{CATALOGUE, title};
 use fedproj_core::{Config, Error, Result};
@@ -64,6 +65,8 @@ impl Group {
         for (row, arm) in comparison.rows.iter_mut().zip(&self.arms) {
             let spreads: Vec<_> = arm.runs.iter().filter_map(|r| ClientSpread::of(&r.run.rounds)).collect();
             row.clients = ClientSpread::over(&spreads);
+            let networks: Vec<_> = arm.runs.iter().map(|r| NetworkAccuracy::of(&r.run)).collect();
+            row.networks = NetworkAccuracy::over(&networks);
         }
         comparison
     }

@@ -1,6 +1,7 @@
 //! Comparison of runs: mean ± standard deviation over seeds, and paired differences with 95 % intervals.
 
 use crate::clients::ClientSpread;
+use crate::networks::NetworkAccuracy;
 use fedproj_core::{PrivacySpent, Summary};
 use fedproj_report::Table;
 use serde::Serialize;
@@ -40,6 +41,9 @@ pub struct ComparedRow {
     /// Accuracies of clients on their own classes, if they were evaluated; mean over seeds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clients: Option<ClientSpread>,
+    /// Accuracies of the networks, where groups of clients have networks of their own; mean over seeds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<NetworkAccuracy>,
 }
 
 /// A paired difference.
@@ -83,6 +87,10 @@ impl Comparison {
                 };
                 cells.extend([percent(|c| c.mean), percent(|c| c.std), percent(|c| c.worst)]);
             }
+        }
+        if self.rows.iter().any(|row| !row.networks.is_empty()) {
+            headers.push("by network %".into());
+            rows.iter_mut().zip(&self.rows).for_each(|(cells, row)| cells.push(NetworkAccuracy::text(&row.networks)));
         }
         Table::new(headers, 1, rows)
     }
@@ -165,6 +173,7 @@ pub fn compare(results: &[(String, Summary)]) -> Comparison {
             }),
             privacy: runs.values().filter_map(|s| s.privacy.clone()).max_by(|a, b| a.epsilon.total_cmp(&b.epsilon)),
             clients: None,
+            networks: Vec::new(),
         }
     });
     let rows = rows.collect();

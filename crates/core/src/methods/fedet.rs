@@ -6,8 +6,9 @@
 //!         s_div = a-weighted mean over the clients whose argmax is not ŷ;
 //!         student ← average, trained on CE(student, ŷ) + λ KL(σ(s_div) ‖ σ(student))
 //! State kept by a client: none.   Sent beyond FedAvg: nothing.
-//! Departures from the paper: one architecture, so the student is the average. Variant `authors-cv` is what FedProj's code
-//! calls FedET: per-class variances over samples, weights that do not sum to 1, plain T²·KL (A.4.6).
+//! Departures from the paper: no larger server model; the student is the average of its clients, one per network of
+//! `model.clients`. Variant `authors-cv` is what FedProj's code calls FedET: per-class variances over samples, weights that
+//! do not sum to 1, plain T²·KL (A.4.6).
 
 use crate::config::{Config, OptimizerConfig};
 use crate::distill::{Distill, DistillTargets};

@@ -3,6 +3,7 @@
 use crate::arms::{Arm, Group};
 use crate::clients::ClientSpread;
 use crate::compare::{ComparedRow, mean, plus_minus, signed, standard_deviation};
+use crate::networks::NetworkAccuracy;
 use crate::paper::{self, Deviation};
 use anyhow::Result;
 use fedproj_core::RoundRecord;
@@ -114,6 +115,10 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
     if is_private {
         columns.push(("ε", &["epsilon"]));
     }
+    let has_networks = results.iter().flat_map(|setting| &setting.rows).any(|row| !row.compared.networks.is_empty());
+    if has_networks {
+        columns.push(("by network %", &[]));
+    }
     let row = |setting: &GroupResult, row: &ArmResult| {
         let c = &row.compared;
         let d = c.difference;
@@ -133,6 +138,9 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
         ];
         if is_private {
             cells.push((c.epsilon(), vec![c.privacy.as_ref().map(|p| p.epsilon)]));
+        }
+        if has_networks {
+            cells.push((NetworkAccuracy::text(&c.networks), Vec::new()));
         }
         (setting.short.clone(), c.name.clone(), cells)
     };
