@@ -149,7 +149,8 @@ impl Contributions for Vec<ClientResult> {
 }
 
 impl ClientResult {
-    pub(crate) fn head(&self) -> Head<'_> {
+    /// The result without its vectors.
+    pub fn head(&self) -> Head<'_> {
         let Self { client, n_samples, n_steps, ref stats, .. } = *self;
         Head { client, n_samples, n_steps, stats }
     }

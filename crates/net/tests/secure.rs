@@ -19,10 +19,16 @@ fn repeats(scene: &Scene) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_masked_run_is_the_simulators_for_every_kind_of_sum() {
     let sgd = "local.optimizer={kind='sgd', lr=0.05}";
+    let unequal = "data.partition={kind='dirichlet', beta=0.5, clients=3}";
     for settings in [
         &["method.name=fedavg"][..],
-        &["method.name=scaffold", sgd],
+        &["method.name=fedprox"],
         &["method.name=feddyn"],
+        &["method.name=scaffold", sgd],
+        // Clients of unequal size make unequal numbers of steps.
+        &["method.name=fednova", "local.batch=8", unequal],
+        &["method.name=fednova", "local.batch=8", unequal, "local.optimizer={kind='sgd', lr=0.05, momentum=0.9}"],
+        &["method.name=fedavgm"],
         &["method.name=fedadam", "federation.robust.clip=0.5"],
         &["method.name=feddf", "method.feddf.distill.weights=samples", "model.name=cnn"],
         &["method.name=fedproj", "method.fedproj.projection.warmup=0", "method.fedproj.memory.feature_weight=0.5"],
@@ -110,7 +116,6 @@ async fn what_needs_single_contributions_is_refused_at_the_start() {
     for (settings, told) in [
         (&["method.name=fedavg"][..], "federation.sum=fixed"),
         (&["method.name=fedet", FIXED], "fedet needs the results of single clients"),
-        (&["method.name=fednova", FIXED], "fednova needs"),
         (&["federation.robust.clip_ratio=3.0", FIXED], "clip_ratio"),
         (&["federation.evaluate_clients=true", FIXED], "evaluate_clients"),
         (&["federation.fraction=0.5", FIXED], "2 clients per round"),

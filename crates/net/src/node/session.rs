@@ -124,8 +124,9 @@ impl Session {
         }
         outbox.retain(&[])?;
         if task.secure_clients > 0 {
+            let steps = self.experiment.config.normalised_steps(result.n_steps);
             let layout = Layout::new(&self.experiment, self.method.as_ref(), task.secure_clients as usize)?;
-            let values = layout.encode(result.n_samples, &result.stats, &parts)?;
+            let values = layout.encode(result.head(), steps, &parts)?;
             let plain = NamedBlob { name: PLAIN.into(), blob: outbox.put(&encode_u64(&values))? };
             let Task { run, round, client, .. } = task.clone();
             let contribution = Contribution { run, round, client, parts: vec![plain], ..Contribution::default() };

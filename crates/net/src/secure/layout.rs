@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::wire::{part_name, parts_of};
-use fedproj_core::fixed::{Scale, Sum, UNIT, encode, weight_of};
+use fedproj_core::fixed::{Scale, Sum, UNIT, encode, total_digits, weight_of};
 use fedproj_core::{Contributions, EnsembleWeights, Experiment, Head, LocalStats, Measured, Method, Part};
 use std::collections::BTreeMap;
 
@@ -38,20 +38,27 @@ impl Layout {
 
     /// Values of a vector, its check word included.
     pub fn n_masked(&self) -> usize {
-        HEAD + self.parts.iter().map(|(_, _, n)| n).sum::<usize>() + 1
+        let of = |(_, by, n): &(Part<'static>, EnsembleWeights, usize)| n + usize::from(total_digits(*by).is_some());
+        HEAD + self.parts.iter().map(of).sum::<usize>() + 1
     }
 
-    /// A client's vector, without check word, from the parts of its contribution.
+    /// A client's vector, without check word, from the head of its contribution, its normalised steps and its parts.
     ///
     /// # Errors
     /// If a value is out of range, or a part is missing.
-    pub fn encode(&self, n_samples: usize, stats: &LocalStats, parts: &[(Part<'_>, &Vec<f32>)]) -> Result<Vec<u64>> {
+    pub fn encode(&self, head: Head<'_>, steps: f64, parts: &[(Part<'_>, &Vec<f32>)]) -> Result<Vec<u64>> {
+        let Head { n_samples, stats, .. } = head;
         let mut values: Vec<u64> = vec![n_samples as u64];
         values.extend(Measured::of(stats).0.map(i64::cast_unsigned));
         for (part, by, n) in &self.parts {
-            let vector = parts.iter().find(|(of, vector)| of == part && vector.len() == *n);
-            let (_, vector) = vector.ok_or_else(|| Error::internal(format!("no {n} values of {part:?}")))?;
-            let encoded = encode(vector, weight_of(*by, n_samples), self.scale)?;
+            let vector = parts.iter().find(|(of, vector)| of == part && vector.len() == *n).map(|(_, v)| &v[..]);
+            // What has no values need not be there.
+            let vector = vector.or((*n == 0).then_some(&[][..]));
+            let vector = vector.ok_or_else(|| Error::internal(format!("no {n} values of {part:?}")))?;
+            let weight = weight_of(*by, n_samples, steps);
+            // Its digits end at the point, so this is exact.
+            values.extend(total_digits(*by).map(|digits| (weight * f64::from(1 << digits)) as u64));
+            let encoded = encode(vector, weight, self.scale)?;
             values.extend(encoded.into_iter().map(i64::cast_unsigned));
         }
         Ok(values)
@@ -63,9 +70,10 @@ impl Layout {
         let n_samples = values.next().unwrap_or_default() as f64;
         let measured = Measured(std::array::from_fn(|_| values.next().unwrap_or_default()));
         let mut sum = |(part, by, n): &(Part<'static>, EnsembleWeights, usize)| {
-            let weight = match by {
-                EnsembleWeights::Samples => n_samples,
-                EnsembleWeights::Uniform => UNIT * clients.len() as f64,
+            let weight = match (by, total_digits(*by)) {
+                (_, Some(digits)) => values.next().unwrap_or_default() as f64 / f64::from(1 << digits),
+                (EnsembleWeights::Uniform, None) => UNIT * clients.len() as f64,
+                (_, None) => n_samples,
             };
             (*part, *by, Sum { values: values.by_ref().take(*n).collect(), weight })
         };
