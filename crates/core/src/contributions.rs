@@ -104,6 +104,13 @@ pub trait Contributions: Debug + Sync {
         None
     }
 
+    /// The sum of a part over all contributions where clients have clipped it and added noise, as [`crate::privacy::discrete`]
+    /// counts.
+    fn noised(&self, part: Part<'_>) -> Option<&[i64]> {
+        let _ = part;
+        None
+    }
+
     /// The sum of all clients' measurements, where single ones are not known.
     fn measured(&self) -> Option<Measured> {
         None
