@@ -116,6 +116,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     if let Some(reason) = method.needs_simulator() {
         return Err(Error::config(reason));
     }
+    settings.check_privacy(&config)?;
     if settings.secure {
         summing::check(&experiment, method.as_ref())?;
     }
@@ -135,10 +136,11 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
         desk.finish(Done { run, model_hash: summary.model_hash.clone() });
         summary
     } else {
-        let coordinator = match state {
+        let mut coordinator = match state {
             Some((state, _)) => Coordinator::resume(experiment, method, n_threads, state)?,
             None => Coordinator::new(experiment, method, n_threads)?,
         };
+        coordinator.count_lost_releases(directory.n_releases_lost()?);
         let (desk, stop, started) = (Arc::clone(&desk), Arc::new(AtomicBool::new(false)), Instant::now());
         let _stop = StopOnDrop(Arc::clone(&stop));
         let (members, patience) = (Members::new(Registry::open(&dir)?), Patience::default());
