@@ -272,8 +272,11 @@ fn gem_meets_every_constraint_where_a_gem_meets_their_mean() {
     assert!(gem[1].projection_rate.is_some() && gem[0].projection_rate.is_none(), "{gem:?}");
 }
 
+/// Rows of a layer's weights, each with its bias.
+type Rows = Vec<Vec<f32>>;
+
 /// What clients have learnt in a round of plain steps with a rule, as rows of each layer, and the directions that they were sent.
-fn rounds_rows(rule: &str) -> Vec<(Vec<Vec<f32>>, Vec<Vec<f32>>)> {
+fn rounds_rows(rule: &str) -> Vec<(Rows, Rows)> {
     let rule = format!("method.fedproj.projection.rule={rule}");
     let layers = "model={name='layers', layers=[{op='conv2d', outputs=6, stride=2, padding=1}, {op='relu'}, \
                   {op='flatten'}, {op='linear'}]}";
