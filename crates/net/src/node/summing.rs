@@ -31,6 +31,12 @@ pub struct KeptKeys {
     /// The id of its masked contribution, once it is accepted.
     #[prost(string, tag = "5")]
     pub id: String,
+    /// The survivors for which it has signed: one list per attempt.
+    #[prost(uint32, repeated, tag = "6")]
+    pub survivors: Vec<u32>,
+    /// Its signature.
+    #[prost(bytes = "vec", tag = "7")]
+    pub signed: Vec<u8>,
 }
 
 /// Takes part in the sum of a round until it is known whether the contribution counts.
@@ -64,7 +70,9 @@ impl Summing<'_> {
                 Some(StepKind::Renew(_)) => (kept, accepted) = (self.new_keys()?, None),
                 Some(StepKind::Share(message)) => accepted = Some(self.share(&mut kept, message).await?),
                 Some(StepKind::Mask(shared)) => self.mask(&mut kept, known(accepted.as_ref())?, shared).await?,
+                Some(StepKind::Sign(survivors)) => self.sign(&mut kept, known(accepted.as_ref())?, &survivors)?,
                 Some(StepKind::Reveal(survivors)) => {
+                    self.sign(&mut kept, known(accepted.as_ref())?, &survivors)?;
                     self.reveal(&kept, known(accepted.as_ref())?, &survivors).await?;
                 }
                 Some(StepKind::Counted(accepted)) => {
@@ -91,6 +99,7 @@ impl Summing<'_> {
             member: kept.member.clone(),
             roster: accepted.map_or_else(Vec::new, |roster| roster.hash().to_vec()),
             id: kept.id.clone(),
+            signed: kept.signed.clone(),
         }
     }
 
@@ -114,7 +123,7 @@ impl Summing<'_> {
     /// A roster with this node's keys in it, whose members have signed theirs.
     fn check(&self, kept: &KeptKeys, message: RosterMessage) -> Result<Roster> {
         let key_of = self.home.key_of_members()?;
-        Roster::check(&self.pending.run, self.pending.round, &kept.member, message, &key_of)
+        Roster::check(&self.pending.run, self.pending.round, &kept.member, message, self.policy.threshold_min, &key_of)
     }
 
     async fn share(&self, kept: &mut KeptKeys, message: RosterMessage) -> Result<Roster> {
@@ -170,15 +179,29 @@ impl Summing<'_> {
         }
     }
 
-    async fn reveal(&self, kept: &KeptKeys, roster: &Roster, survivors: &Survivors) -> Result<()> {
+    /// Signs the lists of an attempt, once. The next announcement has the signature.
+    fn sign(&self, kept: &mut KeptKeys, roster: &Roster, survivors: &Survivors) -> Result<()> {
+        if !kept.signed.is_empty() && kept.survivors != survivors.clients {
+            return Err(Error::Declined("the survivors differ from those that this node has signed".into()));
+        }
         self.policy.check_cohort(survivors.clients.len())?;
-        let shared = kept.shared.as_ref().ok_or_else(|| Error::protocol("no shares were accepted"))?;
+        kept.signed = self.party(kept)?.sign(roster, shared_of(kept)?, survivors)?;
+        kept.survivors.clone_from(&survivors.clients);
+        self.home.set_summing(kept)
+    }
+
+    async fn reveal(&self, kept: &KeptKeys, roster: &Roster, survivors: &Survivors) -> Result<()> {
+        let shared = shared_of(kept)?;
         let reveal = self.party(kept)?.reveal(roster, shared, survivors)?;
         let Contribution { run, round, .. } = self.pending;
         // Two sets of survivors would give two sums, and their difference.
         self.home.set_revealed(run, *round, &survivors.clients)?;
         self.link.send(&RevealFor { run: run.clone(), round: *round, reveal }).await
     }
+}
+
+fn shared_of(kept: &KeptKeys) -> Result<&Shared> {
+    kept.shared.as_ref().ok_or_else(|| Error::protocol("no shares were accepted"))
 }
 
 /// The roster that this node has accepted, of which later messages speak.

@@ -1,4 +1,4 @@
-//! A node's side: its four messages, and what it never does.
+//! A node's side: its five messages, and what it never does.
 
 use super::masks::{Sign, add, check_word, derive};
 use super::roster::{Roster, signed_text};
@@ -6,6 +6,7 @@ use super::shamir::{Secret, split};
 use crate::error::{Error, Result};
 use crate::wire::{Member, Reveal, Shared, Shares, Survivors};
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use ring::signature::{Ed25519KeyPair, KeyPair};
 use x25519_dalek::{PublicKey, StaticSecret};
 use zeroize::Zeroizing;
 
@@ -35,7 +36,7 @@ impl Party {
         derive(b"fedproj secure party 1", &*self.seed, &[what])
     }
 
-    fn mask_key(&self) -> Secret {
+    pub(super) fn mask_key(&self) -> Secret {
         self.secret(b"mask key")
     }
 
@@ -43,7 +44,11 @@ impl Party {
         StaticSecret::from(*self.secret(b"share key"))
     }
 
-    fn own_mask(&self) -> Secret {
+    fn list_key(&self) -> Result<Ed25519KeyPair> {
+        Ed25519KeyPair::from_seed_unchecked(&self.secret(b"list key")[..]).map_err(Error::internal)
+    }
+
+    pub(super) fn own_mask(&self) -> Secret {
         self.secret(b"own mask")
     }
 
@@ -63,6 +68,7 @@ impl Party {
             certificate,
             mask_key: public_key(&self.mask_key()).to_vec(),
             share_key: PublicKey::from(&self.share_key()).as_bytes().to_vec(),
+            list_key: self.list_key()?.public_key().as_ref().to_vec(),
             signature: Vec::new(),
         };
         member.signature = sign(&signed_text(run, round, &member))?;
@@ -167,15 +173,35 @@ impl Party {
         Ok(())
     }
 
-    /// Shares of the own masks of survivors and of the mask keys of those who dropped out. A caller must ask for one list of
-    /// survivors only: two lists would give both secrets of a node.
+    /// Signs who has shared and whose vectors are in the sum. A caller must ask for one list of survivors per attempt.
     ///
     /// # Errors
     /// If the list is impossible, or too short for the threshold.
-    pub fn reveal(&self, roster: &Roster, shared: &Shared, survivors: &Survivors) -> Result<Reveal> {
+    pub fn sign(&self, roster: &Roster, shared: &Shared, survivors: &Survivors) -> Result<Vec<u8>> {
         check_clients(roster, self.client, &survivors.roster, &survivors.clients, &shared.clients)?;
         if roster.holders(self.client, &survivors.clients).len() < roster.threshold() {
             return Err(Error::protocol("too few of this node's neighbours are left"));
+        }
+        let lists = roster.lists(&shared.clients, &survivors.clients);
+        Ok(self.list_key()?.sign(&lists).as_ref().to_vec())
+    }
+
+    /// Shares of the own masks of survivors and of the mask keys of those who dropped out, if enough neighbours have signed the
+    /// lists that this node knows. So no two nodes of a neighbourhood reveal for different lists, which would give both secrets
+    /// of a node. A caller must ask for the one list that the node has signed.
+    ///
+    /// # Errors
+    /// If the list is impossible, or too few have signed it.
+    pub fn reveal(&self, roster: &Roster, shared: &Shared, survivors: &Survivors) -> Result<Reveal> {
+        self.sign(roster, shared, survivors)?;
+        let (near, threshold) = (roster.holders(self.client, &survivors.clients), roster.threshold());
+        let have_signed = near.iter().zip(&survivors.signed).filter(|((_, client), signature)| {
+            roster.has_signed(*client, &shared.clients, &survivors.clients, signature)
+        });
+        if have_signed.take(threshold).count() < threshold {
+            return Err(Error::protocol(format!(
+                "fewer than {threshold} neighbours have signed the lists of clients that this node was given"
+            )));
         }
         let share = |(client, own_mask, mask_key): (u32, Secret, Secret)| {
             let is_there = survivors.clients.binary_search(&client).is_ok();

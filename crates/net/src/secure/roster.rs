@@ -6,7 +6,7 @@ use crate::wire::{Member, RosterMessage, Shared, Shares};
 use chacha20::ChaCha20Rng;
 use chacha20::rand_core::{Rng, SeedableRng};
 use prost::Message;
-use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
+use ring::signature::{ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Below this number of nodes each is everybody's neighbour.
@@ -31,13 +31,12 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// The server's roster of a round. `share`: how much of a neighbourhood rebuilds a secret.
+    /// The server's roster of a round. `share`: how much of a neighbourhood rebuilds a secret, see [`threshold_of`].
     ///
     /// # Errors
     /// If a client occurs twice.
     pub fn new(run: &str, round: u32, members: Vec<Member>, share: f64) -> Result<Self> {
-        let n = neighbourhood_len(members.len());
-        let threshold = ((share * n as f64 - 1e-9).ceil() as usize).clamp(n / 2 + 1, n.max(1));
+        let threshold = threshold_of(share, neighbourhood_len(members.len()));
         Self::with_threshold(run, round, members, threshold)
     }
 
@@ -77,7 +76,8 @@ impl Roster {
     }
 
     /// Checks a roster that a node was given for a round: its own entry is in it as it was sent, those of all its neighbours
-    /// are there, and their owners have signed them. `key_of` gives the public key of a certificate of this federation.
+    /// are there, and their owners have signed them. `share`: the least part of a neighbourhood that may rebuild a secret.
+    /// `key_of` gives the public key of a certificate of this federation.
     ///
     /// # Errors
     /// Names what is wrong.
@@ -86,6 +86,7 @@ impl Roster {
         round: u32,
         own: &Member,
         message: RosterMessage,
+        share: f64,
         key_of: &dyn Fn(&[u8]) -> Result<Vec<u8>>,
     ) -> Result<Self> {
         let RosterMessage { clients, hashes, members, threshold } = message;
@@ -98,12 +99,12 @@ impl Roster {
         if given != expected {
             return Err(Error::protocol(format!("roster: entries of clients {given:?}; expected {expected:?}")));
         }
-        // Fewer shares could rebuild both secrets of a node; more there are not.
-        if 2 * roster.threshold <= expected.len() || roster.threshold > expected.len() {
+        let (threshold, n) = (roster.threshold, expected.len());
+        let least = threshold_of(share, n);
+        if threshold < least || threshold > n {
             return Err(Error::protocol(format!(
-                "roster: a threshold of {} among {} nodes; it must be more than half",
-                roster.threshold,
-                expected.len()
+                "roster: {threshold} of {n} nodes would rebuild secrets; this node's policy has threshold_min = {share}, which \
+                 is {least} of them"
             )));
         }
         let mut certificates = BTreeSet::new();
@@ -175,9 +176,29 @@ impl Roster {
         near
     }
 
-    /// How many of these clients are a client's neighbours, itself included.
-    pub fn n_near(&self, client: u32, among: &[u32]) -> usize {
-        self.holders(client, among).len()
+    /// A client's neighbours among these clients, itself included, in increasing order.
+    pub fn near(&self, client: u32, among: &[u32]) -> impl ExactSizeIterator<Item = u32> + use<> {
+        self.holders(client, among).into_iter().map(|(_, client)| client)
+    }
+
+    /// What a client signs once per attempt: whose shares and whose vectors there are.
+    pub(super) fn lists(&self, sharers: &[u32], survivors: &[u32]) -> Vec<u8> {
+        let mut hasher = blake3::Hasher::new_derive_key("fedproj secure lists 1");
+        hasher.update(&self.hash);
+        for list in [sharers, survivors] {
+            hasher.update(&(list.len() as u64).to_le_bytes());
+            for client in list {
+                hasher.update(&client.to_le_bytes());
+            }
+        }
+        [&b"fedproj secure lists 1\n"[..], hasher.finalize().as_bytes()].concat()
+    }
+
+    /// Whether a client has signed these lists.
+    pub fn has_signed(&self, client: u32, sharers: &[u32], survivors: &[u32], signature: &[u8]) -> bool {
+        let Some(member) = self.members.get(&client) else { return false };
+        let key = UnparsedPublicKey::new(&ED25519, &member.list_key);
+        key.verify(&self.lists(sharers, survivors), signature).is_ok()
     }
 
     /// A client's neighbours among these clients, itself included, each with the place of its share.
@@ -204,6 +225,12 @@ pub fn shared_for(roster: &Roster, shares: &BTreeMap<u32, Shares>, client: u32) 
     Shared { roster: roster.hash().to_vec(), clients, sealed }
 }
 
+/// How many of n neighbours rebuild a secret if it takes this share of them: more than half in any case. Then t of them agree
+/// on one list of survivors only: two lists would need 2t signatures, and of n nodes with c that sign everything come n + c.
+fn threshold_of(share: f64, n: usize) -> usize {
+    ((share * n as f64 - 1e-9).ceil() as usize).clamp(n / 2 + 1, n.max(1))
+}
+
 fn neighbourhood_len(n: usize) -> usize {
     if n < COMPLETE_BELOW { n } else { NEIGHBOURS + 1 }
 }
@@ -225,10 +252,9 @@ fn hash_of(member: &Member) -> [u8; HASH] {
 
 /// What a node signs: a text that no certificate, handshake or export can be mistaken for.
 pub(super) fn signed_text(run: &str, round: u32, member: &Member) -> Vec<u8> {
-    let mut text = b"fedproj secure keys 1\n".to_vec();
-    for field in
-        [run.as_bytes(), &round.to_le_bytes(), &member.client.to_le_bytes(), &member.mask_key, &member.share_key]
-    {
+    let mut text = b"fedproj secure keys 2\n".to_vec();
+    let Member { client, mask_key, share_key, list_key, .. } = member;
+    for field in [run.as_bytes(), &round.to_le_bytes(), &client.to_le_bytes(), mask_key, share_key, list_key] {
         text.extend_from_slice(&(field.len() as u64).to_le_bytes());
         text.extend_from_slice(field);
     }

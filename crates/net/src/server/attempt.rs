@@ -1,4 +1,4 @@
-//! The desk's part of secure aggregation: which of the four messages each node of the open round has sent.
+//! The desk's part of secure aggregation: which of the messages each node of the open round has sent.
 //!
 //! How the messages are made is in [`crate::secure`]; when a stage ends is in `summing.rs`.
 
@@ -24,6 +24,8 @@ pub(super) enum Stage {
     Sharing,
     /// Nodes send their masked vectors.
     Masking,
+    /// Nodes sign who has shared and whose vectors have arrived.
+    Signing,
     /// Nodes reveal what takes the masks away.
     Revealing,
 }
@@ -37,6 +39,7 @@ pub(super) struct Attempt {
     pub shares: BTreeMap<u32, Shares>,
     pub sharers: Vec<u32>,
     pub survivors: Vec<u32>,
+    pub signed: BTreeMap<u32, Vec<u8>>,
     pub reveals: BTreeMap<u32, Reveal>,
 }
 
@@ -48,10 +51,28 @@ impl Attempt {
             Stage::Announcing => StepKind::Wait(Wait {}),
             Stage::Sharing => StepKind::Share(roster.for_node(client)),
             Stage::Masking => StepKind::Mask(shared_for(roster, &self.shares, client)),
+            Stage::Signing => StepKind::Sign(self.survivors(roster, Vec::new())),
             Stage::Revealing => {
-                StepKind::Reveal(Survivors { roster: roster.hash().to_vec(), clients: self.survivors.clone() })
+                let signature = |client| self.signed.get(&client).cloned().unwrap_or_default();
+                let signed = roster.near(client, &self.survivors).map(signature).collect();
+                StepKind::Reveal(self.survivors(roster, signed))
             }
         }
+    }
+
+    fn survivors(&self, roster: &Roster, signed: Vec<Vec<u8>>) -> Survivors {
+        Survivors { roster: roster.hash().to_vec(), clients: self.survivors.clone(), signed }
+    }
+
+    /// Takes a client's signature over the lists of this attempt. What others could not use is not passed on.
+    fn sign(&mut self, client: u32, signature: &[u8]) -> bool {
+        let lists = (&self.sharers, &self.survivors);
+        let is_right = |roster: &Arc<Roster>| roster.has_signed(client, lists.0, lists.1, signature);
+        let is_signed = self.roster.as_ref().is_some_and(is_right);
+        if is_signed {
+            self.signed.insert(client, signature.to_vec());
+        }
+        is_signed
     }
 
     fn is_of(&self, hash: &[u8], stage: Stage) -> bool {
@@ -120,11 +141,17 @@ impl Desk {
             return Ok(StepKind::Wait(Wait {}));
         }
         let is_member = attempt.roster.as_ref().is_some_and(|roster| roster.has(&announce.member));
-        if is_member && open.waiting.contains(&client) {
+        let is_asked = is_member && open.waiting.contains(&client);
+        let has_signed = attempt.stage == Stage::Signing && !announce.signed.is_empty();
+        if is_asked && !has_signed {
             return Ok(attempt.step(client));
         }
-        if open.waiting.remove(&client) {
-            // It has lost its keys.
+        if is_asked && attempt.sign(client, &announce.signed) {
+            open.waiting.remove(&client);
+            arrivals.push_back(Arrival::Answered);
+            self.arrived.notify_all();
+        } else if open.waiting.remove(&client) {
+            // It has lost its keys, or signed other lists.
             arrivals.push_back(Arrival::DroppedOut(client));
             self.arrived.notify_all();
         }
@@ -146,7 +173,7 @@ impl Desk {
     pub fn reveal(&self, client: u32, message: RevealFor) {
         let RevealFor { run, round, reveal } = message;
         self.answer(client, &run, round, |attempt| {
-            let n_due = attempt.roster.as_ref().map_or(0, |roster| roster.n_near(client, &attempt.sharers));
+            let n_due = attempt.roster.as_ref().map_or(0, |roster| roster.near(client, &attempt.sharers).len());
             let is_whole = reveal.shares.len() == n_due && reveal.shares.iter().all(|share| share.len() == 32);
             is_whole
                 && attempt.is_of(&reveal.roster, Stage::Revealing)

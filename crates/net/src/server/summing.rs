@@ -1,4 +1,4 @@
-//! A round whose contributions are added up under masks: its four stages, and what the server makes of them.
+//! A round whose contributions are added up under masks: its five stages, and what the server makes of them.
 //!
 //! Until the round is closed, an attempt leaves nothing behind: a server that was killed begins another. The roster is on disk
 //! before the round is closed, so a closed round is completed after a restart, with the same survivors. A node reveals for
@@ -186,10 +186,20 @@ impl Rounds {
         let roster =
             Arc::new(Roster::with_threshold(&self.run, round, closing.members.clone(), closing.threshold as usize)?);
         let survivors: Vec<u32> = counted.iter().map(|c| c.client).collect();
-        let (stage, of) = (Stage::Revealing, Some(Arc::clone(&roster)));
+        let (stage, of) = (Stage::Signing, Some(Arc::clone(&roster)));
         let (sharers, attempted) = (closing.sharers.clone(), survivors.clone());
         let attempt = Attempt { stage, roster: of, sharers, survivors: attempted, ..Attempt::default() };
         self.desk.offer(Offer { asked: survivors.clone(), attempt: Some(attempt), ..offer });
+        let have_signed = || self.desk.attempt(|attempt, _| attempt.signed.keys().copied().collect::<Vec<_>>());
+        self.wait_for_stage(|| is_enough(&roster, &survivors, &have_signed()))?;
+        if !is_enough(&roster, &survivors, &have_signed()) {
+            self.desk.withdraw();
+            return Ok(Err(too_few("have signed whose vectors are in the sum", &have_signed(), &roster)));
+        }
+        self.desk.begin(|attempt, waiting| {
+            attempt.stage = Stage::Revealing;
+            *waiting = survivors.iter().copied().collect();
+        });
         let revealed = || self.desk.attempt(|attempt, _| attempt.reveals.keys().copied().collect::<Vec<_>>());
         let enough = || is_enough(&roster, &closing.sharers, &revealed());
         self.wait_for_stage(enough)?;
