@@ -7,7 +7,7 @@ use super::policy::Policy;
 use crate::error::{Error, Result};
 use crate::secure::{Party, Roster};
 use crate::wire::{
-    Announce, Contribution, MASKED, Member, NamedBlob, PLAIN, RevealFor, RosterMessage, Shared, SharesFor, Step,
+    Announce, Blob, Contribution, MASKED, Member, NamedBlob, PLAIN, RevealFor, RosterMessage, Shared, SharesFor, Step,
     StepKind, Survivors, VerdictKind, decode_u64, encode_u64,
 };
 use prost::Message;
@@ -58,7 +58,10 @@ impl Summing<'_> {
     /// # Errors
     /// If the server cannot be reached, or asks for something that this node does not do.
     pub async fn run(&self) -> Result<()> {
-        let mut kept = match self.home.summing()? {
+        // Nobody accepts keys that a certificate has signed which was renewed since; after the roster, it no longer matters.
+        let certificate = self.home.signer()?.0;
+        let is_usable = |kept: &KeptKeys| kept.roster.is_some() || kept.member.certificate == certificate;
+        let mut kept = match self.home.summing()?.filter(is_usable) {
             Some(kept) => kept,
             None => self.new_keys()?,
         };
@@ -109,7 +112,7 @@ impl Summing<'_> {
         let Contribution { run, round, client, .. } = self.pending;
         let (certificate, key) = self.home.signer()?;
         let sign = |text: &[u8]| key.sign(text).map_err(Error::identity);
-        let member = Party::new(*client, seed).member(run, *round, certificate, &sign)?;
+        let member = Party::new(*client, seed).member(run, *round, self.home.task()?, certificate, &sign)?;
         let kept = KeptKeys { seed: seed.to_vec(), member, ..KeptKeys::default() };
         self.home.set_summing(&kept)?;
         Ok(kept)
@@ -139,14 +142,19 @@ impl Summing<'_> {
         Ok(roster)
     }
 
+    /// The vector before it is masked.
+    fn plain(&self) -> Result<&Blob> {
+        let plain = self.pending.parts.iter().find(|part| part.name == PLAIN);
+        Ok(&plain.ok_or_else(|| Error::internal("no vector to mask"))?.blob)
+    }
+
     async fn mask(&self, kept: &mut KeptKeys, roster: &Roster, shared: Shared) -> Result<()> {
         if kept.shared.as_ref().is_some_and(|accepted| *accepted != shared) {
             return Err(Error::Declined("the shares differ from those that this node has accepted".into()));
         }
         self.policy.check_cohort(shared.clients.len())?;
         let (party, roster, outbox) = (self.party(kept)?, roster.clone(), self.home.outbox()?);
-        let plain = self.pending.parts.iter().find(|part| part.name == PLAIN);
-        let plain = plain.ok_or_else(|| Error::internal("no vector to mask"))?.blob.clone();
+        let plain = self.plain()?.clone();
         let (store, given) = (outbox.clone(), shared.clone());
         let masking = tokio::task::spawn_blocking(move || {
             let mut values = decode_u64(&store.get(&plain)?);
@@ -195,7 +203,7 @@ impl Summing<'_> {
         let reveal = self.party(kept)?.reveal(roster, shared, survivors)?;
         let Contribution { run, round, .. } = self.pending;
         // Two sets of survivors would give two sums, and their difference.
-        self.home.set_revealed(run, *round, &survivors.clients)?;
+        self.home.set_revealed(&self.plain()?.hash, &survivors.clients)?;
         self.link.send(&RevealFor { run: run.clone(), round: *round, reveal }).await
     }
 }

@@ -60,17 +60,22 @@ impl Layout {
     /// The sums in the sum of these clients' vectors, without its check word.
     pub fn sums(&self, clients: Vec<u32>, values: &[u64]) -> Sums {
         let mut values = values.iter().map(|v| v.cast_signed());
-        let n_samples = values.next().unwrap_or_default() as f64;
+        let n_samples = values.next().unwrap_or_default();
         let measured = Measured(std::array::from_fn(|_| values.next().unwrap_or_default()));
         let mut sum = |(part, by, n): &(Part<'static>, EnsembleWeights, usize)| {
             let weight = match by {
-                EnsembleWeights::Samples => n_samples,
+                EnsembleWeights::Samples => n_samples as f64,
                 EnsembleWeights::Uniform => UNIT * clients.len() as f64,
             };
             (*part, *by, Sum { values: values.by_ref().take(*n).collect(), weight })
         };
         let parts = self.parts.iter().map(&mut sum).collect();
-        Sums { clients, nothing: LocalStats::default(), measured, parts }
+        Sums { clients, nothing: LocalStats::default(), measured, parts, n_samples }
+    }
+
+    /// The means of a sum.
+    pub fn means(&self, sums: &Sums) -> Vec<(Part<'static>, Vec<f32>)> {
+        sums.parts.iter().map(|(part, _, sum)| (*part, sum.mean(self.scale))).collect()
     }
 }
 
@@ -81,9 +86,15 @@ pub struct Sums {
     nothing: LocalStats,
     measured: Measured,
     parts: Vec<(Part<'static>, EnsembleWeights, Sum)>,
+    n_samples: i64,
 }
 
 impl Sums {
+    /// The number of samples of all clients, as they claim.
+    pub fn n_samples(&self) -> i64 {
+        self.n_samples
+    }
+
     fn find(&self, by: Option<EnsembleWeights>, part: Part<'_>) -> Option<&Sum> {
         let found = self.parts.iter().find(|(of, weighed, _)| *of == part && by.is_none_or(|by| by == *weighed));
         found.map(|(_, _, sum)| sum)

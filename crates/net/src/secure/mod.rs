@@ -33,6 +33,6 @@ mod tests;
 mod unmask;
 
 pub use layout::{Layout, Sums};
-pub use party::Party;
+pub use party::{Party, SEALED_BYTES, are_usable};
 pub use roster::{COMPLETE_BELOW, Roster, is_signed, shared_for};
-pub use unmask::{Unmasking, is_enough};
+pub use unmask::{Failed, Unmasking, is_enough};

@@ -46,14 +46,16 @@ impl Roster {
     /// If a client occurs twice.
     pub fn with_threshold(run: &str, round: u32, mut members: Vec<Member>, threshold: usize) -> Result<Self> {
         members.sort_by_key(|m| m.client);
+        let task = members.first().map(|m| m.task.clone()).unwrap_or_default();
         let clients: Vec<u32> = members.iter().map(|m| m.client).collect();
         let hashes: Vec<u8> = members.iter().flat_map(hash_of).collect();
-        Self::of(run, round, clients, hashes, members, threshold)
+        Self::of(run, round, &task, clients, hashes, members, threshold)
     }
 
     fn of(
         run: &str,
         round: u32,
+        task: &[u8],
         clients: Vec<u32>,
         hashes: Vec<u8>,
         members: Vec<Member>,
@@ -66,6 +68,8 @@ impl Roster {
         let mut hasher = blake3::Hasher::new_derive_key("fedproj secure roster 1");
         hasher.update(&(run.len() as u64).to_le_bytes()).update(run.as_bytes()).update(&round.to_le_bytes());
         hasher.update(&(threshold as u64).to_le_bytes());
+        // A node sees the entries of its neighbours only, and the hash binds the others to the same task.
+        hasher.update(task);
         for client in &clients {
             hasher.update(&client.to_le_bytes());
         }
@@ -91,7 +95,7 @@ impl Roster {
     ) -> Result<Self> {
         let RosterMessage { clients, hashes, members, threshold } = message;
         let given: Vec<u32> = members.iter().map(|m| m.client).collect();
-        let roster = Self::of(run, round, clients, hashes, members, threshold as usize)?;
+        let roster = Self::of(run, round, &own.task, clients, hashes, members, threshold as usize)?;
         if roster.members.get(&own.client) != Some(own) {
             return Err(Error::protocol("roster: this node's own entry is missing or changed"));
         }
@@ -112,6 +116,10 @@ impl Roster {
             let client = member.client;
             if roster.leaf(client) != Some(&hash_of(member)[..]) || !certificates.insert(&member.certificate) {
                 return Err(Error::protocol(format!("roster: the entry of client {client} is changed or doubled")));
+            }
+            // Nodes with other models, configurations or scales would tell the server which part of the sum is whose.
+            if member.task != own.task {
+                return Err(Error::protocol(format!("roster: client {client} has been given another task")));
             }
             if !is_signed(run, round, member, &key_of(&member.certificate)?) {
                 return Err(Error::protocol(format!("roster: client {client} has not signed its entry")));
@@ -235,7 +243,8 @@ fn neighbourhood_len(n: usize) -> usize {
     if n < COMPLETE_BELOW { n } else { NEIGHBOURS + 1 }
 }
 
-/// A random order that everybody can repeat. Nobody chooses it: the hash covers the keys of all members.
+/// A random order that everybody can repeat. No node chooses it: the hash covers the keys of all members. A server can try
+/// several, since a node checks the entries of its neighbours only (docs/security.md says what that is worth).
 fn shuffled(clients: &[u32], hash: &[u8; HASH]) -> Vec<u32> {
     let mut rng = ChaCha20Rng::from_seed(*derive(hash, b"", &[b"fedproj secure ring 1"]));
     let mut ring = clients.to_vec();
@@ -253,8 +262,8 @@ fn hash_of(member: &Member) -> [u8; HASH] {
 /// What a node signs: a text that no certificate, handshake or export can be mistaken for.
 pub(super) fn signed_text(run: &str, round: u32, member: &Member) -> Vec<u8> {
     let mut text = b"fedproj secure keys 2\n".to_vec();
-    let Member { client, mask_key, share_key, list_key, .. } = member;
-    for field in [run.as_bytes(), &round.to_le_bytes(), &client.to_le_bytes(), mask_key, share_key, list_key] {
+    let Member { client, mask_key, share_key, list_key, task, .. } = member;
+    for field in [run.as_bytes(), &round.to_le_bytes(), task, &client.to_le_bytes(), mask_key, share_key, list_key] {
         text.extend_from_slice(&(field.len() as u64).to_le_bytes());
         text.extend_from_slice(field);
     }

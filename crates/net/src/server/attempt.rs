@@ -7,7 +7,7 @@ use super::desk::{Arrival, Desk, Inner};
 use crate::der::Certificate;
 use crate::error::{Error, Result};
 use crate::identity::fingerprint;
-use crate::secure::{Roster, is_signed, shared_for};
+use crate::secure::{Roster, SEALED_BYTES, are_usable, is_signed, shared_for};
 use crate::wire::{
     Accepted, Announce, Contribution, Member, Rejected, Reveal, RevealFor, Shares, SharesFor, StepKind, Survivors, Wait,
 };
@@ -75,6 +75,11 @@ impl Attempt {
         is_signed
     }
 
+    /// Whether masked vectors are taken at present.
+    pub fn takes_vectors(&self) -> bool {
+        self.stage == Stage::Masking
+    }
+
     fn is_of(&self, hash: &[u8], stage: Stage) -> bool {
         self.stage == stage && self.roster.as_ref().is_some_and(|roster| roster.hash() == hash)
     }
@@ -129,6 +134,9 @@ impl Desk {
             if !announce.roster.is_empty() {
                 return Ok(StepKind::Renew(Wait {}));
             }
+            if announce.member.task != open.offer.task.common_hash() {
+                return Ok(rejected("the node has trained for another task".into()));
+            }
             check_member(node, announce)?;
             attempt.announced.insert(client, announce.member.clone());
             if open.waiting.remove(&client) {
@@ -163,7 +171,8 @@ impl Desk {
         let SharesFor { run, round, shares } = message;
         self.answer(client, &run, round, |attempt| {
             let n_near = attempt.roster.as_ref().map_or(0, |roster| roster.neighbourhood(client).len());
-            let is_whole = shares.sealed.len() + 1 == n_near && shares.commitment.len() == 32;
+            let have_lengths = shares.commitment.len() == 32 && shares.sealed.iter().all(|s| s.len() == SEALED_BYTES);
+            let is_whole = shares.sealed.len() + 1 == n_near && have_lengths;
             let is_taken = attempt.is_of(&shares.roster, Stage::Sharing) && is_whole;
             is_taken && attempt.shares.insert(client, shares).is_none()
         });
@@ -174,7 +183,8 @@ impl Desk {
         let RevealFor { run, round, reveal } = message;
         self.answer(client, &run, round, |attempt| {
             let n_due = attempt.roster.as_ref().map_or(0, |roster| roster.near(client, &attempt.sharers).len());
-            let is_whole = reveal.shares.len() == n_due && reveal.shares.iter().all(|share| share.len() == 32);
+            // Empty: the dealer's share for this node could not be read.
+            let is_whole = reveal.shares.len() == n_due && reveal.shares.iter().all(|s| matches!(s.len(), 0 | 32));
             is_whole
                 && attempt.is_of(&reveal.roster, Stage::Revealing)
                 && attempt.reveals.insert(client, reveal).is_none()
@@ -204,6 +214,9 @@ fn check_member(node: &NodeEntry, announce: &Announce) -> Result<()> {
     let member = &announce.member;
     let key = Certificate::read(&member.certificate).map(|certificate| certificate.key);
     let is_own = member.client == node.client && fingerprint(&member.certificate) == node.fingerprint;
+    if !are_usable(member) {
+        return Err(Error::protocol("the announced keys give the same secret with everybody, or have other lengths"));
+    }
     if is_own && key.is_some_and(|key| is_signed(&announce.run, announce.round, member, key)) {
         return Ok(());
     }

@@ -24,12 +24,15 @@ pub struct Member {
     /// X25519 key with which nodes encrypt shares for each other.
     #[prost(bytes = "vec", tag = "4")]
     pub share_key: Vec<u8>,
-    /// ECDSA (P-256, SHA-256, DER) over run, round, client and all keys.
+    /// ECDSA (P-256, SHA-256, DER) over run, round, task, client and all keys.
     #[prost(bytes = "vec", tag = "5")]
     pub signature: Vec<u8>,
     /// Ed25519 key with which the node signs whose vectors are in the sum.
     #[prost(bytes = "vec", tag = "6")]
     pub list_key: Vec<u8>,
+    /// The task to which the node contributes, see [`super::Task::common_hash`].
+    #[prost(bytes = "vec", tag = "7")]
+    pub task: Vec<u8>,
 }
 
 /// A roster as one node gets it: everybody's hash, and the entries of its neighbours and its own.
@@ -98,7 +101,8 @@ pub struct Reveal {
     /// The roster's hash.
     #[prost(bytes = "vec", tag = "1")]
     pub roster: Vec<u8>,
-    /// One share of 32 bytes per member of its neighbourhood that has shared, in increasing order of clients.
+    /// One share of 32 bytes per member of its neighbourhood that has shared, in increasing order of clients; empty where the
+    /// member's share could not be read.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub shares: Vec<Vec<u8>>,
 }
