@@ -453,6 +453,8 @@ fn several_wrong_shares_are_found_among_enough_right_ones() {
     }
     // A client that has dealt wrong shares is named.
     let mut reveals = right;
-    reveals.values_mut().for_each(|reveal| reveal.shares[5][7] ^= 1);
+    for reveal in reveals.values_mut() {
+        reveal.shares[5][7] ^= 1;
+    }
     assert_eq!(attempt.unmask(&survivors, &reveals, &mut masked.clone()).unwrap_err().clients, [5]);
 }

@@ -43,12 +43,12 @@ type Attempted<T> = Result<std::result::Result<T, Failed>>;
 /// A sum that can be used, and how many of those that were asked are not in it.
 type Summed = (usize, Sums);
 
-fn repeat<T>(reason: impl Into<String>) -> Attempted<T> {
-    Ok(Err(Failed { reason: reason.into(), is_final: false, to_blame: Vec::new() }))
+fn repeat<T>(reason: impl Into<String>) -> std::result::Result<T, Failed> {
+    Err(Failed { reason: reason.into(), is_final: false, to_blame: Vec::new() })
 }
 
-fn end<T>(reason: impl Into<String>, to_blame: Vec<u32>) -> Attempted<T> {
-    Ok(Err(Failed { reason: reason.into(), is_final: true, to_blame }))
+fn end<T>(reason: impl Into<String>, to_blame: Vec<u32>) -> std::result::Result<T, Failed> {
+    Err(Failed { reason: reason.into(), is_final: true, to_blame })
 }
 
 /// What a server needs to complete a closed round.
@@ -153,14 +153,14 @@ impl Rounds {
             checks.check(layout, sums)
         });
         if let Err(problem) = checked {
-            return end(format!("the sum cannot be used: {problem}"), Vec::new());
+            return Ok(end(format!("the sum cannot be used: {problem}"), Vec::new()));
         }
         let before = self.coordinator.state().clone();
         match self.coordinator.close(opening, sums, start.elapsed().as_secs_f64()) {
             Ok(record) => Ok(Ok(record)),
             Err(error @ (fedproj_core::Error::FusionNotFinite { .. } | fedproj_core::Error::Client { .. })) => {
                 self.coordinator.restore(before);
-                end(error.to_string(), Vec::new())
+                Ok(end(error.to_string(), Vec::new()))
             }
             Err(error) => Err(error.into()),
         }
@@ -177,12 +177,12 @@ impl Rounds {
         let (asked, closing, counted) = match recovered {
             Some((asked, accepted, Some(counted))) => {
                 let Some(closing) = spool.read_note()?.and_then(|bytes| Closing::decode(&bytes[..]).ok()) else {
-                    return end("the server was restarted and finds no roster", Vec::new());
+                    return Ok(end("the server was restarted and finds no roster", Vec::new()));
                 };
                 (asked, closing, accepted.into_values().filter(|c| counted.contains(&c.client)).collect())
             }
             Some((_, accepted, None)) if !accepted.is_empty() => {
-                return repeat("the server was restarted before the round was closed");
+                return Ok(repeat("the server was restarted before the round was closed"));
             }
             recovered => {
                 let asked = match recovered {
@@ -280,7 +280,7 @@ impl Rounds {
         self.wait_for_stage(ends, || is_enough(&roster, &survivors, &have_signed()))?;
         if !is_enough(&roster, &survivors, &have_signed()) {
             let reason = too_few("have signed whose vectors are in the sum", &have_signed(), &roster);
-            return end(reason, self.stalled(ends));
+            return Ok(end(reason, self.stalled(ends)));
         }
         self.desk.begin(|attempt, waiting| {
             attempt.stage = Stage::Revealing;
@@ -313,7 +313,7 @@ impl Rounds {
             self.desk.withdraw();
             // Wrong shares of few clients' secrets are the work of these clients; of many, that of others.
             let dealers = Some(failed.clients).filter(|clients| 2 * clients.len() < survivors.len());
-            return end(failed.reason, dealers.into_iter().flatten().chain(stalled).collect());
+            return Ok(end(failed.reason, dealers.into_iter().flatten().chain(stalled).collect()));
         }
         self.desk.withdraw();
         Ok(Ok(layout.sums(survivors, &sum)))
@@ -326,7 +326,7 @@ impl Rounds {
             let Some(part) = contribution.parts.iter().find(|part| part.name == MASKED) else { continue };
             match spool.client(contribution.client)?.get(&part.blob) {
                 Ok(bytes) => sum.iter_mut().zip(decode_u64(&bytes)).for_each(|(sum, v)| *sum = sum.wrapping_add(v)),
-                Err(error) => return end(format!("client {}: {error}", contribution.client), Vec::new()),
+                Err(error) => return Ok(end(format!("client {}: {error}", contribution.client), Vec::new())),
             }
         }
         Ok(Ok(sum))
