@@ -4,6 +4,7 @@
 
 mod scene;
 
+use fedproj_core::privacy::accountant::{Accountant, Mechanism, Sampling};
 use fedproj_net::Policy;
 use fedproj_net::server::journal::Event;
 use scene::Scene;
@@ -122,5 +123,113 @@ async fn what_needs_single_contributions_is_refused_at_the_start() {
     ] {
         let error = Scene::refused(4, settings, |server| server.secure = true).await;
         assert!(error.contains(told), "{error}");
+    }
+}
+
+/// What a private run of this scene has released, by round, after its server has ended.
+async fn released(scene: &mut Scene, n_nodes: u32) -> Vec<fedproj_core::PrivacySpent> {
+    let nodes: Vec<_> = (0..n_nodes).map(|client| scene.honest(client)).collect();
+    let served = (&mut scene.serving).await.unwrap().unwrap();
+    for node in nodes {
+        assert_eq!(node.await.unwrap().unwrap(), served.summary.model_hash);
+    }
+    let stored = fedproj_core::StoredRun::open(&served.run).unwrap();
+    assert_eq!(stored.rounds.last().unwrap().privacy, served.summary.privacy);
+    // No journal and no metrics show how hard one client pulls.
+    let shows = |e: &Event| matches!(e, Event::RoundDone { pulls, .. } if !pulls.is_empty());
+    assert!(!scene.journal().iter().any(shows));
+    stored.rounds.into_iter().map(|record| record.privacy.unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_add_the_noise_of_masked_sums_and_the_budget_ends_the_run_with_a_valid_model() {
+    let private =
+        "privacy={ noise = 'nodes', sampling = 'public', noise_multiplier = 8.0, delta = 1e-3, epsilon_max = 1.0 }";
+    for settings in [&["method.name=fedavg"][..], &["method.name=feddyn"], &["method.name=fedproj"]] {
+        let settings = [settings, &["federation.rounds=50", private]].concat();
+        let mut scene = Scene::new(4, &settings, |server| server.secure = true).await;
+        let spent = released(&mut scene, 4).await;
+        // One Gaussian release per round of multiplier 8, logits included.
+        let plain = Mechanism { sampling: Sampling::Public, rate: 1.0, noise_multiplier: 8.0 };
+        let account = Accountant::new(&plain);
+        for (round, spent) in (1..).zip(&spent) {
+            let due = account.epsilon(round, 1e-3);
+            assert!((spent.epsilon - due).abs() < 1e-9 && !spent.nominal, "{spent:?}, {due} is due");
+        }
+        let n = spent.len() as u32;
+        assert!(n > 1 && account.epsilon(n, 1e-3) <= 1.0 && account.epsilon(n + 1, 1e-3) > 1.0, "{n} rounds");
+        // Nothing but the masked vector reached the server.
+        let accepted =
+            scene.journal().into_iter().filter_map(|e| if let Event::Accepted(c) = e { Some(c) } else { None });
+        assert!(accepted.into_iter().all(|c| c.n_samples == 0 && c.parts.len() == 1 && c.parts[0].name == "masked"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn noise_of_nodes_is_what_the_account_assumes_where_all_stay() {
+    let private = "privacy={ noise = 'nodes', sampling = 'public', noise_multiplier = 2.0, clip = 0.5, delta = 1e-3 }";
+    let settings = ["federation.rounds=1", "model.hidden=[60]", "local.optimizer={kind='sgd', lr=1e-9}", private];
+    let mut scene = Scene::new(3, &settings, |server| (server.secure, server.secure_threshold) = (true, 1.0)).await;
+    released(&mut scene, 3).await;
+    let run = std::fs::read_dir(scene.server_dir().join("runs")).unwrap().next().unwrap().unwrap().path();
+    let stored = fedproj_core::StoredRun::open(&run).unwrap();
+    let method = stored.config.method.build().unwrap();
+    let before = fedproj_core::Experiment::load(stored.config, method.as_ref(), None).unwrap().weights;
+    let file = std::fs::read(run.join("model.safetensors")).unwrap();
+    let n_header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let after: Vec<f32> = file[8 + n_header..].as_chunks().0.iter().map(|v| f32::from_le_bytes(*v)).collect();
+    assert_eq!(after.len(), before.len());
+    let square = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+    let (n, due) = (after.len() as f64, 2.0 * 0.5 / 3.0);
+    let ratio = (square(&after) - square(&before)) / (n * due * due);
+    // Five standard deviations of ‖w + noise‖² − ‖w‖² for n normal draws.
+    let most = 5.0 * (2.0 / n + 4.0 * square(&before) / (n * due).powi(2)).sqrt();
+    assert!(n > 4000.0 && most < 0.2 && (ratio - 1.0).abs() < most, "{ratio} times the variance that is due");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_adds_the_noise_of_sums_in_the_open_and_counts_it() {
+    let private = "privacy={ sampling = 'public', noise_multiplier = 4.0, quantile = 0.5, delta = 1e-3 }";
+    for settings in [&["method.name=fedavg"][..], &["method.name=fedproj"]] {
+        let mut scene = Scene::new(3, &[settings, &["federation.rounds=3", private]].concat(), |_| ()).await;
+        let spent = released(&mut scene, 3).await;
+        let plain = Mechanism { sampling: Sampling::Public, rate: 1.0, noise_multiplier: 4.0 };
+        assert_eq!(spent.len(), 3);
+        assert!((spent[2].epsilon - Accountant::new(&plain).epsilon(3, 1e-3)).abs() < 1e-9, "{spent:?}");
+        assert!(spent[0].clip.to_bits() != spent[2].clip.to_bits(), "the limit moves");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sum_with_less_noise_than_promised_is_none() {
+    // Three of four must stay, for the noise of three: two are no sum, though they could be unmasked.
+    let private = "privacy={ noise = 'nodes', sampling = 'public', noise_multiplier = 4.0, delta = 1e-3 }";
+    let scene = Scene::new(4, &["federation.rounds=2", private], |server| {
+        (server.secure, server.lost_after_s, server.secure_threshold) = (true, 2.0, 0.75);
+    })
+    .await;
+    let nodes: Vec<_> = (0..4).map(|client| scene.honest(client)).collect();
+    scene.wait_for(|event| matches!(event, Event::RosterFixed { .. })).await;
+    nodes[2].abort();
+    nodes[3].abort();
+    let has_failed = |e: &Event| matches!(e, Event::SumFailed { reason, .. } if reason.contains("and a sum 3"));
+    scene.wait_for(has_failed).await;
+    let closed_with_two = |e: &Event| matches!(e, Event::RoundClosed { counted, .. } if counted.len() < 3);
+    assert!(!scene.journal().iter().any(closed_with_two));
+    nodes.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn privacy_that_a_federation_cannot_keep_is_refused_at_the_start() {
+    for (privacy, secure, told) in [
+        ("", false, "privacy.sampling=public"),
+        ("sampling = 'poisson'", true, "privacy.sampling=public"),
+        ("sampling = 'public', noise = 'seeded'", false, "protects nobody"),
+        ("sampling = 'public'", true, "privacy.noise=nodes"),
+        ("sampling = 'public', noise = 'nodes'", false, "server.secure=true"),
+    ] {
+        let privacy = format!("privacy={{ noise_multiplier = 1.0, delta = 1e-3, {privacy} }}");
+        let error = Scene::refused(4, &[&privacy], |server| server.secure = secure).await;
+        assert!(error.contains(told), "{privacy}: {error}");
     }
 }

@@ -7,8 +7,8 @@ use super::policy::Policy;
 use crate::error::{Error, Result};
 use crate::secure::{Party, Roster};
 use crate::wire::{
-    Announce, Contribution, MASKED, Member, NamedBlob, PLAIN, RevealFor, RosterMessage, Shared, SharesFor, Step,
-    StepKind, Survivors, VerdictKind, decode_u64, encode_u64,
+    Announce, Contribution, MASKED, Member, NOISE_CLIENTS, NamedBlob, PLAIN, RevealFor, RosterMessage, Shared,
+    SharesFor, Step, StepKind, Survivors, VerdictKind, decode_u64, encode_u64,
 };
 use prost::Message;
 use rcgen::SigningKey;
@@ -170,8 +170,21 @@ impl Summing<'_> {
         }
     }
 
+    /// A sum of fewer clients would have less noise than the run promises.
+    fn check_noise(&self, n_survivors: usize) -> Result<()> {
+        let Some(least) = self.pending.parts.iter().find(|part| part.name == NOISE_CLIENTS) else { return Ok(()) };
+        let least = decode_u64(&self.home.outbox()?.get(&least.blob)?).first().copied().unwrap_or(u64::MAX);
+        if n_survivors as u64 >= least {
+            return Ok(());
+        }
+        Err(Error::Declined(format!(
+            "{n_survivors} clients are left, and the noise that the run promises takes {least}"
+        )))
+    }
+
     async fn reveal(&self, kept: &KeptKeys, roster: &Roster, survivors: &Survivors) -> Result<()> {
         self.policy.check_cohort(survivors.clients.len())?;
+        self.check_noise(survivors.clients.len())?;
         let shared = kept.shared.as_ref().ok_or_else(|| Error::protocol("no shares were accepted"))?;
         let reveal = self.party(kept)?.reveal(roster, shared, survivors)?;
         let Contribution { run, round, .. } = self.pending;

@@ -50,7 +50,7 @@ pub(super) struct Closing {
 /// Names what needs single contributions, or too few clients per round.
 pub(super) fn check(experiment: &Experiment, method: &dyn Method) -> Result<()> {
     let (federation, n_clients) = (&experiment.config.federation, experiment.partition.n_clients());
-    Layout::new(experiment, method, n_clients)?;
+    Layout::new(experiment, method, n_clients, COHORT_MIN)?;
     let robust = &federation.robust;
     let single = [
         (robust.clip_ratio > 0.0, "federation.robust.clip_ratio"),
@@ -162,16 +162,17 @@ impl Rounds {
             *waiting = attempt.shares.keys().copied().collect();
             attempt.shares.iter().map(|(client, shares)| (*client, shares.commitment.clone())).unzip()
         });
-        if sharers.len() < COHORT_MIN || !is_enough(&roster, &sharers, &sharers) {
-            return Ok(Err(too_few("have shared their secrets", &sharers, &roster)));
+        let least = self.config.fewest_in_sum(&experiment.config, experiment.partition.n_clients());
+        if sharers.len() < least || !is_enough(&roster, &sharers, &sharers) {
+            return Ok(Err(too_few("have shared their secrets", &sharers, &roster, least)));
         }
         let mut counted = self.wait_for_stage(|| false)?;
         self.desk.withdraw();
         counted.extend(self.arrived());
         counted.sort_by_key(|c| c.client);
         let survivors: Vec<u32> = counted.iter().map(|c| c.client).collect();
-        if survivors.len() < COHORT_MIN || !is_enough(&roster, &sharers, &survivors) {
-            return Ok(Err(too_few("have sent their vectors", &survivors, &roster)));
+        if survivors.len() < least || !is_enough(&roster, &sharers, &survivors) {
+            return Ok(Err(too_few("have sent their vectors", &survivors, &roster, least)));
         }
         let closing = Closing { members, threshold: roster.threshold() as u32, commitments, sharers };
         Spool::new(&self.dir, &self.run, round).write_note(&closing.encode_to_vec())?;
@@ -243,7 +244,7 @@ impl Rounds {
     }
 }
 
-fn too_few(what: &str, clients: &[u32], roster: &Roster) -> String {
+fn too_few(what: &str, clients: &[u32], roster: &Roster, least: usize) -> String {
     let (n, of, threshold) = (clients.len(), roster.clients().len(), roster.threshold());
-    format!("{n} of {of} nodes {what}; secrets need {threshold} in every neighbourhood")
+    format!("{n} of {of} nodes {what}; secrets need {threshold} in every neighbourhood, and a sum {least}")
 }
