@@ -104,6 +104,13 @@ pub trait Contributions: Debug + Sync {
         None
     }
 
+    /// The sum of a part over all contributions where clients have clipped it and added noise, as [`crate::privacy::discrete`]
+    /// counts.
+    fn noised(&self, part: Part<'_>) -> Option<&[i64]> {
+        let _ = part;
+        None
+    }
+
     /// The sum of all clients' measurements, where single ones are not known.
     fn measured(&self) -> Option<Measured> {
         None
@@ -149,7 +156,8 @@ impl Contributions for Vec<ClientResult> {
 }
 
 impl ClientResult {
-    pub(crate) fn head(&self) -> Head<'_> {
+    /// The result without its vectors.
+    pub fn head(&self) -> Head<'_> {
         let Self { client, n_samples, n_steps, ref stats, .. } = *self;
         Head { client, n_samples, n_steps, stats }
     }

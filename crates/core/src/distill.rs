@@ -64,6 +64,12 @@ pub enum EnsembleWeights {
     Uniform,
     /// In proportion to the clients' samples.
     Samples,
+    /// By n_k / a_k, where a_k are a client's normalised steps. No setting: FedNova weighs models so.
+    #[serde(skip)]
+    PerStep,
+    /// By n_k · a_k, likewise.
+    #[serde(skip)]
+    BySteps,
 }
 
 /// What the weight-divergence term holds the student to. A real copy: the published code compares the weights with

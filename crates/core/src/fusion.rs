@@ -208,7 +208,30 @@ impl Fusion<'_> {
         match by {
             EnsembleWeights::Uniform => self.uniform_weights(),
             EnsembleWeights::Samples => self.sample_weights(),
+            EnsembleWeights::PerStep | EnsembleWeights::BySteps => {
+                let weights = self.fixed_weights(by);
+                let total: f64 = weights.iter().sum();
+                weights.iter().map(|w| (w / total) as f32).collect()
+            }
         }
+    }
+
+    /// Whether the round adds up integers, so that nothing but [`crate::Method::means`] may be known of it.
+    pub fn sums_integers(&self) -> bool {
+        self.scale.is_some()
+    }
+
+    /// The weight of all clients in a mean, as [`fixed::weight_of`] counts it.
+    ///
+    /// # Errors
+    /// If the clients were summed before, and not for this mean; or if the weight is too large to be exact.
+    pub fn total(&self, by: EnsembleWeights, part: Part<'_>) -> Result<f64> {
+        let total = match self.results.summed(by, part) {
+            Some(sum) => sum?.weight,
+            None => self.fixed_weights(by).iter().sum(),
+        };
+        let limit = fixed::total_max(by);
+        if total < limit { Ok(total) } else { Err(Error::OutOfRange { value: total as f32, limit }) }
     }
 
     /// Σ_k w_k of any vector of the results. Under a robust rule: (Σ_k w_k) times the rule's value.
@@ -258,7 +281,8 @@ impl Fusion<'_> {
 
     /// The weights of the clients in sums in integers.
     fn fixed_weights(&self, by: EnsembleWeights) -> Vec<f64> {
-        self.heads().map(|head| fixed::weight_of(by, head.n_samples)).collect()
+        let config = &self.experiment.config;
+        self.heads().map(|head| fixed::weight_of(by, head.n_samples, config.normalised_steps(head.n_steps))).collect()
     }
 
     /// As [`Fusion::sum`], in integers.

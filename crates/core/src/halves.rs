@@ -175,7 +175,7 @@ impl LocalTraining {
                 } else {
                     None
                 };
-                let added = partial.add_client(result, outputs.as_ref(), scale);
+                let added = partial.add_client(result, outputs.as_ref(), &experiment.config, scale);
                 added.map_err(|source| Error::Client { round, client, source: Box::new(source) })?;
             }
         }

@@ -20,6 +20,9 @@ const VERSION: u32 = 1;
 /// A mean that a method asks for: how clients weigh, and the vector.
 pub type Mean = (EnsembleWeights, Part<'static>);
 
+/// A part without values: of its mean, only the clients' weight is asked for.
+pub(crate) const NO_VALUES: Part<'static> = Part::Upload("");
+
 /// The means of a run whose clients may be summed before they arrive; `None` if something looks at single clients.
 pub(crate) fn means_of(config: &Config, method: &dyn Method) -> Option<Vec<Mean>> {
     let federation = &config.federation;
@@ -71,7 +74,14 @@ impl Partial {
     ///
     /// # Errors
     /// If a value is out of range, or a vector of another length than those before.
-    pub fn add_client(&mut self, result: ClientResult, outputs: Option<&Outputs>, scale: Scale) -> Result<()> {
+    pub fn add_client(
+        &mut self,
+        result: ClientResult,
+        outputs: Option<&Outputs>,
+        config: &Config,
+        scale: Scale,
+    ) -> Result<()> {
+        let steps = config.normalised_steps(result.n_steps);
         for ((by, part), sum) in self.means.iter().zip(&mut self.sums) {
             let values = match (part, outputs) {
                 (Part::Logits, Some(outputs)) => &outputs.logits[..],
@@ -82,7 +92,7 @@ impl Partial {
                 sum.values.resize(values.len(), 0);
             }
             Error::check_len("a client's vector", values.len(), sum.values.len())?;
-            sum.add_client(values, weight_of(*by, result.n_samples), scale)?;
+            sum.add_client(values, weight_of(*by, result.n_samples, steps), scale)?;
         }
         let n_values = result.n_values();
         let ClientResult { client, n_samples, n_steps, stats, state, .. } = result;

@@ -211,8 +211,12 @@ fn fedprox_follows_its_algorithm() {
 fn fednova_normalises_unequal_steps() {
     // Batches of 4: two steps an epoch for one client, five for the other.
     let problem = Problem::new(&[8, 18]);
-    for (momentum, settings) in [(0.0, "local.optimizer.momentum=0.0"), (0.9, "local.optimizer.momentum=0.9")] {
-        problem.check("fednova", &["local.batch=4", "local.epochs=2", settings], |round, theta| {
+    let momenta = [(0.0, "local.optimizer.momentum=0.0"), (0.9, "local.optimizer.momentum=0.9")];
+    // Sums in integers have an update of their own.
+    for ((momentum, settings), sum) in
+        momenta.into_iter().flat_map(|m| ["federation.sum=float", "federation.sum=fixed"].map(|sum| (m, sum)))
+    {
+        problem.check("fednova", &["local.batch=4", "local.epochs=2", settings, sum], |round, theta| {
             let mut directions = Vec::new();
             let mut normalisers = Vec::new();
             for k in 0..2 {

@@ -173,6 +173,14 @@ fn the_budget_ends_a_run_with_a_valid_model() {
 }
 
 #[test]
+fn noise_of_nodes_needs_a_federation() {
+    let config = config("fedavg", &["privacy.noise_multiplier=1.0", "privacy.noise=nodes", "privacy.sampling=public"]);
+    let dir = tempfile::tempdir().unwrap();
+    let error = Run::open(dir.path(), &config, None, 1, false).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("privacy.noise=system"), "{error}");
+}
+
+#[test]
 fn a_budget_that_the_first_round_exceeds_is_rejected() {
     let config = config("fedavg", &["privacy.noise_multiplier=0.5", "privacy.epsilon_max=1.0"]);
     let method = config.method.build().unwrap();
@@ -217,7 +225,7 @@ fn releases_that_a_crash_lost_count() {
 #[test]
 fn what_is_not_accounted_for_is_rejected() {
     let error = |settings: &[&str]| {
-        let all = small::BASE.iter().chain(settings).chain(&["privacy.noise_multiplier=1.0"]);
+        let all = small::BASE.iter().chain(&["privacy.noise_multiplier=1.0"]).chain(settings);
         let all: Vec<String> = all.map(|s| (*s).to_owned()).collect();
         let loaded = Config::from_layers(None, &all).and_then(|config| {
             let method = config.method.build()?;
@@ -235,6 +243,9 @@ fn what_is_not_accounted_for_is_rejected() {
         (&["method.name=fedproj", "method.fedproj.memory.feature_weight=1.0"], "features"),
         (&["federation.evaluate_clients=true"], "scores of single clients"),
         (&["federation.sum=fixed"], "not in integers"),
+        (&["privacy.noise=nodes"], "privacy.sampling=public"),
+        (&["privacy.noise=nodes", "privacy.sampling=public", "privacy.quantile=0.5"], "privacy.quantile=0.0"),
+        (&["privacy={ noise = 'nodes', sampling = 'public', noise_multiplier = 1e-6 }"], "too small or too large"),
         (&["federation.robust.clip_ratio=3.0"], "federation.robust"),
         (
             &[

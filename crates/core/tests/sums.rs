@@ -42,8 +42,8 @@ fn fused(method: &str, sum: &str, reversed: bool) -> (Vec<f32>, Vec<f32>) {
 fn the_order_of_clients_does_not_show() {
     let mut n_moved = 0;
     for (method, _) in CATALOGUE {
-        // FedET and FedNova compute their weights of clients in floating point.
-        if !["fedet", "fednova"].contains(method) {
+        // FedET computes its weights of clients in floating point.
+        if *method != "fedet" {
             assert_eq!(fused(method, FIXED, false), fused(method, FIXED, true), "{method}");
             n_moved += usize::from(fused(method, "seed=5", false) != fused(method, "seed=5", true));
         }
@@ -89,7 +89,7 @@ fn partial_sums_of_workers_give_the_same_bytes() {
             );
         }
     }
-    assert!(n_summed >= 14, "{n_summed}");
+    assert!(n_summed >= 15, "{n_summed}");
 }
 
 #[test]

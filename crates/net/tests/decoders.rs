@@ -38,6 +38,7 @@ fn seeds() -> Vec<Vec<u8>> {
         memory: Some(memory),
         outputs: 2,
         secure_clients: 5,
+        noise_clients: 4,
     };
     let stats = LocalStats { loss: 0.5, cosine: Some(-0.25), ..LocalStats::default() };
     let parts = vec![named("weights"), named("buffers")];

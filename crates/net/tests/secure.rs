@@ -4,20 +4,10 @@
 
 mod scene;
 
-use fedproj_net::secure::{Party, Roster};
+use fedproj_core::privacy::accountant::{Accountant, Mechanism, Sampling};
+use fedproj_net::Policy;
 use fedproj_net::server::journal::Event;
-use fedproj_net::wire::{
-    Announce, Contribution, MASKED, Member, NamedBlob, RevealFor, SharesFor, StepKind, Store, Task, VerdictKind,
-    WorkKind, WorkRequest, encode_u64,
-};
-use fedproj_net::{Error, Link, Policy};
-use rcgen::{KeyPair, PublicKeyData, SigningKey};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use scene::{Scene, hand_in, reason};
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::Mutex;
+use scene::Scene;
 use std::time::Duration;
 
 const FIXED: &str = "federation.sum=fixed";
@@ -30,10 +20,16 @@ fn repeats(scene: &Scene) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_masked_run_is_the_simulators_for_every_kind_of_sum() {
     let sgd = "local.optimizer={kind='sgd', lr=0.05}";
+    let unequal = "data.partition={kind='dirichlet', beta=0.5, clients=3}";
     for settings in [
         &["method.name=fedavg"][..],
-        &["method.name=scaffold", sgd],
+        &["method.name=fedprox"],
         &["method.name=feddyn"],
+        &["method.name=scaffold", sgd],
+        // Clients of unequal size make unequal numbers of steps.
+        &["method.name=fednova", "local.batch=8", unequal],
+        &["method.name=fednova", "local.batch=8", unequal, "local.optimizer={kind='sgd', lr=0.05, momentum=0.9}"],
+        &["method.name=fedavgm"],
         &["method.name=fedadam", "federation.robust.clip=0.5"],
         &["method.name=feddf", "method.feddf.distill.weights=samples", "model.name=cnn"],
         &["method.name=fedproj", "method.fedproj.projection.warmup=0", "method.fedproj.memory.feature_weight=0.5"],
@@ -121,7 +117,6 @@ async fn what_needs_single_contributions_is_refused_at_the_start() {
     for (settings, told) in [
         (&["method.name=fedavg"][..], "federation.sum=fixed"),
         (&["method.name=fedet", FIXED], "fedet needs the results of single clients"),
-        (&["method.name=fednova", FIXED], "fednova needs"),
         (&["federation.robust.clip_ratio=3.0", FIXED], "clip_ratio"),
         (&["federation.evaluate_clients=true", FIXED], "evaluate_clients"),
         (&["federation.fraction=0.5", FIXED], "2 clients per round"),
@@ -131,222 +126,110 @@ async fn what_needs_single_contributions_is_refused_at_the_start() {
     }
 }
 
-/// What a member does wrong that else follows the protocol, with a vector of its own.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Lie {
-    /// Keys that agree with everybody.
-    Keys,
-    /// Announces itself and says no more.
-    Stalls,
-    /// Shares for one neighbour that it cannot read.
-    Sealed,
-    /// Shares that do not give its secret.
-    Dealt,
-    /// A vector without its masks.
-    Mask,
-    /// More samples than there are.
-    Samples,
-    /// Values that no network has.
-    Values,
-    /// Another vector while shares are revealed.
-    Late,
-    /// Wrong shares of others' secrets.
-    Reveals,
+/// What a private run of this scene has released, by round, after its server has ended.
+async fn released(scene: &mut Scene, n_nodes: u32) -> Vec<fedproj_core::PrivacySpent> {
+    let nodes: Vec<_> = (0..n_nodes).map(|client| scene.honest(client)).collect();
+    let served = (&mut scene.serving).await.unwrap().unwrap();
+    for node in nodes {
+        assert_eq!(node.await.unwrap().unwrap(), served.summary.model_hash);
+    }
+    let stored = fedproj_core::StoredRun::open(&served.run).unwrap();
+    assert_eq!(stored.rounds.last().unwrap().privacy, served.summary.privacy);
+    // No journal and no metrics show how hard one client pulls.
+    let shows = |e: &Event| matches!(e, Event::RoundDone { pulls, .. } if !pulls.is_empty());
+    assert!(!scene.journal().iter().any(shows));
+    stored.rounds.into_iter().map(|record| record.privacy.unwrap()).collect()
 }
 
-/// A member of a scene that this test plays.
-struct Played {
-    link: Link,
-    client: u32,
-    certificate: Vec<u8>,
-    key: KeyPair,
-    /// The public keys of all certificates.
-    keys: BTreeMap<Vec<u8>, Vec<u8>>,
-    folder: PathBuf,
-    lie: Lie,
-}
-
-impl Played {
-    fn new(scene: &Scene, client: u32, n: u32, lie: Lie) -> Self {
-        let read = |client: u32| {
-            let file = |name| std::fs::read_to_string(scene.home(client).join(name)).unwrap();
-            let certificate = CertificateDer::from_pem_slice(file("certificate.pem").as_bytes()).unwrap().to_vec();
-            (certificate, KeyPair::from_pem(&file("key.pem")).unwrap())
-        };
-        let keys = (0..n).map(read).map(|(certificate, key)| (certificate, key.der_bytes().to_vec())).collect();
-        let (certificate, key) = read(client);
-        let (link, folder) = (scene.attacker(client), scene.dir.path().join("lies"));
-        Self { link, client, certificate, key, keys, folder, lie }
-    }
-
-    /// Takes part in all rounds of the run.
-    async fn play(self) {
-        let mut seed = 0;
-        loop {
-            // The server may be gone by now.
-            let Ok(work) = self.link.send(&WorkRequest::current()).await else { return };
-            match work.kind.unwrap() {
-                WorkKind::Train(task) => {
-                    seed += 1;
-                    self.round(&task, Party::new(self.client, [seed; 32])).await;
-                }
-                WorkKind::Done(_) => return,
-                WorkKind::Wait(_) => (),
-            }
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_add_the_noise_of_masked_sums_and_the_budget_ends_the_run_with_a_valid_model() {
+    let private =
+        "privacy={ noise = 'nodes', sampling = 'public', noise_multiplier = 8.0, delta = 1e-3, epsilon_max = 1.0 }";
+    for settings in [&["method.name=fedavg"][..], &["method.name=feddyn"], &["method.name=fedproj"]] {
+        let settings = [settings, &["federation.rounds=50", private]].concat();
+        let mut scene = Scene::new(4, &settings, |server| server.secure = true).await;
+        let spent = released(&mut scene, 4).await;
+        // One Gaussian release per round of multiplier 8, logits included.
+        let plain = Mechanism { sampling: Sampling::Public, rate: 1.0, noise_multiplier: 8.0 };
+        let account = Accountant::new(&plain);
+        for (round, spent) in (1..).zip(&spent) {
+            let due = account.epsilon(round, 1e-3);
+            assert!((spent.epsilon - due).abs() < 1e-9 && !spent.nominal, "{spent:?}, {due} is due");
         }
-    }
-
-    fn member(&self, task: &Task, party: &Party) -> Member {
-        let text = Mutex::new(Vec::new());
-        let sign = |signed: &[u8]| {
-            *text.lock().unwrap() = signed.to_vec();
-            Ok(self.key.sign(signed).unwrap())
-        };
-        let of = task.common_hash();
-        let mut member = party.member(&task.run, task.round, of, self.certificate.clone(), &sign).unwrap();
-        if self.lie == Lie::Keys {
-            let mut text = text.into_inner().unwrap();
-            let at = text.windows(32).position(|key| key == member.share_key).unwrap();
-            member.share_key = vec![0; 32];
-            text[at..at + 32].fill(0);
-            member.signature = self.key.sign(&text).unwrap();
-        }
-        member
-    }
-
-    fn masked(&self, task: &Task, n_values: u64, word: impl FnOnce(&mut Vec<u64>)) -> (Contribution, Store) {
-        let mut values = vec![0; 10 + n_values as usize];
-        values[0] = if self.lie == Lie::Samples { 1 << 50 } else { 10 };
-        if self.lie == Lie::Values {
-            values[10..].fill(1 << 60);
-        }
-        word(&mut values);
-        if self.lie == Lie::Mask {
-            values[3] ^= 1;
-        }
-        let store = Store::open(&self.folder).unwrap();
-        let blob = store.put(&encode_u64(&values)).unwrap();
-        let parts = vec![NamedBlob { name: MASKED.into(), blob }];
-        let (run, round, client) = (task.run.clone(), task.round, self.client);
-        (Contribution { run, round, client, parts, ..Contribution::default() }, store)
-    }
-
-    async fn round(&self, task: &Task, party: Party) {
-        let (run, round, n_values) = (task.run.clone(), task.round, (task.weights.len + task.buffers.len) / 4);
-        let mut announce =
-            Announce { run: run.clone(), round, member: self.member(task, &party), ..Announce::default() };
-        let (mut roster, mut shared) = (None, None);
-        let key_of = |certificate: &[u8]| Ok(self.keys[certificate].clone());
-        loop {
-            let step = match self.link.send(&announce).await {
-                Ok(step) => step.kind.unwrap(),
-                Err(Error::Unreachable(_)) => return,
-                Err(error) => {
-                    assert!(
-                        self.lie == Lie::Keys && error.to_string().contains("same secret with everybody"),
-                        "{error}"
-                    );
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    return;
-                }
-            };
-            match step {
-                StepKind::Wait(_) => (),
-                StepKind::Share(_) if self.lie == Lie::Stalls => tokio::time::sleep(Duration::from_millis(100)).await,
-                StepKind::Share(message) => {
-                    let accepted = Roster::check(&run, round, &announce.member, message, 0.5, &key_of).unwrap();
-                    let mut shares = party.shares(&accepted).unwrap();
-                    match self.lie {
-                        Lie::Sealed => shares.sealed[0].fill(7),
-                        Lie::Dealt => shares.commitment.fill(7),
-                        _ => (),
-                    }
-                    announce.roster = accepted.hash().to_vec();
-                    roster = Some(accepted);
-                    self.link.send(&SharesFor { run: run.clone(), round, shares }).await.unwrap();
-                }
-                StepKind::Mask(message) => {
-                    let of = roster.as_ref().unwrap();
-                    let mask = |values: &mut Vec<u64>| party.mask(of, &message, values).unwrap();
-                    let (contribution, store) = self.masked(task, n_values, mask);
-                    if let VerdictKind::Accepted(accepted) = hand_in(&self.link, &contribution, &store).await {
-                        announce.id = accepted.id;
-                    }
-                    shared = Some(message);
-                }
-                StepKind::Sign(survivors) => {
-                    announce.signed =
-                        party.sign(roster.as_ref().unwrap(), shared.as_ref().unwrap(), &survivors).unwrap();
-                }
-                StepKind::Reveal(survivors) => {
-                    if self.lie == Lie::Late {
-                        let (other, store) = self.masked(task, n_values, |values| values.push(5));
-                        reason(hand_in(&self.link, &other, &store).await);
-                    }
-                    let revealed = party.reveal(roster.as_ref().unwrap(), shared.as_ref().unwrap(), &survivors);
-                    let mut reveal = revealed.unwrap();
-                    if self.lie == Lie::Reveals {
-                        reveal.shares.iter_mut().for_each(|share| share[0] ^= 1);
-                    }
-                    self.link.send(&RevealFor { run: run.clone(), round, reveal }).await.unwrap();
-                }
-                StepKind::Renew(_) | StepKind::Counted(_) | StepKind::Rejected(_) => return,
-            }
-        }
+        let n = spent.len() as u32;
+        assert!(n > 1 && account.epsilon(n, 1e-3) <= 1.0 && account.epsilon(n + 1, 1e-3) > 1.0, "{n} rounds");
+        // Nothing but the masked vector reached the server.
+        let accepted =
+            scene.journal().into_iter().filter_map(|e| if let Event::Accepted(c) = e { Some(c) } else { None });
+        assert!(accepted.into_iter().all(|c| c.n_samples == 0 && c.parts.len() == 1 && c.parts[0].name == "masked"));
     }
 }
 
-/// One of five members lies in every round. The run ends all the same, after at most one deadline.
-async fn with_a_liar(lie: Lie) -> Scene {
-    let mut scene = Scene::new(5, &["federation.rounds=3", FIXED], |server| {
-        (server.secure, server.deadline_s) = (true, 20.0);
+#[tokio::test(flavor = "multi_thread")]
+async fn noise_of_nodes_is_what_the_account_assumes_where_all_stay() {
+    let private = "privacy={ noise = 'nodes', sampling = 'public', noise_multiplier = 2.0, clip = 0.5, delta = 1e-3 }";
+    let settings = ["federation.rounds=1", "model.hidden=[60]", "local.optimizer={kind='sgd', lr=1e-9}", private];
+    let mut scene = Scene::new(3, &settings, |server| (server.secure, server.secure_threshold) = (true, 1.0)).await;
+    released(&mut scene, 3).await;
+    let run = std::fs::read_dir(scene.server_dir().join("runs")).unwrap().next().unwrap().unwrap().path();
+    let stored = fedproj_core::StoredRun::open(&run).unwrap();
+    let method = stored.config.method.build().unwrap();
+    let before = fedproj_core::Experiment::load(stored.config, method.as_ref(), None).unwrap().weights;
+    let file = std::fs::read(run.join("model.safetensors")).unwrap();
+    let n_header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let after: Vec<f32> = file[8 + n_header..].as_chunks().0.iter().map(|v| f32::from_le_bytes(*v)).collect();
+    assert_eq!(after.len(), before.len());
+    let square = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+    let (n, due) = (after.len() as f64, 2.0 * 0.5 / 3.0);
+    let ratio = (square(&after) - square(&before)) / (n * due * due);
+    // Five standard deviations of ‖w + noise‖² − ‖w‖² for n normal draws.
+    let most = 5.0 * (2.0 / n + 4.0 * square(&before) / (n * due).powi(2)).sqrt();
+    assert!(n > 4000.0 && most < 0.2 && (ratio - 1.0).abs() < most, "{ratio} times the variance that is due");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_adds_the_noise_of_sums_in_the_open_and_counts_it() {
+    let private = "privacy={ sampling = 'public', noise_multiplier = 4.0, quantile = 0.5, delta = 1e-3 }";
+    for settings in [&["method.name=fedavg"][..], &["method.name=fedproj"]] {
+        let mut scene = Scene::new(3, &[settings, &["federation.rounds=3", private]].concat(), |_| ()).await;
+        let spent = released(&mut scene, 3).await;
+        let plain = Mechanism { sampling: Sampling::Public, rate: 1.0, noise_multiplier: 4.0 };
+        assert_eq!(spent.len(), 3);
+        assert!((spent[2].epsilon - Accountant::new(&plain).epsilon(3, 1e-3)).abs() < 1e-9, "{spent:?}");
+        assert!(spent[0].clip.to_bits() != spent[2].clip.to_bits(), "the limit moves");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sum_with_less_noise_than_promised_is_none() {
+    // Three of four must stay, for the noise of three: two are no sum, though they could be unmasked.
+    let private = "privacy={ noise = 'nodes', sampling = 'public', noise_multiplier = 4.0, delta = 1e-3 }";
+    let scene = Scene::new(4, &["federation.rounds=2", private], |server| {
+        (server.secure, server.lost_after_s, server.secure_threshold) = (true, 2.0, 0.75);
     })
     .await;
     let nodes: Vec<_> = (0..4).map(|client| scene.honest(client)).collect();
-    let liar = tokio::spawn(Played::new(&scene, 4, 5, lie).play());
-    let ended = tokio::time::timeout(Duration::from_mins(4), &mut scene.serving).await.expect("the run ends");
-    ended.unwrap().unwrap();
-    for node in nodes {
-        node.await.unwrap().unwrap();
-    }
-    liar.abort();
-    if let Err(error) = liar.await {
-        assert!(error.is_cancelled(), "{lie:?}: {error}");
-    }
-    scene
-}
-
-/// `counted`: how many are in each sum. `told`: why a round had none.
-async fn check(lie: Lie, counted: &[usize], told: &str) {
-    let scene = with_a_liar(lie).await;
-    let events = scene.journal();
-    let reason = |e: &Event| if let Event::RoundEmpty { reason, .. } = e { Some(reason.clone()) } else { None };
-    let reasons: Vec<String> = events.iter().filter_map(reason).collect();
-    assert_eq!(reasons.len(), counted.iter().filter(|n| **n == 0).count(), "{lie:?}: {reasons:?}");
-    assert!(reasons.iter().all(|reason| reason.contains(told)), "{lie:?}: {reasons:?}");
-    let run = std::fs::read_dir(scene.server_dir().join("runs")).unwrap().next().unwrap().unwrap().path();
-    let rounds = fedproj_core::StoredRun::open(&run).unwrap().rounds;
-    assert_eq!(rounds.iter().map(|r| r.cohort.len()).collect::<Vec<_>>(), counted, "{lie:?}");
-    // Where the liar's vector does not count, the simulator repeats the run.
-    if !counted.contains(&5) {
-        repeats(&scene);
-    }
+    scene.wait_for(|event| matches!(event, Event::RosterFixed { .. })).await;
+    nodes[2].abort();
+    nodes[3].abort();
+    let has_failed = |e: &Event| matches!(e, Event::SumFailed { reason, .. } if reason.contains("and a sum 3"));
+    scene.wait_for(has_failed).await;
+    let closed_with_two = |e: &Event| matches!(e, Event::RoundClosed { counted, .. } if counted.len() < 3);
+    assert!(!scene.journal().iter().any(closed_with_two));
+    nodes.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_member_with_wrong_keys_shares_or_messages_costs_no_round() {
-    check(Lie::Sealed, &[5, 5, 5], "").await;
-    check(Lie::Late, &[5, 5, 5], "").await;
-    check(Lie::Reveals, &[5, 5, 5], "").await;
-    check(Lie::Keys, &[4, 4, 4], "").await;
-    check(Lie::Stalls, &[4, 4, 4], "").await;
-    // It is named, and left out of the next rounds.
-    check(Lie::Dealt, &[0, 4, 4], "client 4: the 5 shares of its secret do not fit together").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_vector_that_spoils_the_sum_ends_the_round_and_not_the_server() {
-    check(Lie::Mask, &[0, 0, 0], "the masks have not cancelled").await;
-    check(Lie::Samples, &[0, 0, 0], "the sum cannot be used: 11258999").await;
-    check(Lie::Values, &[0, 0, 0], "the sum cannot be used: the mean of weights contains the value").await;
+async fn privacy_that_a_federation_cannot_keep_is_refused_at_the_start() {
+    for (privacy, secure, told) in [
+        ("", false, "privacy.sampling=public"),
+        ("sampling = 'poisson'", true, "privacy.sampling=public"),
+        ("sampling = 'public', noise = 'seeded'", false, "protects nobody"),
+        ("sampling = 'public'", true, "privacy.noise=nodes"),
+        ("sampling = 'public', noise = 'nodes'", false, "server.secure=true"),
+    ] {
+        let privacy = format!("privacy={{ noise_multiplier = 1.0, delta = 1e-3, {privacy} }}");
+        let error = Scene::refused(4, &[&privacy], |server| server.secure = secure).await;
+        assert!(error.contains(told), "{privacy}: {error}");
+    }
 }

@@ -64,7 +64,7 @@ pub(super) fn parse(sources: &[&str]) -> BTreeMap<String, Item> {
 /// Fields or variants up to the closing brace.
 fn members<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Member> {
     let (mut all, mut doc): (Vec<Member>, Vec<&str>) = (Vec::new(), Vec::new());
-    let mut renamed = None;
+    let (mut renamed, mut is_skipped) = (None, false);
     for line in lines.take_while(|line| *line != "}") {
         let text = line.trim();
         if let Some(text) = text.strip_prefix("///") {
@@ -72,7 +72,7 @@ fn members<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Member> {
             continue;
         }
         if text.starts_with('#') {
-            renamed = quoted(text, "rename = ");
+            (renamed, is_skipped) = (quoted(text, "rename = "), text == "#[serde(skip)]");
             continue;
         }
         let (name, kind) = text.trim_end_matches([',', '{']).trim().split_once(": ").unwrap_or_else(|| {
@@ -84,6 +84,8 @@ fn members<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Member> {
         let member = Member { name, doc: first_paragraph(&doc), kind: kind.to_owned(), fields: Vec::new() };
         doc.clear();
         match all.last_mut() {
+            // No setting.
+            _ if std::mem::take(&mut is_skipped) => (),
             // A variant's own fields are one level deeper.
             Some(variant) if line.starts_with("        ") => variant.fields.push(member),
             _ if member.name.starts_with(char::is_alphabetic) => all.push(member),

@@ -239,6 +239,11 @@ impl FederationConfig {
 }
 
 impl Config {
+    /// A client's local steps τ_k, normalised as FedNova counts them: a_k.
+    pub fn normalised_steps(&self, n_steps: u32) -> f64 {
+        self.method.fednova.normaliser(self, n_steps)
+    }
+
     /// Defaults, overlaid by the preset, the file and the overrides (`key.path=value`, values in TOML; plain words need no
     /// quotes).
     ///

@@ -6,12 +6,18 @@
 //!         a_k = τ_k for plain steps; with momentum ρ: a_k = Σ_steps c, c ← ρ c + 1           (Sec. 4.2)
 //! State kept by a client: none.   Sent beyond FedAvg: the number of steps.
 //! Departures from the paper: its theory covers SGD-like methods; for Adam a_k = τ_k. Buffers take the weighted mean.
+//!
+//! Where sums are in integers the server knows no p_k, but three sums: Σ n_k, Σ n_k a_k, and Σ (n_k / a_k) w_k with its weight.
+//! With m the mean of the last, wᵗ⁺¹ = wᵗ + Q (m − wᵗ), where Q = τ_eff Σ p_k / a_k = (Σ n_k a_k) (Σ n_k / a_k) / n².
 
 use crate::config::{Config, OptimizerKind};
+use crate::contributions::Part;
+use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
+use crate::fixed::UNIT;
 use crate::fusion::Fusion;
 use crate::method::Method;
-use crate::partial::Mean;
+use crate::partial::{Mean, NO_VALUES, averages};
 use serde::{Deserialize, Serialize};
 
 /// Hyper-parameters of FedNova.
@@ -24,7 +30,7 @@ pub struct FedNova {
 
 impl FedNova {
     /// a_k of τ steps.
-    fn normaliser(&self, config: &Config, n_steps: u32) -> f64 {
+    pub(crate) fn normaliser(&self, config: &Config, n_steps: u32) -> f64 {
         let optimizer = &config.local.optimizer;
         let momentum = if optimizer.kind == OptimizerKind::Sgd { f64::from(optimizer.momentum) } else { 0.0 };
         let rho = if self.momentum_formula > 0.0 { self.momentum_formula } else { momentum };
@@ -35,6 +41,19 @@ impl FedNova {
         }
         a
     }
+
+    /// The same update from sums alone.
+    fn fuse_sums(round: &mut Fusion<'_>) -> Result<()> {
+        let mean = round.mean(EnsembleWeights::PerStep, Part::Weights)?;
+        let n = round.total(EnsembleWeights::Samples, Part::Buffers)?;
+        let by_steps = round.total(EnsembleWeights::BySteps, NO_VALUES)?;
+        let per_step = round.total(EnsembleWeights::PerStep, Part::Weights)? / UNIT;
+        let q = (by_steps / n) * (per_step / n);
+        for (w, mean) in round.state.weights.iter_mut().zip(&mean) {
+            *w = ((1.0 - q) * f64::from(*w) + q * f64::from(*mean)) as f32;
+        }
+        round.average_buffers()
+    }
 }
 
 impl Method for FedNova {
@@ -44,10 +63,15 @@ impl Method for FedNova {
     }
 
     fn means(&self) -> Option<Vec<Mean>> {
-        None
+        let mut means = averages(EnsembleWeights::PerStep);
+        means.push((EnsembleWeights::BySteps, NO_VALUES));
+        Some(means)
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
+        if round.sums_integers() {
+            return Self::fuse_sums(round);
+        }
         let n_steps: Vec<u32> = round.heads().map(|r| r.n_steps).collect();
         if n_steps.windows(2).all(|w| w[0] == w[1]) {
             // τ_eff p_k / a_k = p_k: FedAvg, bit for bit.

@@ -9,13 +9,14 @@
 //! server's state and the metrics are functions of noised sums. Start reading there; [`accountant`] says what it reveals.
 
 pub mod accountant;
+pub mod discrete;
 mod permitted;
 mod release;
 
 pub(crate) use release::Release;
 
 use crate::config::Config;
-use crate::contributions::Contributions;
+use crate::contributions::{Contributions, Part};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Model, Which};
 use crate::experiment::{Experiment, draw_cohort};
@@ -59,6 +60,20 @@ pub enum NoiseFrom {
     System,
     /// The run's public seed, for studies. Whoever knows the seed can take the noise away, so ε is nominal.
     Seeded,
+    /// The clients: under secure aggregation each adds a share of discrete Gaussian noise, from its own operating system. The
+    /// server, too, sees noised sums only.
+    Nodes,
+}
+
+/// A vector that each client of a round releases, with its limit and its share of the budget.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Released {
+    /// The vector.
+    pub part: Part<'static>,
+    /// Its largest norm.
+    pub limit: f64,
+    /// Its share of the round's budget.
+    pub share: f64,
 }
 
 impl Default for PrivacyConfig {
@@ -88,11 +103,33 @@ impl PrivacyConfig {
         !self.is_on() || self.noise == NoiseFrom::Seeded
     }
 
+    /// Whether clients add the noise.
+    pub fn is_by_nodes(&self) -> bool {
+        self.is_on() && self.noise == NoiseFrom::Nodes
+    }
+
+    /// What clients release where they add the noise. Limits that adapt are the server's, and counted apart.
+    pub fn released(&self, has_logits: bool) -> Vec<Released> {
+        let for_logits = if has_logits { self.split } else { 0.0 };
+        let weights = Released { part: Part::Weights, limit: self.clip, share: 1.0 - for_logits };
+        let logits = Released { part: Part::Logits, limit: self.clip_logits, share: for_logits };
+        [weights, logits].into_iter().take(1 + usize::from(has_logits)).collect()
+    }
+
+    /// What a client does to a vector that it releases, if so many of them add the noise.
+    pub fn share_of(&self, released: &Released, n_adders: usize) -> discrete::Share {
+        discrete::Share::new(released.limit, self.noise_multiplier / released.share.sqrt(), n_adders)
+    }
+
     /// What a run's files say beside its ε; none if privacy is off.
     pub fn statement(&self) -> Option<String> {
         let nominal = "; ε is nominal: noise and clients come from the run's public seed";
         self.is_on().then(|| {
-            let note = if self.noise == NoiseFrom::Seeded { nominal } else { "" };
+            let note = match self.noise {
+                NoiseFrom::System => "",
+                NoiseFrom::Seeded => nominal,
+                NoiseFrom::Nodes => "; clients add discrete Gaussian noise under masks",
+            };
             format!("client-level (ε, δ = {:e}), {}{note}", self.delta, self.sampling.adjacency())
         })
     }
@@ -172,7 +209,9 @@ impl Privacy {
         Error::require(config.delta * (n_clients as f64) < 1.0, "privacy.delta", config.delta, &below)?;
         let cohort = experiment.config.federation.cohort(n_clients);
         let rate = cohort as f64 / n_clients as f64;
-        let mechanism = Mechanism { sampling: config.sampling, rate, noise_multiplier: config.noise_multiplier };
+        let noise_multiplier =
+            if config.is_by_nodes() { by_nodes(experiment, method)? } else { config.noise_multiplier };
+        let mechanism = Mechanism { sampling: config.sampling, rate, noise_multiplier };
         let privacy = Self {
             config: config.clone(),
             seed: experiment.config.seed,
@@ -191,6 +230,11 @@ impl Privacy {
             )));
         }
         Ok(Some(privacy))
+    }
+
+    /// The number m by which the sum over n clients is divided: the expected one, unless everybody knows who took part.
+    fn divisor(&self, n: usize) -> usize {
+        if self.config.sampling == Sampling::Public { n.max(1) } else { self.cohort }
     }
 
     /// Counts releases that were made and lost.
@@ -221,9 +265,7 @@ impl Privacy {
             (Sampling::Public, _) | (Sampling::Fixed, NoiseFrom::Seeded) => {
                 draw_cohort(self.seed, round, &all, self.cohort)
             }
-            (Sampling::Fixed, NoiseFrom::System) => {
-                Stream::over(System::default()).choose(self.n_clients as u32, self.cohort as u32)
-            }
+            (Sampling::Fixed, _) => Stream::over(System::default()).choose(self.n_clients as u32, self.cohort as u32),
             (Sampling::Poisson, _) => {
                 let (rate, mut draws) = (self.cohort as f64 / self.n_clients as f64, self.draws(round, Draws::Clients));
                 all.into_iter().filter(|_| draws.uniform() < rate).collect()
@@ -244,10 +286,35 @@ impl Privacy {
 
     fn draws(&self, round: u32, which: Draws) -> Stream<Box<dyn Bits>> {
         Stream::over(match self.config.noise {
-            NoiseFrom::System => Box::new(System::default()),
+            NoiseFrom::System | NoiseFrom::Nodes => Box::new(System::default()),
             NoiseFrom::Seeded => Box::new(Philox::new(self.seed, Purpose::Privacy, [round, which as u32, 0])),
         })
     }
+}
+
+/// The multiplier of Gaussian noise that reveals as much as the clients' discrete noise, if as few as the server permits are
+/// left. More clients and fewer values make it a little worse, so all clients are counted.
+fn by_nodes(experiment: &Experiment, method: &dyn Method) -> Result<f64> {
+    let (config, n) = (&experiment.config.privacy, experiment.partition.n_clients().max(2));
+    let n_public = experiment.public.as_ref().map_or(0, fedproj_data::Dataset::n_samples);
+    let n_logits = n_public * experiment.private.n_classes();
+    let released = config.released(method.needs_public());
+    let precision = released.iter().map(|released| {
+        let z = config.noise_multiplier / released.share.sqrt();
+        let d = if released.part == Part::Weights { experiment.weights.len() } else { n_logits };
+        let variance = config.share_of(released, n).variance;
+        // Most noise per client if only three add it.
+        let most = config.share_of(released, 3).variance;
+        if variance < discrete::VARIANCE_MIN || most > discrete::VARIANCE_MAX {
+            let z = config.noise_multiplier;
+            return Err(Error::config(format!(
+                "privacy.noise_multiplier = {z}: shares of {n} clients would be too small or too large for noise in integers\n\
+                 hint: privacy.noise=system"
+            )));
+        }
+        Ok(discrete::multiplier(z, variance, n, d).powi(-2))
+    });
+    Ok(precision.sum::<Result<f64>>()?.sqrt().recip())
 }
 
 /// What a round draws; ids of [`Purpose::Privacy`].

@@ -1,5 +1,6 @@
 //! What runs under privacy, and why other things do not.
 
+use super::NoiseFrom;
 use super::accountant::Sampling;
 use crate::config::{Config, SumKind};
 use crate::distill::EnsembleWeights;
@@ -23,6 +24,17 @@ pub(super) fn check(config: &Config) -> Result<()> {
     if federation.sum == SumKind::Fixed {
         let why = "noise is added in double precision, not in integers\nhint: federation.sum=float";
         return refuse("federation.sum = \"fixed\"".into(), why);
+    }
+    if config.privacy.noise == NoiseFrom::Nodes {
+        if config.privacy.sampling != Sampling::Public {
+            let why = "the server knows whose vectors are in a sum, so nobody hides among those that were not drawn\n\
+                       hint: privacy.sampling=public";
+            return refuse("noise = \"nodes\"".into(), why);
+        }
+        if config.privacy.quantile > 0.0 {
+            let why = "under masks nobody counts the vectors within a limit\nhint: privacy.quantile=0.0";
+            return refuse("quantile with noise = \"nodes\"".into(), why);
+        }
     }
     let robust = &federation.robust;
     if robust.rule != RobustRule::None || robust.clip > 0.0 || robust.clip_ratio > 0.0 || robust.claim_ratio > 0.0 {

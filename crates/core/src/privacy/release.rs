@@ -1,8 +1,8 @@
 //! What a round reveals: the noised mean of the clients' models, and of their logits on the public set.
 
-use super::{Draws, Model, Privacy, PrivacySpent, Which};
+use super::{Draws, Model, Privacy, PrivacySpent, Released, Which};
 use crate::contributions::{Contributions, Head, Part};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Outputs};
 use crate::experiment::Experiment;
 use crate::fusion::ServerState;
@@ -40,6 +40,9 @@ pub(super) fn release(
     state: &mut ServerState,
 ) -> Result<Release> {
     let (config, round) = (&privacy.config, state.n_rounds_done);
+    if config.is_by_nodes() {
+        return by_nodes(privacy, experiment, results, state);
+    }
     let n_counts = if config.quantile > 0.0 { 1.0 + f64::from(u8::from(privacy.has_logits)) } else { 0.0 };
     let for_vectors = 1.0 - COUNT_SHARE * n_counts;
     let for_logits = if privacy.has_logits { config.split } else { 0.0 };
@@ -74,7 +77,38 @@ pub(super) fn release(
         let kept = next_limits.into_iter().map(|(name, limit)| (name.to_owned(), vec![limit as f32]));
         state.vectors.extend(kept);
     }
-    Ok(Release { n: privacy.cohort, weights, logits, stats: LocalStats::default(), spent })
+    Ok(Release { n: privacy.divisor(results.n()), weights, logits, stats: LocalStats::default(), spent })
+}
+
+/// The same where clients have clipped their vectors and added the noise.
+fn by_nodes(
+    privacy: &Privacy,
+    experiment: &Experiment,
+    results: &dyn Contributions,
+    state: &ServerState,
+) -> Result<Release> {
+    let (config, n) = (&privacy.config, results.n());
+    let mean = |released: &Released, base: &[f32]| -> Result<Vec<f32>> {
+        let sum = results.noised(released.part).filter(|sum| sum.len() == base.len()).ok_or_else(|| {
+            let problem = format!("no noised sum of {:?}; privacy.noise = \"nodes\" needs a federation", released.part);
+            Error::Internal { what: "releasing a round", problem }
+        })?;
+        // How many add the noise does not change the unit.
+        let means = config.share_of(released, n.max(1)).mean(sum, n);
+        Ok(base.iter().zip(means).map(|(base, mean)| (f64::from(*base) + mean) as f32).collect())
+    };
+    let all = config.released(privacy.has_logits);
+    let zero = vec![0.0; experiment.public.as_ref().map_or(0, |p| p.n_samples() * experiment.private.n_classes())];
+    let logits = all.get(1).map(|released| mean(released, &zero)).transpose()?;
+    let spent = PrivacySpent {
+        epsilon: privacy.epsilon(state.n_rounds_done + 1),
+        delta: config.delta,
+        nominal: false,
+        clip: config.clip,
+        clip_logits: logits.as_ref().map(|_| config.clip_logits),
+    };
+    let weights = mean(&all[0], &state.weights)?;
+    Ok(Release { n, weights, logits: logits.unwrap_or_default(), stats: LocalStats::default(), spent })
 }
 
 /// The limit that earlier rounds have led to.
@@ -121,7 +155,7 @@ impl Sum<'_> {
         read: impl Fn(usize, &mut [f32]) -> Result<()>,
         draws: &mut Stream<Box<dyn Bits>>,
     ) -> Result<(Vec<f32>, f64)> {
-        let (m, z) = (self.privacy.cohort as f64, self.privacy.config.noise_multiplier);
+        let (m, z) = (self.privacy.divisor(n) as f64, self.privacy.config.noise_multiplier);
         let (mut row, mut sum) = (vec![0.0; self.base.len()], vec![0.0; self.base.len()]);
         // Counted from ½, so that a client moves it by ½ and not by 1.
         let mut n_within = 0.0;

@@ -160,7 +160,10 @@ impl RunDir {
     }
 
     /// Releases of noised sums that a crash lost: their rounds are made again with other noise, and both count.
-    pub(super) fn n_releases_lost(&self) -> Result<u32> {
+    ///
+    /// # Errors
+    /// If their log cannot be read.
+    pub fn n_releases_lost(&self) -> Result<u32> {
         let log = read_if_exists(&self.dir.join(RELEASES))?.unwrap_or_default();
         let n_released = log.split(|byte| *byte == b'\n').count() - 1;
         Ok(n_released.saturating_sub(self.rounds.len()) as u32)

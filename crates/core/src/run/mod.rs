@@ -22,7 +22,7 @@ pub use verify::{Verified, VerifyPart, verify};
 use crate::config::Config;
 use crate::coordinator::Coordinator;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::record::{RoundRecord, Summary};
 use crate::simulate::{Progress, Simulation};
@@ -73,6 +73,12 @@ impl Run {
     ) -> Result<(RunDir, Coordinator, ClientStates)> {
         let device = device.into();
         let config = &extend::config_for(dir, config)?;
+        if config.privacy.is_by_nodes() {
+            return Err(Error::config(
+                "privacy.noise = \"nodes\": only the nodes of a federation add noise (`fedproj serve` with server.secure=true)\n\
+                 hint: privacy.noise=system",
+            ));
+        }
         let method = config.method.build()?;
         let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir)?;
         let manifest = Manifest::of(&experiment, device.clone());

@@ -5,8 +5,8 @@ use super::Policy;
 use crate::error::{Error, Result};
 use crate::secure::Layout;
 use crate::wire::{
-    Blob, Contribution, NamedBlob, PLAIN, Store, Task, TaskMemory, decode_f32, decode_public, decode_u32, encode_f32,
-    encode_u64, part_name, place_rows, reject_texts,
+    Blob, Contribution, NOISE_CLIENTS, NamedBlob, PLAIN, Store, Task, TaskMemory, decode_f32, decode_public,
+    decode_u32, encode_f32, encode_u64, part_name, place_rows, reject_texts,
 };
 use fedproj_core::{
     ClientResult, ClientState, Config, Download, Evaluator, Experiment, LocalTraining, Method, Model, Outputs, Part,
@@ -107,6 +107,10 @@ impl Session {
         cache: &Store,
         outbox: &Store,
     ) -> Result<(Contribution, ClientState)> {
+        if self.experiment.config.privacy.is_by_nodes() && task.secure_clients == 0 {
+            let problem = "the run promises that nobody sees a contribution without noise, but it has no secure sums";
+            return Err(Error::Declined(problem.into()));
+        }
         let download = Arc::new(self.download(task, cache)?);
         let mut result = self.training.run(self.method.as_ref(), &download, task.client, kept)?;
         let kept = std::mem::take(&mut result.state);
@@ -127,11 +131,18 @@ impl Session {
         }
         outbox.retain(&[])?;
         if task.secure_clients > 0 {
-            let layout = Layout::new(&self.experiment, self.method.as_ref(), task.secure_clients as usize)?;
-            let values = layout.encode(result.n_samples, &result.stats, &parts)?;
-            let plain = NamedBlob { name: PLAIN.into(), blob: outbox.put(&encode_u64(&values))? };
+            let steps = self.experiment.config.normalised_steps(result.n_steps);
+            let n_adders = task.noise_clients as usize;
+            let layout = Layout::new(&self.experiment, self.method.as_ref(), task.secure_clients as usize, n_adders)?;
+            let values = layout.encode(result.head(), steps, &download.weights, &parts)?;
+            let keep =
+                |name: &str, bytes: &[u8]| Ok::<_, Error>(NamedBlob { name: name.into(), blob: outbox.put(bytes)? });
+            let mut kept_back = vec![keep(PLAIN, &encode_u64(&values))?];
+            if n_adders > 0 {
+                kept_back.push(keep(NOISE_CLIENTS, &encode_u64(&[n_adders as u64]))?);
+            }
             let Task { run, round, client, .. } = task.clone();
-            let contribution = Contribution { run, round, client, parts: vec![plain], ..Contribution::default() };
+            let contribution = Contribution { run, round, client, parts: kept_back, ..Contribution::default() };
             return Ok((contribution, kept));
         }
         let send = |(part, values): (Part<'_>, &Vec<f32>)| {
@@ -251,6 +262,45 @@ mod tests {
     use super::*;
     use crate::wire::encode_public;
 
+    /// A node's first task of a run, and its session, cache and outbox.
+    fn first_task(dir: &std::path::Path, settings: &[&str], outputs: u32) -> (Task, Session, Store, Store) {
+        let settings: Vec<String> = settings.iter().chain(&["local.epochs=1"]).map(|s| (*s).to_owned()).collect();
+        let config = Config::from_layers(None, &settings).unwrap();
+        let method = config.method.build().unwrap();
+        let experiment = Experiment::load(config.clone(), method.as_ref(), None).unwrap();
+        let store = |name| Store::open(&dir.join(name)).unwrap();
+        let (cache, outbox) = (store("cache"), store("outbox"));
+        let download = fedproj_core::Coordinator::new(experiment, method, 1).unwrap().open().unwrap().download;
+        let experiment = Experiment::load(config.clone(), config.method.build().unwrap().as_ref(), None).unwrap();
+        let put = |values: &[f32]| cache.put(&encode_f32(values)).unwrap();
+        let named = |(name, values): (&String, &Vec<f32>)| NamedBlob { name: name.clone(), blob: put(values) };
+        let task = Task {
+            config: cache.put(config.to_toml().unwrap().as_bytes()).unwrap(),
+            public: experiment.public.as_ref().map(|p| cache.put(&encode_public(p)).unwrap()),
+            weights: put(&download.weights),
+            buffers: put(&download.buffers),
+            vectors: download.vectors.iter().map(named).collect(),
+            outputs,
+            ..Task::default()
+        };
+        let setup = Setup { data: NodeData::OfRun, data_dir: None, policy: Policy::default() };
+        let session = Session::open(&task, &cache, &setup).unwrap();
+        (task, session, cache, outbox)
+    }
+
+    #[test]
+    fn a_run_whose_nodes_add_the_noise_gets_nothing_in_the_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let private = "privacy={ noise = 'nodes', sampling = 'public', noise_multiplier = 1.0, delta = 1e-3 }";
+        let (task, mut session, cache, outbox) = first_task(dir.path(), &["method.name=fedavg", private], 0);
+        let mut train = |task: &Task| session.train(task, &ClientState::new(), &cache, &outbox);
+        assert!(matches!(train(&task), Err(Error::Declined(reason)) if reason.contains("no secure sums")));
+        // Nor a sum that too few protect.
+        assert!(train(&Task { secure_clients: 10, noise_clients: 2, ..task.clone() }).is_err());
+        let (contribution, _) = train(&Task { secure_clients: 10, noise_clients: 3, ..task }).unwrap();
+        assert_eq!(contribution.parts.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), [PLAIN, NOISE_CLIENTS]);
+    }
+
     #[test]
     fn the_size_of_a_contribution_is_known_beforehand() {
         for (settings, outputs) in [
@@ -259,28 +309,8 @@ mod tests {
             (&["method.name=feddf"], 1),
             (&["method.name=fedproj", "method.fedproj.memory.feature_weight=0.5", "model.name=cnn"], 2),
         ] {
-            let settings: Vec<String> = settings.iter().chain(&["local.epochs=1"]).map(|s| (*s).to_owned()).collect();
-            let config = Config::from_layers(None, &settings).unwrap();
-            let method = config.method.build().unwrap();
-            let experiment = Experiment::load(config.clone(), method.as_ref(), None).unwrap();
             let dir = tempfile::tempdir().unwrap();
-            let store = |name| Store::open(&dir.path().join(name)).unwrap();
-            let (cache, outbox) = (store("cache"), store("outbox"));
-            let download = fedproj_core::Coordinator::new(experiment, method, 1).unwrap().open().unwrap().download;
-            let experiment = Experiment::load(config.clone(), config.method.build().unwrap().as_ref(), None).unwrap();
-            let put = |values: &[f32]| cache.put(&encode_f32(values)).unwrap();
-            let named = |(name, values): (&String, &Vec<f32>)| NamedBlob { name: name.clone(), blob: put(values) };
-            let task = Task {
-                config: cache.put(config.to_toml().unwrap().as_bytes()).unwrap(),
-                public: experiment.public.as_ref().map(|p| cache.put(&encode_public(p)).unwrap()),
-                weights: put(&download.weights),
-                buffers: put(&download.buffers),
-                vectors: download.vectors.iter().map(named).collect(),
-                outputs,
-                ..Task::default()
-            };
-            let setup = Setup { data: NodeData::OfRun, data_dir: None, policy: Policy::default() };
-            let mut session = Session::open(&task, &cache, &setup).unwrap();
+            let (task, mut session, cache, outbox) = first_task(dir.path(), settings, outputs);
             let expected = session.upload_bytes(&task);
             let (contribution, _) = session.train(&task, &ClientState::new(), &cache, &outbox).unwrap();
             assert_eq!(contribution.parts.iter().map(|p| p.blob.len).sum::<u64>(), expected, "{settings:?}");

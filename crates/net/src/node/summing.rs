@@ -7,8 +7,8 @@ use super::policy::Policy;
 use crate::error::{Error, Result};
 use crate::secure::{Party, Roster};
 use crate::wire::{
-    Announce, Blob, Contribution, MASKED, Member, NamedBlob, PLAIN, RevealFor, RosterMessage, Shared, SharesFor, Step,
-    StepKind, Survivors, VerdictKind, decode_u64, encode_u64,
+    Announce, Blob, Contribution, MASKED, Member, NOISE_CLIENTS, NamedBlob, PLAIN, RevealFor, RosterMessage, Shared,
+    SharesFor, Step, StepKind, Survivors, VerdictKind, decode_u64, encode_u64,
 };
 use prost::Message;
 use rcgen::SigningKey;
@@ -187,12 +187,25 @@ impl Summing<'_> {
         }
     }
 
+    /// A sum of fewer clients would have less noise than the run promises.
+    fn check_noise(&self, n_survivors: usize) -> Result<()> {
+        let Some(least) = self.pending.parts.iter().find(|part| part.name == NOISE_CLIENTS) else { return Ok(()) };
+        let least = decode_u64(&self.home.outbox()?.get(&least.blob)?).first().copied().unwrap_or(u64::MAX);
+        if n_survivors as u64 >= least {
+            return Ok(());
+        }
+        Err(Error::Declined(format!(
+            "{n_survivors} clients are left, and the noise that the run promises takes {least}"
+        )))
+    }
+
     /// Signs the lists of an attempt, once. The next announcement has the signature.
     fn sign(&self, kept: &mut KeptKeys, roster: &Roster, survivors: &Survivors) -> Result<()> {
         if !kept.signed.is_empty() && kept.survivors != survivors.clients {
             return Err(Error::Declined("the survivors differ from those that this node has signed".into()));
         }
         self.policy.check_cohort(survivors.clients.len())?;
+        self.check_noise(survivors.clients.len())?;
         kept.signed = self.party(kept)?.sign(roster, shared_of(kept)?, survivors)?;
         kept.survivors.clone_from(&survivors.clients);
         self.home.set_summing(kept)

@@ -2,8 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::wire::{part_name, parts_of};
-use fedproj_core::fixed::{Scale, Sum, UNIT, encode, weight_of};
+use fedproj_core::fixed::{Scale, Sum, UNIT, encode, total_digits, weight_of};
+use fedproj_core::privacy::discrete::Share;
 use fedproj_core::{Contributions, EnsembleWeights, Experiment, Head, LocalStats, Measured, Method, Part};
+use fedproj_rng::System;
 use std::collections::BTreeMap;
 
 /// The number of samples and the measurements, before the parts.
@@ -14,16 +16,39 @@ const HEAD: usize = 1 + 9;
 pub struct Layout {
     /// What is summed, how clients weigh in it, and its values.
     parts: Vec<(Part<'static>, EnsembleWeights, usize)>,
-    scale: Scale,
+    /// What makes integers of these values.
+    integers: Integers,
+}
+
+#[derive(Clone, Debug)]
+enum Integers {
+    /// Weighed values, after counts and measurements.
+    Weighed(Scale),
+    /// Under privacy: clipped values with noise, and nothing else.
+    Noised(Vec<Share>),
 }
 
 impl Layout {
-    /// The layout of an experiment's contributions in a run with so many clients. A node knows only its own.
+    /// The layout of an experiment's contributions in a run with so many clients. A node knows only its own. Under privacy each
+    /// client's share of the noise is that of `n_adders`.
     ///
     /// # Errors
     /// If its sums are not in integers, or its method needs more than sums.
-    pub fn new(experiment: &Experiment, method: &dyn Method, n_clients: usize) -> Result<Self> {
+    pub fn new(experiment: &Experiment, method: &dyn Method, n_clients: usize, n_adders: usize) -> Result<Self> {
         let config = &experiment.config;
+        let lengths: BTreeMap<String, usize> = parts_of(experiment, method, true).into_iter().collect();
+        let part = |(by, part)| (part, by, lengths.get(&part_name(part)).copied().unwrap_or(0));
+        if config.privacy.is_on() {
+            if !config.privacy.is_by_nodes() || n_adders < 3 {
+                return Err(Error::config(
+                    "privacy: the noise of masked sums is the nodes'\nhint: privacy.noise=nodes",
+                ));
+            }
+            let released = config.privacy.released(method.needs_public());
+            let shares = released.iter().map(|released| config.privacy.share_of(released, n_adders)).collect();
+            let parts = released.iter().map(|released| part((EnsembleWeights::Uniform, released.part))).collect();
+            return Ok(Self { parts, integers: Integers::Noised(shares) });
+        }
         let scale = config.federation.scale(n_clients).ok_or_else(|| {
             Error::config("server.secure: masked vectors are sums of integers\nhint: federation.sum=fixed")
         })?;
@@ -31,27 +56,55 @@ impl Layout {
             let name = &config.method.name;
             Error::config(format!("server.secure: {name} needs the results of single clients, and sums hide them"))
         })?;
-        let lengths: BTreeMap<String, usize> = parts_of(experiment, method, true).into_iter().collect();
-        let part = |(by, part)| (part, by, lengths.get(&part_name(part)).copied().unwrap_or(0));
-        Ok(Self { parts: means.into_iter().map(part).collect(), scale })
+        Ok(Self { parts: means.into_iter().map(part).collect(), integers: Integers::Weighed(scale) })
     }
 
     /// Values of a vector, its check word included.
     pub fn n_masked(&self) -> usize {
-        HEAD + self.parts.iter().map(|(_, _, n)| n).sum::<usize>() + 1
+        let of = |(_, by, n): &(Part<'static>, EnsembleWeights, usize)| n + usize::from(total_digits(*by).is_some());
+        let head = if matches!(self.integers, Integers::Noised(_)) { 0 } else { HEAD };
+        head + self.parts.iter().map(of).sum::<usize>() + 1
     }
 
-    /// A client's vector, without check word, from the parts of its contribution.
+    /// A client's vector, without check word, from the head of its contribution, its normalised steps and its parts. `base`: the
+    /// weights that it received. Under privacy this draws the client's noise, so a contribution is encoded once.
     ///
     /// # Errors
     /// If a value is out of range, or a part is missing.
-    pub fn encode(&self, n_samples: usize, stats: &LocalStats, parts: &[(Part<'_>, &Vec<f32>)]) -> Result<Vec<u64>> {
+    pub fn encode(
+        &self,
+        head: Head<'_>,
+        steps: f64,
+        base: &[f32],
+        parts: &[(Part<'_>, &Vec<f32>)],
+    ) -> Result<Vec<u64>> {
+        let found = |part: &Part<'_>, n: usize| {
+            let found = parts.iter().find(|(of, vector)| of == part && vector.len() == n).map(|(_, v)| &v[..]);
+            // What has no values need not be there.
+            found.or((n == 0).then_some(&[][..])).ok_or_else(|| Error::internal(format!("no {n} values of {part:?}")))
+        };
+        let scale = match &self.integers {
+            Integers::Weighed(scale) => *scale,
+            Integers::Noised(shares) => {
+                let (mut values, mut draws) = (Vec::new(), System::default());
+                for ((part, _, n), share) in self.parts.iter().zip(shares) {
+                    let vector = found(part, *n)?;
+                    let base = if *part == Part::Weights { base } else { &vec![0.0; *n] };
+                    let apart: Vec<f64> = vector.iter().zip(base).map(|(v, b)| f64::from(*v) - f64::from(*b)).collect();
+                    values.extend(share.noised(&apart, &mut draws).into_iter().map(i64::cast_unsigned));
+                }
+                return Ok(values);
+            }
+        };
+        let Head { n_samples, stats, .. } = head;
         let mut values: Vec<u64> = vec![n_samples as u64];
         values.extend(Measured::of(stats).0.map(i64::cast_unsigned));
         for (part, by, n) in &self.parts {
-            let vector = parts.iter().find(|(of, vector)| of == part && vector.len() == *n);
-            let (_, vector) = vector.ok_or_else(|| Error::internal(format!("no {n} values of {part:?}")))?;
-            let encoded = encode(vector, weight_of(*by, n_samples), self.scale)?;
+            let vector = found(part, *n)?;
+            let weight = weight_of(*by, n_samples, steps);
+            // Its digits end at the point, so this is exact.
+            values.extend(total_digits(*by).map(|digits| (weight * f64::from(1 << digits)) as u64));
+            let encoded = encode(vector, weight, scale)?;
             values.extend(encoded.into_iter().map(i64::cast_unsigned));
         }
         Ok(values)
@@ -60,22 +113,38 @@ impl Layout {
     /// The sums in the sum of these clients' vectors, without its check word.
     pub fn sums(&self, clients: Vec<u32>, values: &[u64]) -> Sums {
         let mut values = values.iter().map(|v| v.cast_signed());
+        if let Integers::Noised(_) = self.integers {
+            let mut sum = |(part, by, n): &(Part<'static>, EnsembleWeights, usize)| {
+                (*part, *by, Sum { values: values.by_ref().take(*n).collect(), weight: 0.0 })
+            };
+            let parts = self.parts.iter().map(&mut sum).collect();
+            return Sums { clients, nothing: LocalStats::default(), measured: None, parts, n_samples: None };
+        }
         let n_samples = values.next().unwrap_or_default();
         let measured = Measured(std::array::from_fn(|_| values.next().unwrap_or_default()));
         let mut sum = |(part, by, n): &(Part<'static>, EnsembleWeights, usize)| {
-            let weight = match by {
-                EnsembleWeights::Samples => n_samples as f64,
-                EnsembleWeights::Uniform => UNIT * clients.len() as f64,
+            let weight = match (by, total_digits(*by)) {
+                (_, Some(digits)) => values.next().unwrap_or_default() as f64 / f64::from(1 << digits),
+                (EnsembleWeights::Uniform, None) => UNIT * clients.len() as f64,
+                (_, None) => n_samples as f64,
             };
             (*part, *by, Sum { values: values.by_ref().take(*n).collect(), weight })
         };
         let parts = self.parts.iter().map(&mut sum).collect();
-        Sums { clients, nothing: LocalStats::default(), measured, parts, n_samples }
+        Sums { clients, nothing: LocalStats::default(), measured: Some(measured), parts, n_samples: Some(n_samples) }
     }
 
-    /// The means of a sum.
-    pub fn means(&self, sums: &Sums) -> Vec<(Part<'static>, Vec<f32>)> {
-        sums.parts.iter().map(|(part, _, sum)| (*part, sum.mean(self.scale))).collect()
+    /// The means of a sum. `base`: the weights from which clients started, to which noised updates are added.
+    pub fn means(&self, sums: &Sums, base: &[f32]) -> Vec<(Part<'static>, Vec<f32>)> {
+        let mean = |at: usize, part: Part<'static>, sum: &Sum| match &self.integers {
+            Integers::Weighed(scale) => sum.mean(*scale),
+            Integers::Noised(shares) => {
+                let mean = shares[at].mean(&sum.values, sums.clients.len());
+                let base = |at: usize| if part == Part::Weights { f64::from(base[at]) } else { 0.0 };
+                mean.into_iter().enumerate().map(|(at, v)| (base(at) + v) as f32).collect()
+            }
+        };
+        sums.parts.iter().enumerate().map(|(at, (part, _, sum))| (*part, mean(at, *part, sum))).collect()
     }
 }
 
@@ -84,14 +153,16 @@ impl Layout {
 pub struct Sums {
     clients: Vec<u32>,
     nothing: LocalStats,
-    measured: Measured,
+    /// None under privacy.
+    measured: Option<Measured>,
     parts: Vec<(Part<'static>, EnsembleWeights, Sum)>,
-    n_samples: i64,
+    /// None under privacy.
+    n_samples: Option<i64>,
 }
 
 impl Sums {
-    /// The number of samples of all clients, as they claim.
-    pub fn n_samples(&self) -> i64 {
+    /// The number of samples of all clients, as they claim; none under privacy.
+    pub fn n_samples(&self) -> Option<i64> {
         self.n_samples
     }
 
@@ -123,11 +194,17 @@ impl Contributions for Sums {
     }
 
     fn summed(&self, by: EnsembleWeights, part: Part<'_>) -> Option<fedproj_core::Result<Sum>> {
-        Some(self.find(Some(by), part).cloned().ok_or_else(|| unknown(part)))
+        let found = self.find(Some(by), part).filter(|_| self.measured.is_some());
+        Some(found.cloned().ok_or_else(|| unknown(part)))
+    }
+
+    fn noised(&self, part: Part<'_>) -> Option<&[i64]> {
+        let found = self.find(None, part).filter(|_| self.measured.is_none());
+        found.map(|sum| &sum.values[..])
     }
 
     fn measured(&self) -> Option<Measured> {
-        Some(self.measured)
+        self.measured
     }
 }
 

@@ -66,13 +66,13 @@ pub(super) struct SumChecks<'a> {
 impl SumChecks<'_> {
     /// Checks the number of samples and the means.
     pub fn check(&self, layout: &Layout, sums: &Sums) -> Result<()> {
-        let (n, samples) = (sums.n() as i64, sums.n_samples());
+        let n = sums.n() as i64;
         let most = n.saturating_mul(self.limits.samples_max.min(i64::MAX as u64) as i64);
-        if !(n..=most).contains(&samples) {
+        if let Some(samples) = sums.n_samples().filter(|samples| !(n..=most).contains(samples)) {
             return Err(Error::protocol(format!("{samples} samples; {n} clients may have {n} to {most}")));
         }
         let (mut weights, mut buffers) = (Vec::new(), Vec::new());
-        for (part, mean) in layout.means(sums) {
+        for (part, mean) in layout.means(sums, self.base) {
             let name = part_name(part);
             if let Some(v) = mean.iter().find(|v| !is_usable(**v)) {
                 return Err(Error::protocol(format!("the mean of {name} contains the value {v}")));

@@ -1,6 +1,9 @@
 //! The `[server]` table of a configuration file: what the server's owner decides beside the run itself.
 
+use super::summing::COHORT_MIN;
 use crate::error::{Error, Result};
+use fedproj_core::privacy::accountant::Sampling;
+use fedproj_core::{Config, NoiseFrom};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -124,6 +127,44 @@ impl ServerConfig {
         let config: Self = fedproj_core::read_value(&toml::Value::Table(table), "server", &Self::keys()?)?;
         config.check()?;
         Ok(config)
+    }
+
+    /// Fewest clients in a secure sum. Under privacy each adds the share of noise that so many need, so fewer are no sum.
+    pub(super) fn fewest_in_sum(&self, config: &Config, n_clients: usize) -> usize {
+        let cohort = config.federation.cohort(n_clients) as f64;
+        let with_noise =
+            if config.privacy.is_by_nodes() { (self.secure_threshold * cohort).ceil() as usize } else { 0 };
+        with_noise.max(COHORT_MIN)
+    }
+
+    /// Checks that the privacy of a run is one that a federation with these settings can keep.
+    ///
+    /// # Errors
+    /// Names the setting and one that would do.
+    pub(super) fn check_privacy(&self, config: &Config) -> Result<()> {
+        let privacy = &config.privacy;
+        if !privacy.is_on() {
+            return Ok(());
+        }
+        let refuse = |problem: &str| Err(Error::config(format!("privacy: {problem}")));
+        match (privacy.noise, self.secure) {
+            _ if privacy.sampling != Sampling::Public => refuse(
+                "a federation's server draws clients from those that are online and draws others in the place of those that \
+                 leave, so sampling hides nobody\nhint: privacy.sampling=public",
+            ),
+            (NoiseFrom::Seeded, _) => refuse(
+                "noise from the run's public seed protects nobody\nhint: privacy.noise=system, or privacy.noise=nodes with \
+                 server.secure=true",
+            ),
+            (NoiseFrom::System, true) => refuse(
+                "under server.secure the server must not see sums without noise, so nodes add it\nhint: privacy.noise=nodes",
+            ),
+            (NoiseFrom::Nodes, false) => refuse(
+                "a node's share of the noise protects sums, not its own contribution\nhint: server.secure=true, or \
+                 privacy.noise=system",
+            ),
+            (NoiseFrom::System, false) | (NoiseFrom::Nodes, true) => Ok(()),
+        }
     }
 
     /// Checks that all values are in their ranges.

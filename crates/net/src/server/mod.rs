@@ -113,6 +113,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let finished = RunDir::finished(&run_dir, &config)?;
     let method = config.method.build()?;
     let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir.as_deref())?;
+    settings.check_privacy(&config)?;
     if settings.secure {
         summing::check(&experiment, method.as_ref())?;
     }
@@ -132,10 +133,11 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
         desk.finish(Done { run, model_hash: summary.model_hash.clone() });
         summary
     } else {
-        let coordinator = match state {
+        let mut coordinator = match state {
             Some((state, _)) => Coordinator::resume(experiment, method, n_threads, state)?,
             None => Coordinator::new(experiment, method, n_threads)?,
         };
+        coordinator.count_lost_releases(directory.n_releases_lost()?);
         let (desk, stop, started) = (Arc::clone(&desk), Arc::new(AtomicBool::new(false)), Instant::now());
         let _stop = StopOnDrop(Arc::clone(&stop));
         let (members, patience) = (Members::new(Registry::open(&dir)?), Patience::default());

@@ -141,7 +141,8 @@ impl Rounds {
             public: experiment.public.as_ref().map(|p| self.desk.blobs.put(&encode_public(p))).transpose()?,
             trial: Arc::new(Trial::new(&experiment)?),
             layout: if self.config.secure {
-                Some(Layout::new(&experiment, self.coordinator.method(), experiment.partition.n_clients())?)
+                let (n, method) = (experiment.partition.n_clients(), self.coordinator.method());
+                Some(Layout::new(&experiment, method, n, self.config.fewest_in_sum(&experiment.config, n))?)
             } else {
                 None
             },
@@ -170,8 +171,14 @@ impl Rounds {
             (n_late, record, Vec::new())
         } else {
             let (n_asked, results) = self.whole_contributions(experiment, &opening, lasting)?;
-            let (record, pulls) = self.fuse(&opening, results, start.elapsed().as_secs_f64())?;
-            (n_asked - record.cohort.len(), record, pulls)
+            let (n_late, local) = (n_asked - results.n(), start.elapsed().as_secs_f64());
+            if experiment.config.privacy.is_on() {
+                // One release per round: a fusion that fails is not repeated with other noise. And no client's pull shows.
+                (n_late, self.coordinator.close(&opening, &results, local)?, Vec::new())
+            } else {
+                let (record, pulls) = self.fuse(&opening, results, local)?;
+                (n_asked - record.cohort.len(), record, pulls)
+            }
         };
         let (up_now, down_now) = self.desk.traffic();
         (record.bytes_up, record.bytes_down) = (up_now.wrapping_sub(up), down_now - down);
@@ -344,6 +351,8 @@ impl Rounds {
             None => None,
         };
         let method = self.coordinator.method();
+        let experiment = self.coordinator.experiment();
+        let (config, n_clients) = (&experiment.config, experiment.partition.n_clients());
         let by_clients = (self.config.secure || self.config.ensemble == Ensemble::Clients) && method.needs_public();
         Ok(Task {
             run: self.run.clone(),
@@ -356,8 +365,9 @@ impl Rounds {
             vectors: download.vectors.iter().map(named).collect::<Result<_>>()?,
             memory,
             outputs: if by_clients { 1 + u32::from(method.needs_features()) } else { 0 },
-            secure_clients: if self.config.secure {
-                self.coordinator.experiment().partition.n_clients() as u32
+            secure_clients: if self.config.secure { n_clients as u32 } else { 0 },
+            noise_clients: if config.privacy.is_by_nodes() {
+                self.config.fewest_in_sum(config, n_clients) as u32
             } else {
                 0
             },

@@ -71,7 +71,7 @@ pub(super) struct Closing {
 /// Names what needs single contributions, or too few clients per round.
 pub(super) fn check(experiment: &Experiment, method: &dyn Method) -> Result<()> {
     let (federation, n_clients) = (&experiment.config.federation, experiment.partition.n_clients());
-    Layout::new(experiment, method, n_clients)?;
+    Layout::new(experiment, method, n_clients, COHORT_MIN)?;
     let robust = &federation.robust;
     let single = [
         (robust.clip_ratio > 0.0, "federation.robust.clip_ratio"),
@@ -230,8 +230,9 @@ impl Rounds {
             *waiting = attempt.shares.keys().copied().collect();
             attempt.shares.iter().map(|(client, shares)| (*client, shares.commitment.clone())).unzip()
         });
-        if sharers.len() < COHORT_MIN || !is_enough(&roster, &sharers, &sharers) {
-            let reason = too_few("have shared their secrets", &sharers, &roster);
+        let least = self.config.fewest_in_sum(&experiment.config, experiment.partition.n_clients());
+        if sharers.len() < least || !is_enough(&roster, &sharers, &sharers) {
+            let reason = too_few("have shared their secrets", &sharers, &roster, least);
             return Ok(Err(Failed { reason, is_final: false, to_blame: stalled }));
         }
         self.remember(round, &[], stalled);
@@ -242,8 +243,8 @@ impl Rounds {
         counted.extend(self.arrived());
         counted.sort_by_key(|c| c.client);
         let survivors: Vec<u32> = counted.iter().map(|c| c.client).collect();
-        if survivors.len() < COHORT_MIN || !is_enough(&roster, &sharers, &survivors) {
-            let reason = too_few("have sent their vectors", &survivors, &roster);
+        if survivors.len() < least || !is_enough(&roster, &sharers, &survivors) {
+            let reason = too_few("have sent their vectors", &survivors, &roster, least);
             return Ok(Err(Failed { reason, is_final: false, to_blame: stalled }));
         }
         self.remember(round, &[], stalled);
@@ -279,7 +280,7 @@ impl Rounds {
         let ends = self.deadline();
         self.wait_for_stage(ends, || is_enough(&roster, &survivors, &have_signed()))?;
         if !is_enough(&roster, &survivors, &have_signed()) {
-            let reason = too_few("have signed whose vectors are in the sum", &have_signed(), &roster);
+            let reason = too_few("have signed whose vectors are in the sum", &have_signed(), &roster, COHORT_MIN);
             return Ok(end(reason, self.stalled(ends)));
         }
         self.desk.begin(|attempt, waiting| {
@@ -374,7 +375,7 @@ impl Rounds {
     }
 }
 
-fn too_few(what: &str, clients: &[u32], roster: &Roster) -> String {
+fn too_few(what: &str, clients: &[u32], roster: &Roster, least: usize) -> String {
     let (n, of, threshold) = (clients.len(), roster.clients().len(), roster.threshold());
-    format!("{n} of {of} nodes {what}; secrets need {threshold} in every neighbourhood")
+    format!("{n} of {of} nodes {what}; secrets need {threshold} in every neighbourhood, and a sum {least}")
 }

@@ -5,7 +5,6 @@
 use super::desk::{Arrival, Offer};
 use super::journal::Event;
 use super::rounds::Rounds;
-use super::summing::COHORT_MIN;
 use crate::backoff::BackOff;
 use crate::error::{Error, Result};
 use crate::wire::Contribution;
@@ -72,7 +71,9 @@ impl Rounds {
 
     /// The fewest contributions that close a round.
     pub(super) fn quorum(&self, needed: usize) -> usize {
-        let least = if self.config.secure { COHORT_MIN.min(needed) } else { 1 };
+        let experiment = self.coordinator.experiment();
+        let fewest = self.config.fewest_in_sum(&experiment.config, experiment.partition.n_clients());
+        let least = if self.config.secure { fewest.min(needed) } else { 1 };
         ((self.config.quorum * needed as f64).ceil() as usize).clamp(least, needed)
     }
 

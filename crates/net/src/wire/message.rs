@@ -141,6 +141,9 @@ pub struct Task {
     /// The clients of the run, if contributions go into a secure sum; otherwise 0. The scale of the sum depends on them.
     #[prost(uint32, tag = "11")]
     pub secure_clients: u32,
+    /// Under privacy in a secure sum: the fewest clients whose noise protects it, of which each adds its share; otherwise 0.
+    #[prost(uint32, tag = "12")]
+    pub noise_clients: u32,
 }
 
 /// The round's memory: public samples and their targets, row by row.
