@@ -51,7 +51,8 @@ fn serve(config: Config, tasks: &Sender<Task>, results: &Receiver<Vec<Vec<u8>>>)
     let mut states = ClientStates::new();
     while !server.is_done() {
         let opening = server.open()?;
-        let cohort = server.experiment().cohort(opening.download.round).into_iter();
+        // Not the experiment's: under privacy the clients are drawn in secret.
+        let cohort = server.cohort().into_iter();
         let clients = cohort.map(|client| (client, states.remove(&client).unwrap_or_default())).collect();
         let sent = tasks.send((opening.download.to_bytes()?, clients));
         let Ok(bytes) = results.recv() else { break };

@@ -17,7 +17,7 @@ use crate::partial::{self, Mean};
 use crate::privacy::Privacy;
 use crate::pull::{self, Pull};
 use crate::record::{RoundRecord, Seconds};
-use crate::trainer::{ClientStates, Download, LocalStats};
+use crate::trainer::{ClientResult, ClientStates, Download, LocalStats};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -261,6 +261,26 @@ impl Coordinator {
         record.accuracy_before_distillation = before_distillation.map(|s| s.accuracy);
         record.distill_loss = distill_loss;
         record.seconds = Seconds { local, fusion, evaluation: start.elapsed().as_secs_f64() };
+        Ok(record)
+    }
+
+    /// Ends a round that has no contributions: the model stays as it is. Under privacy the round counts as a release, since
+    /// others may have seen what was lost.
+    ///
+    /// # Errors
+    /// If the model cannot be evaluated.
+    pub fn skip(&mut self, opening: &Opening) -> Result<RoundRecord> {
+        let (experiment, round) = (Arc::clone(&self.experiment), self.state.n_rounds_done);
+        self.state.n_rounds_done += 1;
+        let mut record = self.describe(round, &Vec::<ClientResult>::new(), opening);
+        record.train_loss = None;
+        if experiment.config.federation.is_evaluated(round) || self.is_done() {
+            let published = self.state.published();
+            let score = self.score(0, published.weights, published.buffers)?;
+            (record.accuracy, record.loss) = (Some(score.accuracy), Some(score.loss));
+            record.per_class = Some(score.per_class);
+        }
+        record.privacy = self.privacy.as_ref().map(|privacy| privacy.spent_without_release(round));
         Ok(record)
     }
 

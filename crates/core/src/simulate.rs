@@ -2,13 +2,14 @@
 
 use crate::coordinator::Coordinator;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::fusion::ServerState;
 use crate::gpu::GpuResults;
 use crate::halves::{LocalTraining, Stop};
 use crate::machine;
 use crate::method::Method;
+use crate::privacy::accountant::Sampling;
 use crate::record::RoundRecord;
 use crate::trainer::{ClientResult, ClientState, ClientStates};
 use std::time::Instant;
@@ -129,15 +130,31 @@ impl Simulation {
     /// If a loss is not finite; the error names round and client.
     pub fn round(&mut self, progress: &(dyn Fn(Progress) + Sync)) -> Result<RoundRecord> {
         let cohort = self.server.cohort();
-        self.round_of(&cohort, progress)
+        self.train_and_fuse(&cohort, progress)
     }
 
     /// Runs one round with these clients, in increasing order, instead of those that the seed would draw. Use it to
-    /// repeat a real federation's round in which some clients were late.
+    /// repeat a real federation's round in which some clients were late. Without clients, the round leaves the model as it is.
     ///
     /// # Errors
-    /// As [`Simulation::round`].
+    /// As [`Simulation::round`], and under privacy whose ε counts on nobody choosing the clients.
     pub fn round_of(&mut self, cohort: &[u32], progress: &(dyn Fn(Progress) + Sync)) -> Result<RoundRecord> {
+        let privacy = &self.server.experiment().config.privacy;
+        if privacy.is_on() && privacy.sampling != Sampling::Public {
+            return Err(Error::config(
+                "privacy.sampling: ε counts on clients that are drawn in secret, and these are chosen\n\
+                 hint: privacy.sampling=public",
+            ));
+        }
+        if cohort.is_empty() {
+            self.last_results.clear();
+            let opening = self.server.open()?;
+            return self.server.skip(&opening);
+        }
+        self.train_and_fuse(cohort, progress)
+    }
+
+    fn train_and_fuse(&mut self, cohort: &[u32], progress: &(dyn Fn(Progress) + Sync)) -> Result<RoundRecord> {
         self.last_results.clear();
         let start = Instant::now();
         let opening = self.server.open()?;

@@ -67,7 +67,7 @@ fn seeds() -> Vec<Vec<u8>> {
 /// A roster of three nodes as one of them gets it.
 fn roster() -> Vec<u8> {
     let member = |client: u32| {
-        Party::new(client, [7; 32]).member("r", 0, vec![client as u8; 300], &|_| Ok(vec![1; 70])).unwrap()
+        Party::new(client, [7; 32]).member("r", 0, vec![5; 32], vec![client as u8; 300], &|_| Ok(vec![1; 70])).unwrap()
     };
     Roster::new("r", 0, (0..3).map(member).collect(), 0.7).unwrap().for_node(1).encode_to_vec()
 }

@@ -76,7 +76,7 @@ async fn nodes_drop_out_at_any_moment_and_the_rest_is_the_simulators() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn below_the_threshold_a_sum_fails_as_a_whole_and_is_repeated_with_those_who_are_left() {
+async fn below_the_threshold_a_sum_fails_as_a_whole_and_the_run_goes_on_with_those_who_are_left() {
     let mut scene = Scene::new(5, &["federation.rounds=2", FIXED], |server| {
         (server.secure, server.lost_after_s, server.secure_threshold) = (true, 2.0, 1.0);
     })
@@ -87,8 +87,8 @@ async fn below_the_threshold_a_sum_fails_as_a_whole_and_is_repeated_with_those_w
     (&mut scene.serving).await.unwrap().unwrap();
     repeats(&scene);
     let events = scene.journal();
-    let failed =
-        events.iter().filter(|e| matches!(e, Event::SumFailed { reason, .. } if reason.contains("of 5 nodes")));
+    // Before nodes reveal shares, the round is repeated; after that it ends without a sum.
+    let failed = events.iter().filter(|e| matches!(e, Event::SumFailed { .. } | Event::RoundEmpty { .. }));
     let closed: Vec<usize> = events
         .iter()
         .filter_map(|e| if let Event::RoundClosed { counted, .. } = e { Some(counted.len()) } else { None })

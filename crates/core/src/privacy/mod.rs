@@ -252,6 +252,12 @@ impl Privacy {
         self.config.epsilon_max == 0.0 || self.epsilon(n_rounds + 1) <= self.config.epsilon_max
     }
 
+    /// What is spent after a round whose release was lost. It had no limits that others could see.
+    pub fn spent_without_release(&self, round: u32) -> PrivacySpent {
+        let (epsilon, nominal) = (self.epsilon(round + 1), self.config.is_repeatable());
+        PrivacySpent { epsilon, delta: self.config.delta, nominal, clip: self.config.clip, clip_logits: None }
+    }
+
     /// The clients of a round, in increasing order.
     pub fn cohort(&self, round: u32) -> Vec<u32> {
         let all: Vec<u32> = (0..self.n_clients as u32).collect();

@@ -12,7 +12,7 @@ use crate::files::{
 };
 use crate::identity::{certificate_from, expiry_of, has_passed, provider, roots_of};
 use crate::vault::Vault;
-use crate::wire::{Contribution, EnrolReply, Store, Task, decode, decode_f32, encode_f32};
+use crate::wire::{Contribution, EnrolReply, Store, Task, decode, decode_f32, encode_f32, hex};
 use fedproj_core::ClientState;
 use prost::Message;
 use rcgen::KeyPair;
@@ -31,6 +31,8 @@ const SEALED: &[u8] = b"FEDPROJE";
 const RENEWED: &str = "renewed.pem";
 /// Keys of a secure sum. They serve one attempt.
 const SUMMING: &str = "pending.secure";
+/// With whose vectors each of this node's was summed: a line per vector.
+const REVEALED: &str = "revealed";
 const RENEWAL_KEY: &str = "renewal.key";
 const RENEWAL_REQUEST: &str = "renewal.der";
 
@@ -273,9 +275,17 @@ impl Home {
     pub fn set_pending(&self, task: &Task, contribution: &Contribution, kept: &ClientState) -> Result<()> {
         // No keys serve two contributions.
         remove_if_exists(&self.dir.join(SUMMING))?;
-        write_synced(&self.dir.join("task"), &hash_of(task))?;
+        write_synced(&self.dir.join("task"), &task.common_hash())?;
         self.seal(&self.dir.join("pending.state"), &encode_kept(kept))?;
         self.seal(&self.dir.join("pending.contribution"), &checked(&contribution.encode_to_vec()))
+    }
+
+    /// The hash of the task to which the contribution on its way belongs.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(crate) fn task(&self) -> Result<Vec<u8>> {
+        Ok(read_if_exists(&self.dir.join("task"))?.unwrap_or_default())
     }
 
     /// What the node keeps of an attempt at a secure sum.
@@ -296,20 +306,23 @@ impl Home {
         self.seal(&self.dir.join(SUMMING), &checked(&kept.encode_to_vec()))
     }
 
-    /// Notes for which survivors the node reveals shares in a round. There can be one set of them only.
+    /// Notes with whose vectors this one is summed. There can be one set of clients only, whatever the round or the run: a
+    /// run of another name that trains alike gives the same vector.
     ///
     /// # Errors
-    /// If it has revealed shares for others.
-    pub(crate) fn set_revealed(&self, run: &str, round: u32, survivors: &[u32]) -> Result<()> {
-        let path = self.kept_path(run).with_extension("revealed");
+    /// If the node has revealed shares for a sum of this vector with others.
+    pub(crate) fn set_revealed(&self, vector: &[u8], survivors: &[u32]) -> Result<()> {
+        let path = self.dir.join(REVEALED);
         let text = read_if_exists(&path)?.unwrap_or_default();
         let mut text = String::from_utf8(text).map_err(Error::corrupt(&path))?;
-        let line = format!("{round} {survivors:?}");
-        match text.lines().find(|line| line.split(' ').next() == Some(&round.to_string())) {
+        let vector = hex(vector);
+        let line = format!("{vector} {survivors:?}");
+        match text.lines().find(|line| line.starts_with(&vector)) {
             Some(before) if before == line => Ok(()),
             Some(before) => Err(Error::Declined(format!(
-                "this node has revealed shares for the clients {before} and does not for {line}: the difference of two sums \
-                 shows single contributions"
+                "this vector was in a sum of clients {}, and would now be in one of {survivors:?}: the difference of two sums \
+                 shows single contributions",
+                before[vector.len()..].trim()
             ))),
             None => {
                 text += &(line + "\n");
@@ -366,7 +379,7 @@ impl Home {
     /// If the disk fails.
     pub fn send_again(&self, task: &Task) -> Result<bool> {
         let sent = self.dir.join("sent.contribution");
-        let is_same = read_if_exists(&self.dir.join("task"))?.is_some_and(|hash| hash == hash_of(task));
+        let is_same = read_if_exists(&self.dir.join("task"))?.is_some_and(|hash| hash == task.common_hash());
         let Some(bytes) = self.unseal(&sent)?.filter(|_| is_same) else { return Ok(false) };
         let Some(body) = content(&bytes) else { return Ok(false) };
         let (contribution, outbox): (Contribution, Store) = (decode(body)?, self.outbox()?);
@@ -409,10 +422,6 @@ impl Home {
     }
 }
 
-fn hash_of(task: &Task) -> Vec<u8> {
-    blake3::hash(&task.encode_to_vec()).as_bytes().to_vec()
-}
-
 fn encode_kept(state: &ClientState) -> Vec<u8> {
     let vector = |(name, values): (&String, &Vec<f32>)| KeptVector { name: name.clone(), values: encode_f32(values) };
     checked(&Kept { vectors: state.iter().map(vector).collect() }.encode_to_vec())
@@ -435,17 +444,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_revealed_for_one_set_of_survivors_per_round() {
+    fn shares_are_revealed_for_one_set_of_survivors_per_vector() {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path());
-        for (round, survivors) in [(1, &[0, 1, 2][..]), (1, &[0, 1, 2]), (11, &[0, 1, 3])] {
-            home.set_revealed("r", round, survivors).unwrap();
+        for (vector, survivors) in [(1, &[0, 1, 2][..]), (1, &[0, 1, 2]), (11, &[0, 1, 3])] {
+            home.set_revealed(&[vector; 32], survivors).unwrap();
         }
         for survivors in [&[0, 1, 2, 3][..], &[0, 1]] {
-            let error = home.set_revealed("r", 1, survivors).unwrap_err().to_string();
-            assert!(error.contains("difference of two sums"), "{error}");
+            let error = home.set_revealed(&[1; 32], survivors).unwrap_err().to_string();
+            assert!(error.contains("in a sum of clients [0, 1, 2], and"), "{error}");
         }
-        home.set_revealed("another run", 1, &[0, 1]).unwrap();
+        home.set_revealed(&[2; 32], &[0, 1]).unwrap();
     }
 
     #[test]

@@ -217,7 +217,7 @@ impl Node {
         for blob in task.blobs() {
             self.link.fetch(blob, &cache).await?;
         }
-        let session = self.session.take().filter(|session| session.run() == task.run);
+        let session = self.session.take().filter(|session| session.is_for(&task));
         let (home, setup) = (self.home.clone(), self.setup.clone());
         let trained = tokio::task::spawn_blocking(move || -> Result<Session> {
             let mut session = match session {

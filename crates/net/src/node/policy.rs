@@ -24,6 +24,9 @@ pub struct Policy {
     pub methods: Vec<String>,
     /// Min nodes in a secure sum: fewer show more of each.
     pub cohort_min: usize,
+    /// Min share of a node's neighbours that rebuilds its secrets in a secure sum. At two thirds, any third of them may
+    /// collude with the server and learn nothing.
+    pub threshold_min: f64,
     /// Whether it contributes to secure sums only.
     pub secure_only: bool,
 }
@@ -37,6 +40,7 @@ impl Default for Policy {
             methods: Vec::new(),
             // With two, each knows the other's vector from the sum.
             cohort_min: 3,
+            threshold_min: 2.0 / 3.0,
             secure_only: false,
         }
     }

@@ -40,6 +40,8 @@ pub struct Setup {
 #[derive(Debug)]
 pub struct Session {
     run: String,
+    /// What the run's first task has said; a later one that says something else gets a session of its own.
+    basis: (Blob, Option<Blob>),
     experiment: Arc<Experiment>,
     method: Box<dyn Method>,
     training: LocalTraining,
@@ -69,12 +71,13 @@ impl Session {
         let experiment = Arc::new(experiment);
         let training = LocalTraining::new(&experiment, method.as_ref())?;
         let evaluator = Evaluator::new(&experiment.graph, 1)?;
-        Ok(Self { run: task.run.clone(), experiment, method, training, evaluator })
+        let basis = (task.config.clone(), task.public.clone());
+        Ok(Self { run: task.run.clone(), basis, experiment, method, training, evaluator })
     }
 
-    /// The run.
-    pub fn run(&self) -> &str {
-        &self.run
+    /// Whether it is for the run of this task, with the same configuration and public set.
+    pub fn is_for(&self, task: &Task) -> bool {
+        self.run == task.run && self.basis.0 == task.config && self.basis.1 == task.public
     }
 
     /// Bytes of the contribution to a task.

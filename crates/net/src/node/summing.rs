@@ -7,7 +7,7 @@ use super::policy::Policy;
 use crate::error::{Error, Result};
 use crate::secure::{Party, Roster};
 use crate::wire::{
-    Announce, Contribution, MASKED, Member, NOISE_CLIENTS, NamedBlob, PLAIN, RevealFor, RosterMessage, Shared,
+    Announce, Blob, Contribution, MASKED, Member, NOISE_CLIENTS, NamedBlob, PLAIN, RevealFor, RosterMessage, Shared,
     SharesFor, Step, StepKind, Survivors, VerdictKind, decode_u64, encode_u64,
 };
 use prost::Message;
@@ -31,6 +31,12 @@ pub struct KeptKeys {
     /// The id of its masked contribution, once it is accepted.
     #[prost(string, tag = "5")]
     pub id: String,
+    /// The survivors for which it has signed: one list per attempt.
+    #[prost(uint32, repeated, tag = "6")]
+    pub survivors: Vec<u32>,
+    /// Its signature.
+    #[prost(bytes = "vec", tag = "7")]
+    pub signed: Vec<u8>,
 }
 
 /// Takes part in the sum of a round until it is known whether the contribution counts.
@@ -52,7 +58,10 @@ impl Summing<'_> {
     /// # Errors
     /// If the server cannot be reached, or asks for something that this node does not do.
     pub async fn run(&self) -> Result<()> {
-        let mut kept = match self.home.summing()? {
+        // Nobody accepts keys that a certificate has signed which was renewed since; after the roster, it no longer matters.
+        let certificate = self.home.signer()?.0;
+        let is_usable = |kept: &KeptKeys| kept.roster.is_some() || kept.member.certificate == certificate;
+        let mut kept = match self.home.summing()?.filter(is_usable) {
             Some(kept) => kept,
             None => self.new_keys()?,
         };
@@ -64,7 +73,9 @@ impl Summing<'_> {
                 Some(StepKind::Renew(_)) => (kept, accepted) = (self.new_keys()?, None),
                 Some(StepKind::Share(message)) => accepted = Some(self.share(&mut kept, message).await?),
                 Some(StepKind::Mask(shared)) => self.mask(&mut kept, known(accepted.as_ref())?, shared).await?,
+                Some(StepKind::Sign(survivors)) => self.sign(&mut kept, known(accepted.as_ref())?, &survivors)?,
                 Some(StepKind::Reveal(survivors)) => {
+                    self.sign(&mut kept, known(accepted.as_ref())?, &survivors)?;
                     self.reveal(&kept, known(accepted.as_ref())?, &survivors).await?;
                 }
                 Some(StepKind::Counted(accepted)) => {
@@ -91,6 +102,7 @@ impl Summing<'_> {
             member: kept.member.clone(),
             roster: accepted.map_or_else(Vec::new, |roster| roster.hash().to_vec()),
             id: kept.id.clone(),
+            signed: kept.signed.clone(),
         }
     }
 
@@ -100,7 +112,7 @@ impl Summing<'_> {
         let Contribution { run, round, client, .. } = self.pending;
         let (certificate, key) = self.home.signer()?;
         let sign = |text: &[u8]| key.sign(text).map_err(Error::identity);
-        let member = Party::new(*client, seed).member(run, *round, certificate, &sign)?;
+        let member = Party::new(*client, seed).member(run, *round, self.home.task()?, certificate, &sign)?;
         let kept = KeptKeys { seed: seed.to_vec(), member, ..KeptKeys::default() };
         self.home.set_summing(&kept)?;
         Ok(kept)
@@ -114,7 +126,7 @@ impl Summing<'_> {
     /// A roster with this node's keys in it, whose members have signed theirs.
     fn check(&self, kept: &KeptKeys, message: RosterMessage) -> Result<Roster> {
         let key_of = self.home.key_of_members()?;
-        Roster::check(&self.pending.run, self.pending.round, &kept.member, message, &key_of)
+        Roster::check(&self.pending.run, self.pending.round, &kept.member, message, self.policy.threshold_min, &key_of)
     }
 
     async fn share(&self, kept: &mut KeptKeys, message: RosterMessage) -> Result<Roster> {
@@ -130,14 +142,19 @@ impl Summing<'_> {
         Ok(roster)
     }
 
+    /// The vector before it is masked.
+    fn plain(&self) -> Result<&Blob> {
+        let plain = self.pending.parts.iter().find(|part| part.name == PLAIN);
+        Ok(&plain.ok_or_else(|| Error::internal("no vector to mask"))?.blob)
+    }
+
     async fn mask(&self, kept: &mut KeptKeys, roster: &Roster, shared: Shared) -> Result<()> {
         if kept.shared.as_ref().is_some_and(|accepted| *accepted != shared) {
             return Err(Error::Declined("the shares differ from those that this node has accepted".into()));
         }
         self.policy.check_cohort(shared.clients.len())?;
         let (party, roster, outbox) = (self.party(kept)?, roster.clone(), self.home.outbox()?);
-        let plain = self.pending.parts.iter().find(|part| part.name == PLAIN);
-        let plain = plain.ok_or_else(|| Error::internal("no vector to mask"))?.blob.clone();
+        let plain = self.plain()?.clone();
         let (store, given) = (outbox.clone(), shared.clone());
         let masking = tokio::task::spawn_blocking(move || {
             let mut values = decode_u64(&store.get(&plain)?);
@@ -182,16 +199,30 @@ impl Summing<'_> {
         )))
     }
 
-    async fn reveal(&self, kept: &KeptKeys, roster: &Roster, survivors: &Survivors) -> Result<()> {
+    /// Signs the lists of an attempt, once. The next announcement has the signature.
+    fn sign(&self, kept: &mut KeptKeys, roster: &Roster, survivors: &Survivors) -> Result<()> {
+        if !kept.signed.is_empty() && kept.survivors != survivors.clients {
+            return Err(Error::Declined("the survivors differ from those that this node has signed".into()));
+        }
         self.policy.check_cohort(survivors.clients.len())?;
         self.check_noise(survivors.clients.len())?;
-        let shared = kept.shared.as_ref().ok_or_else(|| Error::protocol("no shares were accepted"))?;
+        kept.signed = self.party(kept)?.sign(roster, shared_of(kept)?, survivors)?;
+        kept.survivors.clone_from(&survivors.clients);
+        self.home.set_summing(kept)
+    }
+
+    async fn reveal(&self, kept: &KeptKeys, roster: &Roster, survivors: &Survivors) -> Result<()> {
+        let shared = shared_of(kept)?;
         let reveal = self.party(kept)?.reveal(roster, shared, survivors)?;
         let Contribution { run, round, .. } = self.pending;
         // Two sets of survivors would give two sums, and their difference.
-        self.home.set_revealed(run, *round, &survivors.clients)?;
+        self.home.set_revealed(&self.plain()?.hash, &survivors.clients)?;
         self.link.send(&RevealFor { run: run.clone(), round: *round, reveal }).await
     }
+}
+
+fn shared_of(kept: &KeptKeys) -> Result<&Shared> {
+    kept.shared.as_ref().ok_or_else(|| Error::protocol("no shares were accepted"))
 }
 
 /// The roster that this node has accepted, of which later messages speak.

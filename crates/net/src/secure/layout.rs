@@ -118,20 +118,33 @@ impl Layout {
                 (*part, *by, Sum { values: values.by_ref().take(*n).collect(), weight: 0.0 })
             };
             let parts = self.parts.iter().map(&mut sum).collect();
-            return Sums { clients, nothing: LocalStats::default(), measured: None, parts };
+            return Sums { clients, nothing: LocalStats::default(), measured: None, parts, n_samples: None };
         }
-        let n_samples = values.next().unwrap_or_default() as f64;
+        let n_samples = values.next().unwrap_or_default();
         let measured = Measured(std::array::from_fn(|_| values.next().unwrap_or_default()));
         let mut sum = |(part, by, n): &(Part<'static>, EnsembleWeights, usize)| {
             let weight = match (by, total_digits(*by)) {
                 (_, Some(digits)) => values.next().unwrap_or_default() as f64 / f64::from(1 << digits),
                 (EnsembleWeights::Uniform, None) => UNIT * clients.len() as f64,
-                (_, None) => n_samples,
+                (_, None) => n_samples as f64,
             };
             (*part, *by, Sum { values: values.by_ref().take(*n).collect(), weight })
         };
         let parts = self.parts.iter().map(&mut sum).collect();
-        Sums { clients, nothing: LocalStats::default(), measured: Some(measured), parts }
+        Sums { clients, nothing: LocalStats::default(), measured: Some(measured), parts, n_samples: Some(n_samples) }
+    }
+
+    /// The means of a sum. `base`: the weights from which clients started, to which noised updates are added.
+    pub fn means(&self, sums: &Sums, base: &[f32]) -> Vec<(Part<'static>, Vec<f32>)> {
+        let mean = |at: usize, part: Part<'static>, sum: &Sum| match &self.integers {
+            Integers::Weighed(scale) => sum.mean(*scale),
+            Integers::Noised(shares) => {
+                let mean = shares[at].mean(&sum.values, sums.clients.len());
+                let base = |at: usize| if part == Part::Weights { f64::from(base[at]) } else { 0.0 };
+                mean.into_iter().enumerate().map(|(at, v)| (base(at) + v) as f32).collect()
+            }
+        };
+        sums.parts.iter().enumerate().map(|(at, (part, _, sum))| (*part, mean(at, *part, sum))).collect()
     }
 }
 
@@ -143,9 +156,16 @@ pub struct Sums {
     /// None under privacy.
     measured: Option<Measured>,
     parts: Vec<(Part<'static>, EnsembleWeights, Sum)>,
+    /// None under privacy.
+    n_samples: Option<i64>,
 }
 
 impl Sums {
+    /// The number of samples of all clients, as they claim; none under privacy.
+    pub fn n_samples(&self) -> Option<i64> {
+        self.n_samples
+    }
+
     fn find(&self, by: Option<EnsembleWeights>, part: Part<'_>) -> Option<&Sum> {
         let found = self.parts.iter().find(|(of, weighed, _)| *of == part && by.is_none_or(|by| by == *weighed));
         found.map(|(_, _, sum)| sum)

@@ -1,4 +1,4 @@
-//! A node's side: its four messages, and what it never does.
+//! A node's side: its five messages, and what it never does.
 
 use super::masks::{Sign, add, check_word, derive};
 use super::roster::{Roster, signed_text};
@@ -6,11 +6,18 @@ use super::shamir::{Secret, split};
 use crate::error::{Error, Result};
 use crate::wire::{Member, Reveal, Shared, Shares, Survivors};
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use ring::signature::{Ed25519KeyPair, KeyPair};
 use x25519_dalek::{PublicKey, StaticSecret};
 use zeroize::Zeroizing;
 
 /// Bytes of both shares for a neighbour.
 const PAIR: usize = 64;
+
+/// Bytes of the same, encrypted.
+pub const SEALED_BYTES: usize = PAIR + 16;
+
+/// A neighbour's shares, if they can be read: of its own mask, of its mask key.
+type Opened = (u32, Option<(Secret, Secret)>);
 
 /// A node in one attempt. Everything follows from its seed, which must be random and serve one attempt only.
 #[derive(Clone)]
@@ -35,7 +42,7 @@ impl Party {
         derive(b"fedproj secure party 1", &*self.seed, &[what])
     }
 
-    fn mask_key(&self) -> Secret {
+    pub(super) fn mask_key(&self) -> Secret {
         self.secret(b"mask key")
     }
 
@@ -43,11 +50,15 @@ impl Party {
         StaticSecret::from(*self.secret(b"share key"))
     }
 
-    fn own_mask(&self) -> Secret {
+    fn list_key(&self) -> Result<Ed25519KeyPair> {
+        Ed25519KeyPair::from_seed_unchecked(&self.secret(b"list key")[..]).map_err(Error::internal)
+    }
+
+    pub(super) fn own_mask(&self) -> Secret {
         self.secret(b"own mask")
     }
 
-    /// The node's entry for the roster of a round.
+    /// The node's entry for the roster of a round. `task`: the hash of the task to which it contributes.
     ///
     /// # Errors
     /// If `sign` fails.
@@ -55,6 +66,7 @@ impl Party {
         &self,
         run: &str,
         round: u32,
+        task: Vec<u8>,
         certificate: Vec<u8>,
         sign: &dyn Fn(&[u8]) -> Result<Vec<u8>>,
     ) -> Result<Member> {
@@ -63,6 +75,8 @@ impl Party {
             certificate,
             mask_key: public_key(&self.mask_key()).to_vec(),
             share_key: PublicKey::from(&self.share_key()).as_bytes().to_vec(),
+            list_key: self.list_key()?.public_key().as_ref().to_vec(),
+            task,
             signature: Vec::new(),
         };
         member.signature = sign(&signed_text(run, round, &member))?;
@@ -95,7 +109,7 @@ impl Party {
 
     /// The key for shares between this node and another, in one direction, and what else the encryption binds.
     fn seal_key(&self, roster: &Roster, other: u32, (from, to): (u32, u32)) -> Result<(LessSafeKey, [u8; 8])> {
-        let agreed = agree(&self.share_key(), &roster.member(other)?.share_key)?;
+        let agreed = agree(&self.share_key(), other, &roster.member(other)?.share_key)?;
         let mut from_to = [0; 8];
         from_to[..4].copy_from_slice(&from.to_le_bytes());
         from_to[4..].copy_from_slice(&to.to_le_bytes());
@@ -104,8 +118,9 @@ impl Party {
         Ok((LessSafeKey::new(key), from_to))
     }
 
-    /// Checks who has shared and decrypts the neighbours' shares: client, share of its own mask, share of its mask key.
-    fn open(&self, roster: &Roster, shared: &Shared) -> Result<Vec<(u32, Secret, Secret)>> {
+    /// Checks who has shared and decrypts the neighbours' shares. One that cannot be read is left out: a single dealer must not
+    /// stop this node. If too few can be read, the neighbours have accepted another roster.
+    fn open(&self, roster: &Roster, shared: &Shared) -> Result<Vec<Opened>> {
         check_clients(roster, self.client, &shared.roster, &shared.clients, roster.clients())?;
         let near = roster.holders(self.client, &shared.clients);
         if near.len() < roster.threshold() || near.len() != shared.sealed.len() + 1 {
@@ -120,20 +135,21 @@ impl Party {
         let mut opened = Vec::with_capacity(near.len());
         for (_, from) in near {
             let pair = if from == self.client {
-                self.kept(roster)
+                Some(self.kept(roster))
             } else {
                 let mut bytes = Zeroizing::new(sealed.next().cloned().unwrap_or_default());
                 let (key, from_to) = self.seal_key(roster, from, (from, self.client))?;
                 let plain = key.open_in_place(nonce(), Aad::from(from_to), &mut bytes);
-                let plain = plain.ok().and_then(|plain| <&[u8; PAIR]>::try_from(&*plain).ok());
-                Zeroizing::new(*plain.ok_or_else(|| {
-                    Error::protocol(format!(
-                        "the share of client {from} cannot be read: it was changed, or made for another roster"
-                    ))
-                })?)
+                plain.ok().and_then(|plain| <&[u8; PAIR]>::try_from(&*plain).ok()).map(|pair| Zeroizing::new(*pair))
             };
-            let half = |at: usize| Zeroizing::new(std::array::from_fn(|i| pair[at + i]));
-            opened.push((from, half(0), half(32)));
+            let half = |pair: &[u8; PAIR], at: usize| Zeroizing::new(std::array::from_fn(|i| pair[at + i]));
+            opened.push((from, pair.map(|pair| (half(&pair, 0), half(&pair, 32)))));
+        }
+        let n_read = opened.iter().filter(|(_, pair)| pair.is_some()).count();
+        if n_read < roster.threshold() {
+            return Err(Error::protocol(format!(
+                "only {n_read} shares can be read; the others were changed, or made for another roster"
+            )));
         }
         Ok(opened)
     }
@@ -167,17 +183,38 @@ impl Party {
         Ok(())
     }
 
-    /// Shares of the own masks of survivors and of the mask keys of those who dropped out. A caller must ask for one list of
-    /// survivors only: two lists would give both secrets of a node.
+    /// Signs who has shared and whose vectors are in the sum. A caller must ask for one list of survivors per attempt.
     ///
     /// # Errors
     /// If the list is impossible, or too short for the threshold.
-    pub fn reveal(&self, roster: &Roster, shared: &Shared, survivors: &Survivors) -> Result<Reveal> {
+    pub fn sign(&self, roster: &Roster, shared: &Shared, survivors: &Survivors) -> Result<Vec<u8>> {
         check_clients(roster, self.client, &survivors.roster, &survivors.clients, &shared.clients)?;
         if roster.holders(self.client, &survivors.clients).len() < roster.threshold() {
             return Err(Error::protocol("too few of this node's neighbours are left"));
         }
-        let share = |(client, own_mask, mask_key): (u32, Secret, Secret)| {
+        let lists = roster.lists(&shared.clients, &survivors.clients);
+        Ok(self.list_key()?.sign(&lists).as_ref().to_vec())
+    }
+
+    /// Shares of the own masks of survivors and of the mask keys of those who dropped out, if enough neighbours have signed the
+    /// lists that this node knows. So no two nodes of a neighbourhood reveal for different lists, which would give both secrets
+    /// of a node. A caller must ask for the one list that the node has signed.
+    ///
+    /// # Errors
+    /// If the list is impossible, or too few have signed it.
+    pub fn reveal(&self, roster: &Roster, shared: &Shared, survivors: &Survivors) -> Result<Reveal> {
+        self.sign(roster, shared, survivors)?;
+        let (near, threshold) = (roster.holders(self.client, &survivors.clients), roster.threshold());
+        let have_signed = near.iter().zip(&survivors.signed).filter(|((_, client), signature)| {
+            roster.has_signed(*client, &shared.clients, &survivors.clients, signature)
+        });
+        if have_signed.take(threshold).count() < threshold {
+            return Err(Error::protocol(format!(
+                "fewer than {threshold} neighbours have signed the lists of clients that this node was given"
+            )));
+        }
+        let share = |(client, pair): Opened| {
+            let Some((own_mask, mask_key)) = pair else { return Vec::new() };
             let is_there = survivors.clients.binary_search(&client).is_ok();
             if is_there { own_mask.to_vec() } else { mask_key.to_vec() }
         };
@@ -208,13 +245,21 @@ pub(super) fn public_key(secret: &Secret) -> [u8; 32] {
     *PublicKey::from(&StaticSecret::from(**secret)).as_bytes()
 }
 
-fn agree(secret: &StaticSecret, public: &[u8]) -> Result<Secret> {
-    let public = <[u8; 32]>::try_from(public).map_err(|_| Error::protocol("roster: a key must have 32 bytes"))?;
+fn agree(secret: &StaticSecret, other: u32, public: &[u8]) -> Result<Secret> {
+    let refuse = |problem: &str| Error::protocol(format!("roster: client {other} has a key {problem}"));
+    let public = <[u8; 32]>::try_from(public).map_err(|_| refuse("that has not 32 bytes"))?;
     let agreed = secret.diffie_hellman(&PublicKey::from(public));
     if !agreed.was_contributory() {
-        return Err(Error::protocol("roster: a key that gives the same secret with everybody"));
+        return Err(refuse("that gives the same secret with everybody"));
     }
     Ok(Zeroizing::new(*agreed.as_bytes()))
+}
+
+/// Whether every node can use the keys of an entry: none has another length, or a small order, which shows with any secret.
+pub fn are_usable(member: &Member) -> bool {
+    let some = StaticSecret::from([1; 32]);
+    member.list_key.len() == 32
+        && [&member.mask_key, &member.share_key].into_iter().all(|key| agree(&some, member.client, key).is_ok())
 }
 
 /// What a node publishes about the seed of its own mask.
@@ -228,7 +273,7 @@ pub(super) fn own_mask_seed(roster: &Roster, own_mask: &Secret) -> Secret {
 
 /// The seed of the mask that a node with this mask key shares with another.
 pub(super) fn pair_seed(roster: &Roster, mask_key: &Secret, other: u32) -> Result<Secret> {
-    let agreed = agree(&StaticSecret::from(**mask_key), &roster.member(other)?.mask_key)?;
+    let agreed = agree(&StaticSecret::from(**mask_key), other, &roster.member(other)?.mask_key)?;
     Ok(derive(roster.hash(), &*agreed, &[b"fedproj secure pair 1"]))
 }
 

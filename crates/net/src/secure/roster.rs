@@ -6,7 +6,7 @@ use crate::wire::{Member, RosterMessage, Shared, Shares};
 use chacha20::ChaCha20Rng;
 use chacha20::rand_core::{Rng, SeedableRng};
 use prost::Message;
-use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
+use ring::signature::{ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Below this number of nodes each is everybody's neighbour.
@@ -31,13 +31,12 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// The server's roster of a round. `share`: how much of a neighbourhood rebuilds a secret.
+    /// The server's roster of a round. `share`: how much of a neighbourhood rebuilds a secret, see [`threshold_of`].
     ///
     /// # Errors
     /// If a client occurs twice.
     pub fn new(run: &str, round: u32, members: Vec<Member>, share: f64) -> Result<Self> {
-        let n = neighbourhood_len(members.len());
-        let threshold = ((share * n as f64 - 1e-9).ceil() as usize).clamp(n / 2 + 1, n.max(1));
+        let threshold = threshold_of(share, neighbourhood_len(members.len()));
         Self::with_threshold(run, round, members, threshold)
     }
 
@@ -47,14 +46,16 @@ impl Roster {
     /// If a client occurs twice.
     pub fn with_threshold(run: &str, round: u32, mut members: Vec<Member>, threshold: usize) -> Result<Self> {
         members.sort_by_key(|m| m.client);
+        let task = members.first().map(|m| m.task.clone()).unwrap_or_default();
         let clients: Vec<u32> = members.iter().map(|m| m.client).collect();
         let hashes: Vec<u8> = members.iter().flat_map(hash_of).collect();
-        Self::of(run, round, clients, hashes, members, threshold)
+        Self::of(run, round, &task, clients, hashes, members, threshold)
     }
 
     fn of(
         run: &str,
         round: u32,
+        task: &[u8],
         clients: Vec<u32>,
         hashes: Vec<u8>,
         members: Vec<Member>,
@@ -67,6 +68,8 @@ impl Roster {
         let mut hasher = blake3::Hasher::new_derive_key("fedproj secure roster 1");
         hasher.update(&(run.len() as u64).to_le_bytes()).update(run.as_bytes()).update(&round.to_le_bytes());
         hasher.update(&(threshold as u64).to_le_bytes());
+        // A node sees the entries of its neighbours only, and the hash binds the others to the same task.
+        hasher.update(task);
         for client in &clients {
             hasher.update(&client.to_le_bytes());
         }
@@ -77,7 +80,8 @@ impl Roster {
     }
 
     /// Checks a roster that a node was given for a round: its own entry is in it as it was sent, those of all its neighbours
-    /// are there, and their owners have signed them. `key_of` gives the public key of a certificate of this federation.
+    /// are there, and their owners have signed them. `share`: the least part of a neighbourhood that may rebuild a secret.
+    /// `key_of` gives the public key of a certificate of this federation.
     ///
     /// # Errors
     /// Names what is wrong.
@@ -86,11 +90,12 @@ impl Roster {
         round: u32,
         own: &Member,
         message: RosterMessage,
+        share: f64,
         key_of: &dyn Fn(&[u8]) -> Result<Vec<u8>>,
     ) -> Result<Self> {
         let RosterMessage { clients, hashes, members, threshold } = message;
         let given: Vec<u32> = members.iter().map(|m| m.client).collect();
-        let roster = Self::of(run, round, clients, hashes, members, threshold as usize)?;
+        let roster = Self::of(run, round, &own.task, clients, hashes, members, threshold as usize)?;
         if roster.members.get(&own.client) != Some(own) {
             return Err(Error::protocol("roster: this node's own entry is missing or changed"));
         }
@@ -98,12 +103,12 @@ impl Roster {
         if given != expected {
             return Err(Error::protocol(format!("roster: entries of clients {given:?}; expected {expected:?}")));
         }
-        // Fewer shares could rebuild both secrets of a node; more there are not.
-        if 2 * roster.threshold <= expected.len() || roster.threshold > expected.len() {
+        let (threshold, n) = (roster.threshold, expected.len());
+        let least = threshold_of(share, n);
+        if threshold < least || threshold > n {
             return Err(Error::protocol(format!(
-                "roster: a threshold of {} among {} nodes; it must be more than half",
-                roster.threshold,
-                expected.len()
+                "roster: {threshold} of {n} nodes would rebuild secrets; this node's policy has threshold_min = {share}, which \
+                 is {least} of them"
             )));
         }
         let mut certificates = BTreeSet::new();
@@ -111,6 +116,10 @@ impl Roster {
             let client = member.client;
             if roster.leaf(client) != Some(&hash_of(member)[..]) || !certificates.insert(&member.certificate) {
                 return Err(Error::protocol(format!("roster: the entry of client {client} is changed or doubled")));
+            }
+            // Nodes with other models, configurations or scales would tell the server which part of the sum is whose.
+            if member.task != own.task {
+                return Err(Error::protocol(format!("roster: client {client} has been given another task")));
             }
             if !is_signed(run, round, member, &key_of(&member.certificate)?) {
                 return Err(Error::protocol(format!("roster: client {client} has not signed its entry")));
@@ -175,9 +184,29 @@ impl Roster {
         near
     }
 
-    /// How many of these clients are a client's neighbours, itself included.
-    pub fn n_near(&self, client: u32, among: &[u32]) -> usize {
-        self.holders(client, among).len()
+    /// A client's neighbours among these clients, itself included, in increasing order.
+    pub fn near(&self, client: u32, among: &[u32]) -> impl ExactSizeIterator<Item = u32> + use<> {
+        self.holders(client, among).into_iter().map(|(_, client)| client)
+    }
+
+    /// What a client signs once per attempt: whose shares and whose vectors there are.
+    pub(super) fn lists(&self, sharers: &[u32], survivors: &[u32]) -> Vec<u8> {
+        let mut hasher = blake3::Hasher::new_derive_key("fedproj secure lists 1");
+        hasher.update(&self.hash);
+        for list in [sharers, survivors] {
+            hasher.update(&(list.len() as u64).to_le_bytes());
+            for client in list {
+                hasher.update(&client.to_le_bytes());
+            }
+        }
+        [&b"fedproj secure lists 1\n"[..], hasher.finalize().as_bytes()].concat()
+    }
+
+    /// Whether a client has signed these lists.
+    pub fn has_signed(&self, client: u32, sharers: &[u32], survivors: &[u32], signature: &[u8]) -> bool {
+        let Some(member) = self.members.get(&client) else { return false };
+        let key = UnparsedPublicKey::new(&ED25519, &member.list_key);
+        key.verify(&self.lists(sharers, survivors), signature).is_ok()
     }
 
     /// A client's neighbours among these clients, itself included, each with the place of its share.
@@ -204,11 +233,18 @@ pub fn shared_for(roster: &Roster, shares: &BTreeMap<u32, Shares>, client: u32) 
     Shared { roster: roster.hash().to_vec(), clients, sealed }
 }
 
+/// How many of n neighbours rebuild a secret if it takes this share of them: more than half in any case. Then t of them agree
+/// on one list of survivors only: two lists would need 2t signatures, and of n nodes with c that sign everything come n + c.
+fn threshold_of(share: f64, n: usize) -> usize {
+    ((share * n as f64 - 1e-9).ceil() as usize).clamp(n / 2 + 1, n.max(1))
+}
+
 fn neighbourhood_len(n: usize) -> usize {
     if n < COMPLETE_BELOW { n } else { NEIGHBOURS + 1 }
 }
 
-/// A random order that everybody can repeat. Nobody chooses it: the hash covers the keys of all members.
+/// A random order that everybody can repeat. No node chooses it: the hash covers the keys of all members. A server can try
+/// several, since a node checks the entries of its neighbours only (docs/security.md says what that is worth).
 fn shuffled(clients: &[u32], hash: &[u8; HASH]) -> Vec<u32> {
     let mut rng = ChaCha20Rng::from_seed(*derive(hash, b"", &[b"fedproj secure ring 1"]));
     let mut ring = clients.to_vec();
@@ -225,10 +261,9 @@ fn hash_of(member: &Member) -> [u8; HASH] {
 
 /// What a node signs: a text that no certificate, handshake or export can be mistaken for.
 pub(super) fn signed_text(run: &str, round: u32, member: &Member) -> Vec<u8> {
-    let mut text = b"fedproj secure keys 1\n".to_vec();
-    for field in
-        [run.as_bytes(), &round.to_le_bytes(), &member.client.to_le_bytes(), &member.mask_key, &member.share_key]
-    {
+    let mut text = b"fedproj secure keys 2\n".to_vec();
+    let Member { client, mask_key, share_key, list_key, task, .. } = member;
+    for field in [run.as_bytes(), &round.to_le_bytes(), task, &client.to_le_bytes(), mask_key, share_key, list_key] {
         text.extend_from_slice(&(field.len() as u64).to_le_bytes());
         text.extend_from_slice(field);
     }

@@ -1,4 +1,4 @@
-//! The desk's part of secure aggregation: which of the four messages each node of the open round has sent.
+//! The desk's part of secure aggregation: which of the messages each node of the open round has sent.
 //!
 //! How the messages are made is in [`crate::secure`]; when a stage ends is in `summing.rs`.
 
@@ -7,7 +7,7 @@ use super::desk::{Arrival, Desk, Inner};
 use crate::der::Certificate;
 use crate::error::{Error, Result};
 use crate::identity::fingerprint;
-use crate::secure::{Roster, is_signed, shared_for};
+use crate::secure::{Roster, SEALED_BYTES, are_usable, is_signed, shared_for};
 use crate::wire::{
     Accepted, Announce, Contribution, Member, Rejected, Reveal, RevealFor, Shares, SharesFor, StepKind, Survivors, Wait,
 };
@@ -24,6 +24,8 @@ pub(super) enum Stage {
     Sharing,
     /// Nodes send their masked vectors.
     Masking,
+    /// Nodes sign who has shared and whose vectors have arrived.
+    Signing,
     /// Nodes reveal what takes the masks away.
     Revealing,
 }
@@ -37,6 +39,7 @@ pub(super) struct Attempt {
     pub shares: BTreeMap<u32, Shares>,
     pub sharers: Vec<u32>,
     pub survivors: Vec<u32>,
+    pub signed: BTreeMap<u32, Vec<u8>>,
     pub reveals: BTreeMap<u32, Reveal>,
 }
 
@@ -48,10 +51,33 @@ impl Attempt {
             Stage::Announcing => StepKind::Wait(Wait {}),
             Stage::Sharing => StepKind::Share(roster.for_node(client)),
             Stage::Masking => StepKind::Mask(shared_for(roster, &self.shares, client)),
+            Stage::Signing => StepKind::Sign(self.survivors(roster, Vec::new())),
             Stage::Revealing => {
-                StepKind::Reveal(Survivors { roster: roster.hash().to_vec(), clients: self.survivors.clone() })
+                let signature = |client| self.signed.get(&client).cloned().unwrap_or_default();
+                let signed = roster.near(client, &self.survivors).map(signature).collect();
+                StepKind::Reveal(self.survivors(roster, signed))
             }
         }
+    }
+
+    fn survivors(&self, roster: &Roster, signed: Vec<Vec<u8>>) -> Survivors {
+        Survivors { roster: roster.hash().to_vec(), clients: self.survivors.clone(), signed }
+    }
+
+    /// Takes a client's signature over the lists of this attempt. What others could not use is not passed on.
+    fn sign(&mut self, client: u32, signature: &[u8]) -> bool {
+        let lists = (&self.sharers, &self.survivors);
+        let is_right = |roster: &Arc<Roster>| roster.has_signed(client, lists.0, lists.1, signature);
+        let is_signed = self.roster.as_ref().is_some_and(is_right);
+        if is_signed {
+            self.signed.insert(client, signature.to_vec());
+        }
+        is_signed
+    }
+
+    /// Whether masked vectors are taken at present.
+    pub fn takes_vectors(&self) -> bool {
+        self.stage == Stage::Masking
     }
 
     fn is_of(&self, hash: &[u8], stage: Stage) -> bool {
@@ -108,6 +134,9 @@ impl Desk {
             if !announce.roster.is_empty() {
                 return Ok(StepKind::Renew(Wait {}));
             }
+            if announce.member.task != open.offer.task.common_hash() {
+                return Ok(rejected("the node has trained for another task".into()));
+            }
             check_member(node, announce)?;
             attempt.announced.insert(client, announce.member.clone());
             if open.waiting.remove(&client) {
@@ -120,11 +149,17 @@ impl Desk {
             return Ok(StepKind::Wait(Wait {}));
         }
         let is_member = attempt.roster.as_ref().is_some_and(|roster| roster.has(&announce.member));
-        if is_member && open.waiting.contains(&client) {
+        let is_asked = is_member && open.waiting.contains(&client);
+        let has_signed = attempt.stage == Stage::Signing && !announce.signed.is_empty();
+        if is_asked && !has_signed {
             return Ok(attempt.step(client));
         }
-        if open.waiting.remove(&client) {
-            // It has lost its keys.
+        if is_asked && attempt.sign(client, &announce.signed) {
+            open.waiting.remove(&client);
+            arrivals.push_back(Arrival::Answered);
+            self.arrived.notify_all();
+        } else if open.waiting.remove(&client) {
+            // It has lost its keys, or signed other lists.
             arrivals.push_back(Arrival::DroppedOut(client));
             self.arrived.notify_all();
         }
@@ -136,7 +171,8 @@ impl Desk {
         let SharesFor { run, round, shares } = message;
         self.answer(client, &run, round, |attempt| {
             let n_near = attempt.roster.as_ref().map_or(0, |roster| roster.neighbourhood(client).len());
-            let is_whole = shares.sealed.len() + 1 == n_near && shares.commitment.len() == 32;
+            let have_lengths = shares.commitment.len() == 32 && shares.sealed.iter().all(|s| s.len() == SEALED_BYTES);
+            let is_whole = shares.sealed.len() + 1 == n_near && have_lengths;
             let is_taken = attempt.is_of(&shares.roster, Stage::Sharing) && is_whole;
             is_taken && attempt.shares.insert(client, shares).is_none()
         });
@@ -146,8 +182,9 @@ impl Desk {
     pub fn reveal(&self, client: u32, message: RevealFor) {
         let RevealFor { run, round, reveal } = message;
         self.answer(client, &run, round, |attempt| {
-            let n_due = attempt.roster.as_ref().map_or(0, |roster| roster.n_near(client, &attempt.sharers));
-            let is_whole = reveal.shares.len() == n_due && reveal.shares.iter().all(|share| share.len() == 32);
+            let n_due = attempt.roster.as_ref().map_or(0, |roster| roster.near(client, &attempt.sharers).len());
+            // Empty: the dealer's share for this node could not be read.
+            let is_whole = reveal.shares.len() == n_due && reveal.shares.iter().all(|s| matches!(s.len(), 0 | 32));
             is_whole
                 && attempt.is_of(&reveal.roster, Stage::Revealing)
                 && attempt.reveals.insert(client, reveal).is_none()
@@ -177,6 +214,9 @@ fn check_member(node: &NodeEntry, announce: &Announce) -> Result<()> {
     let member = &announce.member;
     let key = Certificate::read(&member.certificate).map(|certificate| certificate.key);
     let is_own = member.client == node.client && fingerprint(&member.certificate) == node.fingerprint;
+    if !are_usable(member) {
+        return Err(Error::protocol("the announced keys give the same secret with everybody, or have other lengths"));
+    }
     if is_own && key.is_some_and(|key| is_signed(&announce.run, announce.round, member, key)) {
         return Ok(());
     }

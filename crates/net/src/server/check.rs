@@ -3,8 +3,9 @@
 use super::config::ServerConfig;
 use super::desk::Offer;
 use crate::error::{Error, Result};
-use crate::wire::{Blob, Contribution, Store, decode_f32};
-use fedproj_core::{Evaluator, Experiment, LocalStats, Model, Part};
+use crate::secure::{Layout, Sums};
+use crate::wire::{Blob, Contribution, Store, decode_f32, part_name};
+use fedproj_core::{Contributions, Evaluator, Experiment, LocalStats, Model, Part};
 use fedproj_data::Dataset;
 use std::ops::Range;
 
@@ -38,14 +39,60 @@ impl Trial {
             let blob = c.blob(part).filter(|blob| blob.len > 0);
             blob.map_or(Ok(Vec::new()), |blob| decode_f32(&store.get(blob)?, (blob.len / 4) as usize, "a vector"))
         };
-        let (weights, buffers) = (read(Part::Weights)?, read(Part::Buffers)?);
-        let model = Model { weights: &weights, buffers: &buffers };
+        self.try_model(&read(Part::Weights)?, &read(Part::Buffers)?)
+    }
+
+    /// Checks that a model gives usable outputs.
+    fn try_model(&self, weights: &[f32], buffers: &[f32]) -> Result<()> {
+        let model = Model { weights, buffers };
         let outputs = self.evaluator.outputs(&[model], &self.samples, false)?;
         let logits = outputs.iter().flat_map(|outputs| &outputs.logits);
         match logits.copied().find(|v| !is_usable(*v)) {
             Some(v) => Err(Error::protocol(format!("the model's outputs contain {v}; it cannot be used"))),
             None => Ok(()),
         }
+    }
+}
+
+/// The checks of a secure sum, in the place of those of the contributions in it: what holds for each holds for their mean.
+pub(super) struct SumChecks<'a> {
+    pub limits: &'a ServerConfig,
+    /// The weights from which the clients started.
+    pub base: &'a [f32],
+    pub variances: Vec<Range<usize>>,
+    pub trial: &'a Trial,
+}
+
+impl SumChecks<'_> {
+    /// Checks the number of samples and the means.
+    pub fn check(&self, layout: &Layout, sums: &Sums) -> Result<()> {
+        let n = sums.n() as i64;
+        let most = n.saturating_mul(self.limits.samples_max.min(i64::MAX as u64) as i64);
+        if let Some(samples) = sums.n_samples().filter(|samples| !(n..=most).contains(samples)) {
+            return Err(Error::protocol(format!("{samples} samples; {n} clients may have {n} to {most}")));
+        }
+        let (mut weights, mut buffers) = (Vec::new(), Vec::new());
+        for (part, mean) in layout.means(sums, self.base) {
+            let name = part_name(part);
+            if let Some(v) = mean.iter().find(|v| !is_usable(**v)) {
+                return Err(Error::protocol(format!("the mean of {name} contains the value {v}")));
+            }
+            match part {
+                Part::Weights => weights = mean,
+                Part::Buffers => buffers = mean,
+                _ => (),
+            }
+        }
+        let norm =
+            weights.iter().zip(self.base).map(|(v, b)| (f64::from(*v) - f64::from(*b)).powi(2)).sum::<f64>().sqrt();
+        if self.limits.norm_max > 0.0 && norm > self.limits.norm_max {
+            return Err(Error::protocol(format!("a mean update of norm {norm:.3e}")));
+        }
+        let of_variances = self.variances.iter().filter_map(|range| buffers.get(range.clone()));
+        if let Some(v) = of_variances.flatten().find(|v| **v < 0.0) {
+            return Err(Error::protocol(format!("a mean variance of {v}")));
+        }
+        self.trial.try_model(&weights, &buffers)
     }
 }
 

@@ -48,8 +48,8 @@ pub struct ServerConfig {
     /// Secure aggregation: the server learns the sum of the nodes' contributions, and no single one. It needs
     /// `federation.sum = "fixed"` and a method that fuses sums.
     pub secure: bool,
-    /// Share of a roster, above 0.5 and at most 1, that must stay until the end of a secure sum. Fewer end the attempt, and
-    /// the round is repeated.
+    /// Share of a roster, above 0.5 and at most 1, that must stay until the end of a secure sum. Nodes decline less than the
+    /// `threshold_min` of their policy, by default two thirds.
     pub secure_threshold: f64,
     /// File with a key of 32 random bytes. What nodes send and fetch is encrypted with it on the server's disk.
     pub key_file: Option<PathBuf>,
@@ -87,7 +87,7 @@ impl Default for ServerConfig {
             checkpoints: 10,
             certificate_days: 365,
             secure: false,
-            // Two thirds: neither a third of the nodes that drop out nor a third that collude does harm.
+            // Two thirds: fewer than a third of the nodes may drop out, and fewer than a third may collude.
             secure_threshold: 2.0 / 3.0,
             key_file: None,
         }

@@ -2,6 +2,7 @@
 //!
 //! The server acknowledges a contribution only after its vectors are checked and on disk, and its journal entry is too.
 
+use super::attempt::Attempt;
 use super::check::{check_content, check_shape};
 use super::desk::{Arrival, Desk, Offer, Open};
 use super::journal::Event;
@@ -77,9 +78,12 @@ impl Desk {
     fn admit(&self, client: u32, c: &Contribution) -> Result<std::result::Result<Arc<Offer>, Verdict>> {
         let inner = self.inner();
         let is_open = |open: &&Open| open.is_of(&c.run, c.round);
+        // In other stages a vector would count as an answer, or replace one that is in the sum.
+        let takes =
+            |open: &&Open| open.waiting.contains(&client) && open.attempt.as_ref().is_none_or(Attempt::takes_vectors);
         let problem = if c.client != client {
             format!("this node stands for client {client}, not {}", c.client)
-        } else if let Some(open) = inner.open.as_ref().filter(is_open).filter(|open| open.waiting.contains(&client)) {
+        } else if let Some(open) = inner.open.as_ref().filter(is_open).filter(takes) {
             // Before the receipt: a round that was done before may be repeated, after damage to the disk.
             return Ok(Ok(Arc::clone(&open.offer)));
         } else if inner.last.get(&client).is_some_and(|(round, id)| *round == c.round && *id == c.id()) {

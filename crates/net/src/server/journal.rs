@@ -185,6 +185,16 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// A round ended without a secure sum, and with the model of the round before: its nodes had begun to reveal shares, and
+    /// do so for one set of contributions only.
+    RoundEmpty {
+        /// The run.
+        run: String,
+        /// The round.
+        round: u32,
+        /// Why.
+        reason: String,
+    },
     /// The run's owner went back to an earlier round.
     RolledBack {
         /// The run.

@@ -8,6 +8,8 @@ use super::members::Members;
 use super::patience::Patience;
 use super::spool::{Spool, Spooled};
 use super::status::Status;
+use super::summing::{PAUSE_FIRST, PAUSE_MAX};
+use crate::backoff::BackOff;
 use crate::error::{Error, Result};
 use crate::secure::Layout;
 use crate::wire::{
@@ -37,9 +39,16 @@ pub struct Recovered {
     pub last: BTreeMap<u32, (u32, String)>,
     /// The rounds that were kept, if the run was rolled back and no round was opened since.
     pub rolled_back: Option<u32>,
+    /// A round that ended without a secure sum, if none was opened since.
+    empty: Option<u32>,
 }
 
 impl Recovered {
+    /// Whether a round has ended without a secure sum.
+    pub(super) fn has_ended_empty(&self, round: u32) -> bool {
+        self.empty == Some(round)
+    }
+
     /// Follows an entry of the journal.
     pub fn follow(&mut self, run: &str, entry: Entry) {
         match entry.event {
@@ -65,6 +74,10 @@ impl Recovered {
             Event::SumFailed { run: of, round, .. } if of == run => {
                 self.last.retain(|_, (last, _)| *last != round);
                 *self = Self { last: std::mem::take(&mut self.last), ..Self::default() };
+            }
+            Event::RoundEmpty { run: of, round, .. } if of == run => {
+                self.last.retain(|_, (last, _)| *last != round);
+                *self = Self { empty: Some(round), last: std::mem::take(&mut self.last), ..Self::default() };
             }
             Event::RolledBack { run: of, to_round } if of == run => {
                 self.last.retain(|_, (round, _)| *round < to_round);
@@ -111,9 +124,9 @@ pub struct Rounds {
 pub(super) struct Lasting {
     config: Blob,
     public: Option<Blob>,
-    trial: Arc<Trial>,
+    pub trial: Arc<Trial>,
     /// The layout of secure sums.
-    layout: Option<Layout>,
+    pub layout: Option<Layout>,
 }
 
 impl Rounds {
@@ -134,8 +147,9 @@ impl Rounds {
                 None
             },
         };
+        let mut pauses = BackOff::new(PAUSE_FIRST, PAUSE_MAX);
         while !self.coordinator.is_done() {
-            self.round(&experiment, &lasting)?;
+            self.round(&experiment, &lasting, &mut pauses)?;
         }
         let state = self.coordinator.state();
         let summary = self.directory.finish(&experiment, state)?;
@@ -144,18 +158,17 @@ impl Rounds {
         Ok(summary)
     }
 
-    fn round(&mut self, experiment: &Experiment, lasting: &Lasting) -> Result<()> {
+    fn round(&mut self, experiment: &Experiment, lasting: &Lasting, pauses: &mut BackOff) -> Result<()> {
         let opening = self.coordinator.open()?;
         let round = opening.download.round;
         let (up, down) = self.desk.traffic();
         let spool = Spool::new(&self.dir, &self.run, round);
         spool.remove_others();
         let start = Instant::now();
-        let (n_late, mut record, pulls) = if let Some(layout) = &lasting.layout {
-            let (n_asked, sums) = self.summed(experiment, &opening, lasting, layout)?;
-            let record = self.coordinator.close(&opening, &sums, start.elapsed().as_secs_f64())?;
+        let (n_late, mut record, pulls) = if lasting.layout.is_some() {
+            let (n_late, record) = self.secure_round(experiment, &opening, lasting, pauses)?;
             // How hard one client pulls is nobody's business here.
-            (n_asked - sums.n(), record, Vec::new())
+            (n_late, record, Vec::new())
         } else {
             let (n_asked, results) = self.whole_contributions(experiment, &opening, lasting)?;
             let (n_late, local) = (n_asked - results.n(), start.elapsed().as_secs_f64());

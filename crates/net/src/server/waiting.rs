@@ -70,7 +70,7 @@ impl Rounds {
     }
 
     /// The fewest contributions that close a round.
-    fn quorum(&self, needed: usize) -> usize {
+    pub(super) fn quorum(&self, needed: usize) -> usize {
         let experiment = self.coordinator.experiment();
         let fewest = self.config.fewest_in_sum(&experiment.config, experiment.partition.n_clients());
         let least = if self.config.secure { fewest.min(needed) } else { 1 };
@@ -95,7 +95,7 @@ impl Rounds {
                 counted.insert(contribution.client, *contribution);
             }
         }
-        self.remember(round, &counted, missed);
+        self.remember(round, &counted.keys().copied().collect::<Vec<_>>(), missed);
         let late = asked.iter().copied().filter(|client| !counted.contains_key(client)).collect();
         let clients = counted.keys().copied().collect();
         self.desk.log(Event::RoundClosed { run: self.run.clone(), round, counted: clients, late })?;
@@ -103,11 +103,11 @@ impl Rounds {
     }
 
     /// Remembers who came in time, and who is not waited for in the next rounds.
-    pub(super) fn remember(&mut self, round: u32, counted: &BTreeMap<u32, Contribution>, missed: Vec<u32>) {
-        for client in counted.keys() {
+    pub(super) fn remember(&mut self, round: u32, counted: &[u32], missed: Vec<u32>) {
+        for client in counted {
             self.patience.kept(*client);
         }
-        for client in missed.into_iter().filter(|client| !counted.contains_key(client)) {
+        for client in missed.into_iter().filter(|client| !counted.contains(client)) {
             tracing::warn!(round, client, node = self.members.name(client), "missed the deadline");
             self.patience.missed(client, round);
         }

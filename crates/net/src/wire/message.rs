@@ -161,6 +161,12 @@ pub struct TaskMemory {
 }
 
 impl Task {
+    /// A hash of all but the client: of what every client of the round gets alike.
+    pub fn common_hash(&self) -> Vec<u8> {
+        let common = Self { client: 0, ..self.clone() };
+        blake3::Hasher::new_derive_key("fedproj task 1").update(&common.encode_to_vec()).finalize().as_bytes().to_vec()
+    }
+
     /// All blobs of the task.
     pub fn blobs(&self) -> Vec<&Blob> {
         let mut all = vec![&self.config, &self.weights, &self.buffers];

@@ -30,7 +30,7 @@ use fedproj_core::Config;
 use prost::Message;
 
 /// Version of the protocol; server and nodes must agree.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The largest message.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;

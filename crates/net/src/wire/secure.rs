@@ -27,9 +27,15 @@ pub struct Member {
     /// X25519 key with which nodes encrypt shares for each other.
     #[prost(bytes = "vec", tag = "4")]
     pub share_key: Vec<u8>,
-    /// ECDSA (P-256, SHA-256, DER) over run, round, client and both keys.
+    /// ECDSA (P-256, SHA-256, DER) over run, round, task, client and all keys.
     #[prost(bytes = "vec", tag = "5")]
     pub signature: Vec<u8>,
+    /// Ed25519 key with which the node signs whose vectors are in the sum.
+    #[prost(bytes = "vec", tag = "6")]
+    pub list_key: Vec<u8>,
+    /// The task to which the node contributes, see [`super::Task::common_hash`].
+    #[prost(bytes = "vec", tag = "7")]
+    pub task: Vec<u8>,
 }
 
 /// A roster as one node gets it: everybody's hash, and the entries of its neighbours and its own.
@@ -77,7 +83,8 @@ pub struct Shared {
     pub sealed: Vec<Vec<u8>>,
 }
 
-/// The clients whose masked vectors have arrived.
+/// The clients whose masked vectors have arrived. A node signs the list, and reveals shares for it if enough others have
+/// signed the same one.
 #[derive(Clone, PartialEq, Message)]
 pub struct Survivors {
     /// The roster's hash.
@@ -86,6 +93,9 @@ pub struct Survivors {
     /// The clients, in increasing order.
     #[prost(uint32, repeated, tag = "2")]
     pub clients: Vec<u32>,
+    /// Before the reveal: what each of them in the node's neighbourhood has signed, in the same order; empty where it has not.
+    #[prost(bytes = "vec", repeated, tag = "3")]
+    pub signed: Vec<Vec<u8>>,
 }
 
 /// A node's shares of its neighbours' secrets: of the own mask of a survivor, of the mask key of one that dropped out.
@@ -94,7 +104,8 @@ pub struct Reveal {
     /// The roster's hash.
     #[prost(bytes = "vec", tag = "1")]
     pub roster: Vec<u8>,
-    /// One share of 32 bytes per member of its neighbourhood that has shared, in increasing order of clients.
+    /// One share of 32 bytes per member of its neighbourhood that has shared, in increasing order of clients; empty where the
+    /// member's share could not be read.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub shares: Vec<Vec<u8>>,
 }
@@ -117,13 +128,16 @@ pub struct Announce {
     /// The id of the masked contribution that the server has accepted; empty before.
     #[prost(string, tag = "5")]
     pub id: String,
+    /// Ed25519 over the attempt's lists of clients, once the node has seen them; empty before.
+    #[prost(bytes = "vec", tag = "6")]
+    pub signed: Vec<u8>,
 }
 
 /// The server's answer to an [`Announce`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Step {
     /// `None` is an answer of a later version.
-    #[prost(oneof = "StepKind", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "StepKind", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub kind: Option<StepKind>,
 }
 
@@ -142,7 +156,7 @@ pub enum StepKind {
     /// Send the masked vector.
     #[prost(message, tag = "4")]
     Mask(Shared),
-    /// Reveal shares.
+    /// Reveal shares, if enough neighbours have signed this list.
     #[prost(message, tag = "5")]
     Reveal(Survivors),
     /// The node's vector is in the sum.
@@ -151,6 +165,9 @@ pub enum StepKind {
     /// The node's vector does not count.
     #[prost(message, tag = "7")]
     Rejected(Rejected),
+    /// Sign this list of survivors.
+    #[prost(message, tag = "8")]
+    Sign(Survivors),
 }
 
 impl From<StepKind> for Step {

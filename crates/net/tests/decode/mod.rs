@@ -45,7 +45,7 @@ pub fn secure(bytes: &[u8]) {
     let unsigned = |_: &[u8]| Ok(vec![0; 64]);
     if let Ok(message) = decode::<RosterMessage>(bytes) {
         let own = message.members.first().cloned().unwrap_or_default();
-        assert!(Roster::check("r", 0, &own, message, &unsigned).is_err(), "nobody has signed it");
+        assert!(Roster::check("r", 0, &own, message, 0.5, &unsigned).is_err(), "nobody has signed it");
     }
     let (party, roster) = &*PARTY;
     let hash = || roster.hash().to_vec();
@@ -67,7 +67,8 @@ pub fn secure(bytes: &[u8]) {
 /// A node and its roster of three.
 static PARTY: LazyLock<(Party, Roster)> = LazyLock::new(|| {
     let parties = [0, 1, 2].map(|client| Party::new(client, [client as u8 + 1; 32]));
-    let members = parties.iter().map(|party| party.member("r", 0, Vec::new(), &|_| Ok(Vec::new())).expect("keys"));
+    let members =
+        parties.iter().map(|party| party.member("r", 0, Vec::new(), Vec::new(), &|_| Ok(Vec::new())).expect("keys"));
     let roster = Roster::new("r", 0, members.collect(), 0.6).expect("a roster");
     (parties[0].clone(), roster)
 });
