@@ -64,15 +64,50 @@ fn every_output_of_a_run_shows_its_epsilon_and_whether_it_is_nominal() {
     assert!(code == 2 && message.contains("privacy: a federation's server"), "{message}");
 }
 
-/// The methods of the study, and its noise with the ε that it stands for.
+/// The methods of the studies.
 const METHODS: [&str; 3] = ["fedavg", "feddyn", "fedproj"];
-const NOISE: [(f64, &str); 4] = [(0.0, "∞"), (1.1772, "8"), (1.8355, "4"), (3.0515, "2")];
+
+/// A stored study: its name, its noise with the ε that it stands for, and how it is drawn.
+struct Study {
+    name: &'static str,
+    noise: [(f64, &'static str); 4],
+    n_seeds: usize,
+    accuracy: (f64, f64, f64),
+    noise_max: f64,
+    subtitle: &'static str,
+    note: &'static str,
+}
 
 #[test]
-fn the_study_is_what_was_measured() {
+fn the_studies_are_what_was_measured() {
+    for study in [
+        Study {
+            name: "privacy-digits",
+            noise: [(0.0, "∞"), (1.1772, "8"), (1.8355, "4"), (3.0515, "2")],
+            n_seeds: 3,
+            accuracy: (60.0, 95.0, 5.0),
+            noise_max: 3.2,
+            subtitle: "digits, 200 clients with 50 per round, 50 rounds",
+            note: "mean and range of 3 seeds",
+        },
+        Study {
+            name: "privacy-cifar10",
+            noise: [(0.0, "∞"), (0.7947, "8"), (1.1217, "4"), (1.6898, "2")],
+            n_seeds: 1,
+            accuracy: (34.0, 48.0, 2.0),
+            noise_max: 1.8,
+            subtitle: "CIFAR-10, 2500 clients with 250 per round, 50 rounds",
+            note: "one seed",
+        },
+    ] {
+        check(&study);
+    }
+}
+
+fn check(study: &Study) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = std::fs::read_to_string(root.join("docs/privacy.md")).unwrap();
-    let runs = load(&[root.join("results/privacy-digits")], false).unwrap().0;
+    let runs = load(&[root.join("results").join(study.name)], false).unwrap().0;
     let of = |method: &str, noise: f64| -> Vec<&Loaded> {
         let is_it = |run: &&Loaded| {
             let config = &run.run.config;
@@ -83,9 +118,9 @@ fn the_study_is_what_was_measured() {
     let mut lines = Vec::new();
     for method in METHODS {
         let (mut line, mut cells) = (Vec::new(), vec![title(method).to_owned()]);
-        for (noise, epsilon) in NOISE {
+        for (noise, epsilon) in study.noise {
             let arm = of(method, noise);
-            assert_eq!(arm.len(), 3, "{method} at {noise}");
+            assert_eq!(arm.len(), study.n_seeds, "{method} at {noise}");
             let summaries: Vec<_> = arm.iter().map(|run| (String::new(), run.run.summary.clone())).collect();
             for spent in summaries.iter().filter_map(|(_, summary)| summary.privacy.as_ref()) {
                 let most: f64 = epsilon.parse().unwrap();
@@ -102,22 +137,23 @@ fn the_study_is_what_was_measured() {
     }
     let chart = Chart {
         title: "accuracy, %".into(),
-        y: (60.0, 95.0, 5.0),
-        x: (0.0, 3.2, NOISE.map(|(noise, _)| noise).to_vec()),
+        y: study.accuracy,
+        x: (0.0, study.noise_max, study.noise.map(|(noise, _)| noise).to_vec()),
         x_label: "noise multiplier; ε = ∞, 8, 4, 2".into(),
         lines,
     };
     let series = METHODS.iter().zip(SERIES).map(|(method, look)| Series::new(title(method), look)).collect();
     let charts = Charts {
         title: "What privacy costs".into(),
-        subtitle: "digits, 200 clients with 50 per round, 50 rounds".into(),
+        subtitle: study.subtitle.into(),
         series,
-        notes: vec!["mean and range of 3 seeds".into()],
+        notes: vec![study.note.into()],
         charts: vec![chart],
         layout: fedproj_report::Layout { columns: 2, plot: (420.0, 240.0) },
     };
-    let (drawn, new) = (charts.draw(), Path::new(env!("CARGO_TARGET_TMPDIR")).join("privacy-digits.svg"));
+    let figure = format!("{}.svg", study.name);
+    let (drawn, new) = (charts.draw(), Path::new(env!("CARGO_TARGET_TMPDIR")).join(&figure));
     std::fs::write(&new, &drawn).unwrap();
-    let shown = std::fs::read_to_string(root.join("docs/figures/privacy-digits.svg")).unwrap_or_default();
+    let shown = std::fs::read_to_string(root.join("docs/figures").join(&figure)).unwrap_or_default();
     assert!(shown == drawn, "the picture of the stored runs is `{}`; copy it to docs/figures", new.display());
 }

@@ -73,7 +73,7 @@ pub fn weight_of(by: EnsembleWeights, n_samples: usize, steps: f64) -> f64 {
 }
 
 /// Binary digits after the point of a weight, where nobody knows the sum of the clients' weights from the numbers of clients
-/// and samples alone. Double precision holds totals below 2³³ and 2³⁷ exactly, see [`total_max`]: a thousand clients of 10 000
+/// and samples alone. Double precision holds totals below 2³³ and 2³⁷ exactly, see `total_max`: a thousand clients of 10 000
 /// samples that make 13 000 steps each.
 pub fn total_digits(by: EnsembleWeights) -> Option<u32> {
     match by {

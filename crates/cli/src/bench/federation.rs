@@ -6,7 +6,7 @@ use crate::federation::process::Process;
 use crate::say;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use fedproj_core::{ClientState, Config, Experiment, LocalStats, Part};
+use fedproj_core::{ClientState, Config, Experiment, Head, LocalStats, Part};
 use fedproj_net::node::{Home, Summing};
 use fedproj_net::secure::Layout;
 use fedproj_net::server::http::Addresses;
@@ -207,7 +207,7 @@ impl Load {
         let config = Config::from_layers(None, &self.settings())?;
         let method = config.method.build()?;
         let experiment = Experiment::load(config, method.as_ref(), None)?;
-        Ok(Layout::new(&experiment, method.as_ref(), self.nodes as usize)?)
+        Ok(Layout::new(&experiment, method.as_ref(), self.nodes as usize, 0)?)
     }
 }
 
@@ -308,7 +308,8 @@ impl SimulatedNode {
     async fn sum_up(&self, task: &Task, layout: &Layout, weights: &Vec<f32>) -> fedproj_net::Result<()> {
         let none = Vec::new();
         let parts = [(Part::Weights, weights), (Part::Buffers, &none)];
-        let plain = encode_u64(&layout.encode(10, &LocalStats::default(), &parts)?);
+        let head = Head { client: 0, n_samples: 10, n_steps: 1, stats: &LocalStats::default() };
+        let plain = encode_u64(&layout.encode(head, 1.0, &[], &parts)?);
         let plain = NamedBlob { name: PLAIN.into(), blob: self.outbox.put(&plain)? };
         let (run, parts) = (task.run.clone(), vec![plain]);
         let pending = Contribution { run, round: task.round, client: self.client, parts, ..Contribution::default() };
