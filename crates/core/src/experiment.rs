@@ -140,45 +140,8 @@ impl Experiment {
         partition: Partition,
         data_dir: Option<&Path>,
     ) -> Result<Self> {
-        if private.labels().is_none() || test.labels().is_none() {
-            return Err(Error::config(format!("the private set `{}` has no labels", private.name())));
-        }
-        if config.data.augment && !matches!(private.shape(), fedproj_data::Shape::Image { .. }) {
-            let kind =
-                if matches!(private.shape(), fedproj_data::Shape::Tokens { .. }) { "texts" } else { "rows of a table" };
-            return Err(Error::config(format!(
-                "data.augment = true moves and mirrors images, but the samples of `{}` are {kind}\nhint: data.augment=false",
-                private.name()
-            )));
-        }
-        let public = if method.needs_public() { public } else { None };
-        if let Some(public) = &public {
-            if public.shape() != private.shape() {
-                return Err(Error::config(format!(
-                    "the public set `{}` has samples of shape {}, the private set `{}` of {}\n\
-                     hint: data.public = {{ name = \"…\", resize = [height, width] }} resizes images",
-                    public.name(),
-                    public.shape(),
-                    private.name(),
-                    private.shape()
-                )));
-            }
-            if method.needs_public_labels()
-                && (public.labels().is_none() || public.class_names() != private.class_names())
-            {
-                return Err(Error::config(format!(
-                    "method `{}` is set to use public labels, but `{}` has no labels of the classes of `{}`\n\
-                     hint: memory.target = \"ensemble\" needs none",
-                    config.method.name,
-                    public.name(),
-                    private.name()
-                )));
-            }
-        } else if method.needs_public() {
-            let name = &config.method.name;
-            let problem = format!("method `{name}` needs a public set; set data.public to a data set or to \"split\"");
-            return Err(Error::config(problem));
-        }
+        let public = public.filter(|_| method.needs_public());
+        check_sets(&config, method, [&private, &test], public.as_ref())?;
         let group_of = groups::assign(&config.model.clients, partition.n_clients())?;
         let (private, test, public, partition) =
             (Arc::new(private), Arc::new(test), public.map(Arc::new), Arc::new(partition));
@@ -298,6 +261,53 @@ impl Experiment {
     pub fn cohort_among(&self, round: u32, clients: &[u32], size: usize) -> Vec<u32> {
         draw_cohort(self.config.seed, round, clients, size)
     }
+}
+
+/// Checks that the sets have what the method and the configuration need of them.
+fn check_sets(
+    config: &Config,
+    method: &dyn Method,
+    [private, test]: [&Dataset; 2],
+    public: Option<&Dataset>,
+) -> Result<()> {
+    if private.labels().is_none() || test.labels().is_none() {
+        return Err(Error::config(format!("the private set `{}` has no labels", private.name())));
+    }
+    if config.data.augment && !matches!(private.shape(), fedproj_data::Shape::Image { .. }) {
+        let kind =
+            if matches!(private.shape(), fedproj_data::Shape::Tokens { .. }) { "texts" } else { "rows of a table" };
+        return Err(Error::config(format!(
+            "data.augment = true moves and mirrors images, but the samples of `{}` are {kind}\nhint: data.augment=false",
+            private.name()
+        )));
+    }
+    if let Some(public) = public {
+        if public.shape() != private.shape() {
+            return Err(Error::config(format!(
+                "the public set `{}` has samples of shape {}, the private set `{}` of {}\n\
+                 hint: data.public = {{ name = \"…\", resize = [height, width] }} resizes images",
+                public.name(),
+                public.shape(),
+                private.name(),
+                private.shape()
+            )));
+        }
+        if method.needs_public_labels() && (public.labels().is_none() || public.class_names() != private.class_names())
+        {
+            return Err(Error::config(format!(
+                "method `{}` is set to use public labels, but `{}` has no labels of the classes of `{}`\n\
+                 hint: memory.target = \"ensemble\" needs none",
+                config.method.name,
+                public.name(),
+                private.name()
+            )));
+        }
+    } else if method.needs_public() {
+        let name = &config.method.name;
+        let problem = format!("method `{name}` needs a public set; set data.public to a data set or to \"split\"");
+        return Err(Error::config(problem));
+    }
+    Ok(())
 }
 
 /// The clients of a round, see [`Experiment::cohort_among`]. It needs no data.

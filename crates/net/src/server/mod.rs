@@ -39,7 +39,7 @@ use crate::files::create_dir;
 use crate::identity::operator;
 use crate::wire::{Done, hex, reject_simulated};
 use desk::Desk;
-use fedproj_core::{Config, Coordinator, Experiment, Manifest, RunDir, Summary};
+use fedproj_core::{Config, Coordinator, Experiment, Manifest, Method, RunDir, Summary};
 use http::{Addresses, Server};
 use journal::{Event, Journal};
 use members::Members;
@@ -83,6 +83,15 @@ pub struct Served {
     pub summary: Summary,
 }
 
+/// Rejects a run that a federation cannot carry as it is set.
+fn check_run(settings: &ServerConfig, experiment: &Experiment, method: &dyn Method) -> Result<()> {
+    if let Some(reason) = method.needs_simulator() {
+        return Err(Error::config(reason));
+    }
+    settings.check_privacy(&experiment.config)?;
+    if settings.secure { summing::check(experiment, method) } else { Ok(()) }
+}
+
 /// Runs a configuration to its end, or until the future is dropped. It resumes where an earlier server stopped. `ready` gets
 /// the addresses and the status once the server listens.
 ///
@@ -113,13 +122,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     let finished = RunDir::finished(&run_dir, &config)?;
     let method = config.method.build()?;
     let experiment = Experiment::load(config.clone(), method.as_ref(), data_dir.as_deref())?;
-    if let Some(reason) = method.needs_simulator() {
-        return Err(Error::config(reason));
-    }
-    settings.check_privacy(&config)?;
-    if settings.secure {
-        summing::check(&experiment, method.as_ref())?;
-    }
+    check_run(&settings, &experiment, method.as_ref())?;
     experiment.notes().iter().for_each(|note| tracing::warn!(run, "{note}"));
     create_dir(&run_dir.join("checkpoints"))?;
     let manifest = Manifest { federated: true, ..Manifest::of(&experiment, n_threads) };
