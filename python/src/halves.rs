@@ -110,7 +110,7 @@ impl Server {
             let experiment = coordinator.experiment();
             let origin = serde_json::to_string(&Origin::of(&Manifest::of(experiment, device), &experiment.config)?)?;
             let (config, method, means) = (&experiment.config, coordinator.method(), coordinator.means());
-            let n_public = experiment.public.as_ref().map_or(0, Dataset::n_samples);
+            let n_public = experiment.public.as_deref().map_or(0, Dataset::n_samples);
             let keeps = Needs::of(config, method, &experiment.graph, n_public)?.bytes_kept > 0;
             let measures_kept = config.federation.evaluate_clients && method.personal_model().is_some();
             if means.is_none() {
@@ -156,7 +156,7 @@ impl Server {
     /// The public set, for nodes that do not read it themselves.
     fn public<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let bytes =
-            guarded(py, || Ok(lock(&self.serving).coordinator.experiment().public.as_ref().map(encode_public)))?;
+            guarded(py, || Ok(lock(&self.serving).coordinator.experiment().public.as_deref().map(encode_public)))?;
         Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
     }
 

@@ -68,7 +68,7 @@ impl Node {
 
 /// Compares what a round needs with the policy.
 fn check_size(experiment: &Experiment, method: &dyn Method, policy: &Policy) -> Result<(), Error> {
-    let n_public = experiment.public.as_ref().map_or(0, Dataset::n_samples);
+    let n_public = experiment.public.as_deref().map_or(0, Dataset::n_samples);
     let needs = Needs::of(&experiment.config, method, &experiment.graph, n_public)?;
     let (n_weights, n_bytes) = (experiment.weights.len(), needs.bytes_down + needs.bytes_up);
     let sizes = [("parameters_max", n_weights, policy.parameters_max), ("bytes_max", n_bytes, policy.bytes_max)];

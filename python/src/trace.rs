@@ -198,9 +198,8 @@ impl Played {
 
     /// The loss, with the embeddings that the step has made.
     fn loss(&self, loss: Loss) -> Result<Loss> {
-        let made = |at: EmbeddingId| {
-            self.embeddings.get(at.0).copied().ok_or_else(|| mismatch("there is no such embedding"))
-        };
+        let made =
+            |at: EmbeddingId| self.embeddings.get(at.0).copied().ok_or_else(|| mismatch("there is no such embedding"));
         Ok(match loss {
             Loss::NotTrueKl { teacher, temperature } => Loss::NotTrueKl { teacher: made(teacher)?, temperature },
             Loss::Contrast { positive, negative, temperature } => {

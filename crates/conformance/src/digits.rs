@@ -121,7 +121,7 @@ pub fn compare(
     tolerance: f64,
     simulation: &dyn Fn(Device) -> Result<Simulation>,
 ) {
-    group.attempt(&what, |group| {
+    group.attempt(what, |group| {
         let (reference, share) = suite.reference();
         let (mut found, mut expected) = (simulation(suite.device.clone())?, simulation(reference)?);
         let (init, init_buffers) = (expected.state().weights.clone(), expected.state().buffers.clone());

@@ -31,6 +31,7 @@ pub struct ClientGroup {
 
 impl ModelConfig {
     /// The network of a group; without groups, the network of all clients.
+    #[must_use]
     pub fn of_group(&self, group: usize) -> Self {
         let Some(ClientGroup { name, hidden, .. }) = self.clients.get(group) else { return self.clone() };
         let hidden = if hidden.is_empty() { &self.hidden } else { hidden };

@@ -5,7 +5,10 @@
 mod small;
 
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{Config, Error, Evaluator, LocalTraining, Model, RoundRecord, Run, Simulation, VerifyPart, verify};
+use fedproj_core::{
+    ClientState, ClientStates, Config, Error, Evaluator, LocalTraining, Model, RoundRecord, Run, Seconds, Simulation,
+    VerifyPart, verify,
+};
 use small::{BASE, config, run_all, settings_of, simulation};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +22,7 @@ fn exchanging() -> impl Iterator<Item = &'static str> {
 }
 
 fn without_times(records: Vec<RoundRecord>) -> Vec<RoundRecord> {
-    records.into_iter().map(|record| RoundRecord { seconds: Default::default(), ..record }).collect()
+    records.into_iter().map(|record| RoundRecord { seconds: Seconds::default(), ..record }).collect()
 }
 
 fn error(overrides: &[&str]) -> String {
@@ -225,14 +228,14 @@ fn groups_train_within_one_process() {
     let method = config.method.build().unwrap();
     let experiment = Arc::new(fedproj_core::Experiment::load(config, method.as_ref(), None).unwrap());
     let mut training = LocalTraining::new(&experiment, method.as_ref()).unwrap();
-    let error = training.run(method.as_ref(), &Arc::default(), 0, &Default::default()).unwrap_err();
+    let error = training.run(method.as_ref(), &Arc::default(), 0, &ClientState::new()).unwrap_err();
     assert!(error.is_usage() && error.to_string().contains("within one process only"), "{error}");
     let other = Simulation::resume(
         fedproj_core::Experiment::load(small::config("feddf", &[TWO]), method.as_ref(), None).unwrap(),
         small::config("feddf", &[]).method.build().unwrap(),
         1,
         fedproj_core::ServerState { weights: experiment.weights.clone(), ..Default::default() },
-        Default::default(),
+        ClientStates::new(),
     );
     assert!(other.unwrap_err().to_string().contains("1 groups of clients does not fit 2"));
 }

@@ -195,8 +195,17 @@ impl Workspace {
             // `norm_backward` handles normalisations.
             (Op::Input | Op::Flatten | Op::BatchNorm | Op::GroupNorm { .. } | Op::LayerNorm { .. }, _)
             // No parameters, and nobody wants the input's gradient.
-            | (Op::Attention { .. } | Op::FirstToken | Op::MeanOfTokens | Op::Activation(_) | Op::MaxPool(_), None)
-            | (Op::GlobalAveragePool | Op::Dropout { .. } | Op::Add, None) => {}
+            | (
+                Op::Attention { .. }
+                | Op::FirstToken
+                | Op::MeanOfTokens
+                | Op::Activation(_)
+                | Op::MaxPool(_)
+                | Op::GlobalAveragePool
+                | Op::Dropout { .. }
+                | Op::Add,
+                None,
+            ) => {}
         }
     }
 }
