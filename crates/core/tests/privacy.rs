@@ -243,6 +243,7 @@ fn what_is_not_accounted_for_is_rejected() {
         (&["method.name=fedproj", "method.fedproj.memory.feature_weight=1.0"], "features"),
         (&["federation.evaluate_clients=true"], "scores of single clients"),
         (&["federation.sum=fixed"], "not in integers"),
+        (&["data.private.standardise=true"], "without noise"),
         (&["privacy.noise=nodes"], "privacy.sampling=public"),
         (&["privacy.noise=nodes", "privacy.sampling=public", "privacy.quantile=0.5"], "privacy.quantile=0.0"),
         (&["privacy={ noise = 'nodes', sampling = 'public', noise_multiplier = 1e-6 }"], "too small or too large"),

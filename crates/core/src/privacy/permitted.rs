@@ -21,6 +21,11 @@ pub(super) fn check(config: &Config) -> Result<()> {
         let why = "scores of single clients are not noised\nhint: federation.evaluate_clients=false";
         return refuse("federation.evaluate_clients = true".into(), why);
     }
+    if config.data.private.standardise == Some(true) {
+        let why = "mean and deviation are measured over all clients' samples, without noise\n\
+                   hint: scale the data by public numbers, with data.private.standardise=false";
+        return refuse("data.private.standardise = true".into(), why);
+    }
     if federation.sum == SumKind::Fixed {
         let why = "noise is added in double precision, not in integers\nhint: federation.sum=float";
         return refuse("federation.sum = \"fixed\"".into(), why);
