@@ -5,6 +5,7 @@
 mod command;
 
 use serde_json::Value;
+use std::path::Path;
 
 fn status<'a>(outcomes: &'a Value, group: &str) -> &'a str {
     let found = outcomes.as_array().unwrap().iter().find(|o| o["group"] == group);
@@ -45,6 +46,11 @@ fn a_wrong_golden_number_fails_its_group_and_the_command() {
     bytes[at..at + 4].copy_from_slice(&7.0f32.to_le_bytes());
     std::fs::create_dir(folder.path().join("methods")).unwrap();
     std::fs::write(folder.path().join("methods/methods.safetensors"), bytes).unwrap();
+    for other in ["fedmd", "related"] {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../fixtures/{other}/{other}.safetensors"));
+        std::fs::create_dir(folder.path().join(other)).unwrap();
+        std::fs::copy(from, folder.path().join(format!("{other}/{other}.safetensors"))).unwrap();
+    }
     let args = ["selftest", "--device", "cpu", "--only", "traces", "--fixtures", "."];
     let output = command::output(command::fedproj(folder.path(), &args));
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -7,8 +7,8 @@ use fedproj_nn::Graph;
 use std::ops::Range;
 
 /// Their names in the client's state.
-const PARAMS: &str = "own";
-const BUFFERS: &str = "own.buffers";
+const PARAMS: &str = "stays";
+const BUFFERS: &str = "stays.buffers";
 
 /// Which part of a model stays.
 #[derive(Clone, Debug)]

@@ -152,7 +152,7 @@ fn fedbns_clients_start_from_their_own_batch_norm_and_are_measured_with_it() {
         let mut simulation = simulation(config(method, &settings), 2);
         let records = run_all(&mut simulation);
         let sent = simulation.last_results().unwrap().iter().map(|r| r.buffers.clone()).collect::<Vec<_>>();
-        let kept = simulation.clients().values().map(|state| state["own.buffers"].clone()).collect::<Vec<_>>();
+        let kept = simulation.clients().values().map(|state| state["stays.buffers"].clone()).collect::<Vec<_>>();
         (sent, kept, records)
     };
     let (sent, kept, fedbn) = run("fedbn");
@@ -194,7 +194,7 @@ fn fedgems_clients_keep_their_own_models_and_its_server_what_it_was_right_about(
     let mut simulation = simulation(config("fedgems", &["federation.fraction=1.0"]), 2);
     run_all(&mut simulation);
     let sent: Vec<Vec<f32>> = simulation.last_results().unwrap().iter().map(|r| r.weights.clone()).collect();
-    let kept: Vec<Vec<f32>> = simulation.clients().values().map(|state| state["own"].clone()).collect();
+    let kept: Vec<Vec<f32>> = simulation.clients().values().map(|state| state["stays"].clone()).collect();
     assert_eq!(sent, kept);
     let (known, logits) = (&simulation.state().vectors["known"], &simulation.state().vectors["logits"]);
     let labels = simulation.experiment().public.as_ref().unwrap().labels().unwrap();

@@ -91,7 +91,12 @@ impl Key {
             path.rsplit('.').next().unwrap_or(path)
         }
         let paths = || all.iter().map(|key| key.path.as_str());
-        let named = |word: &str| paths().filter(|path| last(path) == word).min_by_key(|path| path.matches('.').count());
+        // Tables are rarely meant by one word.
+        let rank = |key: &&'a Self| (key.kind.contains("table"), key.path.matches('.').count());
+        let named = |word: &str| {
+            let named = all.iter().filter(|key| last(&key.path) == word).min_by_key(rank);
+            named.map(|key| key.path.as_str())
+        };
         let by_path = || nearest(path, paths());
         named(last(path)).or_else(by_path).or_else(|| named(nearest(last(path), paths().map(last))?))
     }

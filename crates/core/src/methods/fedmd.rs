@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::memory::MemoryConfig;
 use crate::method::Method;
-use crate::partial::{Mean, ensemble};
+use crate::partial::Mean;
 use crate::step::{Batch, Finish, Step, Term};
 use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,8 @@ impl Method for FedMd {
     }
 
     fn means(&self) -> Option<Vec<Mean>> {
-        Some(ensemble(EnsembleWeights::Uniform, false))
+        // Clients send their scores, so there is no sum over models to ask for.
+        None
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

@@ -31,7 +31,7 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// The server's roster of a round. `share`: how much of a neighbourhood rebuilds a secret, see [`threshold_of`].
+    /// The server's roster of a round. `share`: how much of a neighbourhood rebuilds a secret, see `threshold_of`.
     ///
     /// # Errors
     /// If a client occurs twice.
