@@ -29,6 +29,8 @@ pub struct Policy {
     pub threshold_min: f64,
     /// Whether it contributes to secure sums only.
     pub secure_only: bool,
+    /// Min `privacy.noise_multiplier` of a run whose nodes add the noise. Above 0 it contributes to such runs only.
+    pub noise_min: f64,
 }
 
 impl Default for Policy {
@@ -42,6 +44,7 @@ impl Default for Policy {
             cohort_min: 3,
             threshold_min: 2.0 / 3.0,
             secure_only: false,
+            noise_min: 0.0,
         }
     }
 }
@@ -114,6 +117,14 @@ impl Policy {
         if config.local.epochs > self.epochs_max {
             return Err(exceeds("epochs_max", config.local.epochs.into(), self.epochs_max.into()));
         }
+        let privacy = &config.privacy;
+        let noise = if privacy.is_by_nodes() { privacy.noise_multiplier } else { 0.0 };
+        if noise < self.noise_min {
+            return Err(Error::Declined(format!(
+                "nodes of this run add noise of multiplier {noise}; the node's policy has noise_min = {}",
+                self.noise_min
+            )));
+        }
         let batch = method.memory().map_or(0, |m| m.batch).max(config.local.batch);
         if batch > BATCH_MAX {
             return Err(exceeds("batch", batch as u64, BATCH_MAX as u64));
@@ -130,6 +141,26 @@ fn exceeds(key: &str, asked: u64, limit: u64) -> Error {
 mod tests {
     use super::*;
     use crate::wire::Blob;
+
+    fn check_run(policy: &Policy, settings: &[&str]) -> std::result::Result<(), String> {
+        let settings: Vec<String> = settings.iter().map(|s| (*s).to_owned()).collect();
+        let config = Config::from_layers(None, &settings).unwrap();
+        policy.check_run(&config, config.method.build().unwrap().as_ref()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_run_with_less_noise_than_the_policy_asks_for_is_declined() {
+        let policy = Policy { noise_min: 2.0, ..Policy::default() };
+        let by_nodes = ["method.name=fedavg", "privacy.sampling=public", "privacy.noise=nodes"];
+        let with = |noise: &'static str| [&by_nodes[..], &[noise]].concat();
+        check_run(&policy, &with("privacy.noise_multiplier=2")).unwrap();
+        let declined = check_run(&policy, &with("privacy.noise_multiplier=1.9")).unwrap_err();
+        assert!(declined.contains("multiplier 1.9") && declined.contains("noise_min = 2"), "{declined}");
+        // The server's own noise is a promise that a node cannot check.
+        let by_server = ["method.name=fedavg", "privacy.sampling=public", "privacy.noise_multiplier=9"];
+        assert!(check_run(&policy, &by_server).unwrap_err().contains("multiplier 0"));
+        check_run(&Policy::default(), &["method.name=fedavg"]).unwrap();
+    }
 
     #[test]
     fn a_task_that_exceeds_the_policy_is_declined_with_the_key() {
@@ -148,11 +179,7 @@ mod tests {
         assert!(policy.check_task(&Task { buffers: blob(u64::MAX), ..task(4) }).is_err());
         // Logits of the contribution count like everything else.
         assert!(policy.check_bytes(&task(32), 32).is_ok() && policy.check_bytes(&task(32), 39).is_err());
-        let check = |settings: &[&str]| {
-            let settings: Vec<String> = settings.iter().map(|s| (*s).to_owned()).collect();
-            let config = Config::from_layers(None, &settings).unwrap();
-            policy.check_run(&config, config.method.build().unwrap().as_ref()).map_err(|e| e.to_string())
-        };
+        let check = |settings: &[&str]| check_run(&policy, settings);
         check(&["method.name=fedavg", "local.epochs=2"]).unwrap();
         assert!(check(&["method.name=fedavg", "local.epochs=3"]).unwrap_err().contains("epochs_max"));
         assert!(check(&["method.name=fedproj", "local.epochs=1"]).unwrap_err().contains("fedproj"));
