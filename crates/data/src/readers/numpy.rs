@@ -40,23 +40,24 @@ fn read(request: &Request<'_>) -> Result<Splits> {
 
 fn read_arrays(path: &Path) -> Result<BTreeMap<String, Array>> {
     let file = path.display().to_string();
-    let parse = |name: &str, bytes: &[u8]| {
-        Ok((name.trim_end_matches(".npy").to_owned(), npy::parse(&format!("{file}: {name}"), bytes)?))
-    };
     if path.is_dir() {
-        let names =
-            ["x", "y", "group"].iter().flat_map(|n| ["", "_train", "_test"].map(|part| format!("{n}{part}.npy")));
-        return names.filter(|name| path.join(name).exists()).map(|n| parse(&n, &read_file(&path.join(&n))?)).collect();
+        let names = ["x", "y", "group"].iter().flat_map(|n| ["", "_train", "_test"].map(|part| format!("{n}{part}")));
+        let file_of = |name: &str| path.join(format!("{name}.npy"));
+        let there = names.filter(|name| file_of(name).exists());
+        return there.map(|n| Ok((n.clone(), npy::read(&format!("{file}: {n}.npy"), &file_of(&n))?))).collect();
+    }
+    if path.extension().is_some_and(|e| e == "npy") {
+        return Ok(BTreeMap::from([("x".to_owned(), npy::read(&file, path)?)]));
     }
     let bytes = read_file(path)?;
-    if path.extension().is_some_and(|e| e == "npy") {
-        return Ok(BTreeMap::from([("x".to_owned(), npy::parse(&file, &bytes)?)]));
-    }
     let members = zip::members(&bytes, |_| true).map_err(|found| {
         let hint = "save it with numpy.savez or numpy.savez_compressed";
         Error::malformed(&file, "archive", "a whole .npz file", found, hint)
     })?;
-    members.iter().map(|(name, bytes)| parse(name, bytes)).collect()
+    let parse = |(name, bytes): &(String, Vec<u8>)| {
+        Ok((name.trim_end_matches(".npy").to_owned(), npy::parse(&format!("{file}: {name}"), bytes)?))
+    };
+    members.iter().map(parse).collect()
 }
 
 struct Arrays {
