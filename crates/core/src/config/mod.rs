@@ -316,10 +316,7 @@ impl Config {
     /// The same, with what shares of the rounds mean in a run of `n_rounds` written as rounds. A run that is extended keeps it.
     pub(crate) fn begun_with(&self, n_rounds: u32) -> Self {
         let mut config = self.clone();
-        if config.method.name == "fedproj" {
-            let projection = &mut config.method.fedproj.projection;
-            projection.warmup = projection.warmup_rounds(n_rounds);
-        }
+        config.method.write_rounds(n_rounds);
         config
     }
 
