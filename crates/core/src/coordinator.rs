@@ -366,7 +366,6 @@ impl Coordinator {
     fn describe_clients(&self, results: &dyn Contributions, before: &[Score], record: &mut RoundRecord) -> Result<()> {
         let n = results.n() as f64;
         let (mut forgetting, mut client, mut personal) = (Vec::new(), 0.0, Vec::new());
-        let own = Own::new(self.method(), &self.experiment.graph);
         for at in 0..results.n() {
             let (weights, buffers) = (whole(results, at, Part::Weights)?, whole(results, at, Part::Buffers)?);
             let group = self.experiment.group_of(results.head(at).client);
@@ -378,10 +377,11 @@ impl Coordinator {
             let used = if own.is_empty() {
                 score
             } else {
-                self.score(group, &own.personalise(&self.state.weights, &weights), &buffers)?
+                self.score(group, &own.personalise(&self.state.group(group).weights, &weights), &buffers)?
             };
             personal.push(self.on_own_classes(results.head(at).client, &used));
         }
+            let own = Own::new(self.method(), &self.experiment.group(group).graph);
         // Where models do not travel, a client starts from its own, not from the global one.
         if self.method.sends_weights() {
             record.forgetting = Some(forgetting.iter().map(|lost| lost / n).sum());

@@ -269,12 +269,6 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Goes on with the model that [`Finish::keep_model`] kept in an earlier round, in the place of the one received, and
-    /// with its buffers. Nothing, if none was kept.
-    pub fn continue_from(&mut self, name: &str) {
-        self.recorder.take_model(name);
-    }
-
     /// `n` steps of the local optimiser, each along the gradient on its own batch.
     ///
     /// # Errors
