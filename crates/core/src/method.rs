@@ -143,7 +143,7 @@ pub trait Method: Send + Sync + Debug {
         Ok(None)
     }
 
-    /// The weights that these clients start from, if not all from the global ones; see [`Method::needs_simulator`].
+    /// The weights that the clients of the round start from, if not all from the global ones; see [`Method::needs_simulator`].
     ///
     /// # Errors
     /// If they cannot be computed.
