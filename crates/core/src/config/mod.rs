@@ -12,7 +12,7 @@ mod legacy;
 mod local;
 mod reference;
 
-pub use layers::{WHOLE_TABLES, parse_value, read_value};
+pub use layers::{WHOLE_TABLES, parse_value, read_value, split_pair};
 pub(crate) use layers::{merge, table_of};
 pub use local::{LocalConfig, OptimizerConfig, OptimizerKind, ScheduleConfig};
 pub use reference::Key;
