@@ -286,15 +286,13 @@ impl Projection {
 
     /// One step of the optimiser along g; in the space of updates it is made compatible with r.
     pub(crate) fn update(&self, step: &mut Step<'_>, g: Vector, r: Option<Vector>, authors: &Authors) -> Result<()> {
-        match (r, self.mode, self.space) {
-            (Some(r), ProjectionMode::Conditional | ProjectionMode::Always, Space::Update) => {
-                step.update_projected(g, r, &self.rule(authors))
-            }
-            _ => {
-                step.update(g);
-                Ok(())
-            }
+        if let (Some(r), ProjectionMode::Conditional | ProjectionMode::Always, Space::Update) =
+            (r, self.mode, self.space)
+        {
+            return step.update_projected(g, r, &self.rule(authors));
         }
+        step.update(g);
+        Ok(())
     }
 
     /// The exact bounds of rule `fedproj`.
