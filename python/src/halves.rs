@@ -69,7 +69,6 @@ struct Serving {
 /// A round in progress.
 struct Open {
     opening: Opening,
-    cohort: Vec<u32>,
     results: Results,
 }
 
@@ -169,11 +168,11 @@ impl Server {
             }
             let opening = serving.coordinator.open()?;
             let round = opening.download.round;
-            let cohort = serving.coordinator.cohort();
+            let cohort = opening.cohort.clone();
             let bytes = opening.download.to_bytes()?;
             let results = self.means.as_deref().map(|means| Results::Summed(Partial::new(means)));
             let results = results.unwrap_or_else(|| Results::Single(Vec::with_capacity(cohort.len())));
-            serving.open = Some(Open { opening, cohort: cohort.clone(), results });
+            serving.open = Some(Open { opening, results });
             Ok(Some((round, bytes, cohort)))
         })?;
         Ok(opened.map(|(round, bytes, cohort)| (round, PyBytes::new(py, &bytes), cohort)))
@@ -208,18 +207,18 @@ impl Server {
     fn close(&self, py: Python<'_>, kept: Vec<(u32, PyBackedBytes)>, seconds: f64) -> PyResult<String> {
         guarded(py, || {
             let Serving { directory, coordinator, clients, open } = &mut *lock(&self.serving);
-            let Open { opening, cohort, results } = open.take().ok_or_else(no_round)?;
+            let Open { opening, results } = open.take().ok_or_else(no_round)?;
             for (client, state) in &kept {
                 clients.insert(*client, client_state_from_bytes(state)?);
             }
             let record = match results {
                 Results::Summed(sum) => {
-                    check_cohort(&cohort, sum.clients())?;
+                    check_cohort(&opening.cohort, sum.clients())?;
                     coordinator.close(&opening, &sum, seconds)?
                 }
                 Results::Single(mut all) => {
                     all.sort_by_key(|result| result.client);
-                    check_cohort(&cohort, all.iter().map(|result| result.client))?;
+                    check_cohort(&opening.cohort, all.iter().map(|result| result.client))?;
                     let mut record = coordinator.close(&opening, &all, seconds)?;
                     coordinator.describe_personal(clients, &all, &mut record)?;
                     record

@@ -26,7 +26,7 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     for round in 0..3 {
         simulation.round(&|_| ())?;
         for (k, (graph, init)) in networks.iter().enumerate() {
-            let own = simulation.clients().get(&(k as u32)).and_then(|state| state.get("own"));
+            let own = simulation.clients().get(&(k as u32)).and_then(|state| state.get("stays"));
             let student = simulation.state().group(k).published().weights;
             for (name, found) in [("client", own.context("a client's own model")?), ("student", &student.to_vec())] {
                 let expected = golden.flat(graph.params(), &format!("round{round}/{name}{k}"))?;

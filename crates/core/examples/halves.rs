@@ -51,9 +51,8 @@ fn serve(config: Config, tasks: &Sender<Task>, results: &Receiver<Vec<Vec<u8>>>)
     let mut states = ClientStates::new();
     while !server.is_done() {
         let opening = server.open()?;
-        // Not the experiment's: under privacy the clients are drawn in secret.
-        let cohort = server.cohort().into_iter();
-        let clients = cohort.map(|client| (client, states.remove(&client).unwrap_or_default())).collect();
+        let kept_by = |client: &u32| (*client, states.remove(client).unwrap_or_default());
+        let clients = opening.cohort.iter().map(kept_by).collect();
         let sent = tasks.send((opening.download.to_bytes()?, clients));
         let Ok(bytes) = results.recv() else { break };
         if sent.is_err() {

@@ -39,6 +39,8 @@ pub struct Coordinator {
 /// A round in progress.
 #[derive(Debug)]
 pub struct Opening {
+    /// The clients of the round, in increasing order. Nothing draws them but [`Coordinator::open`]: another draw may give others.
+    pub cohort: Vec<u32>,
     /// What every client of the round receives.
     pub download: Arc<Download>,
     /// What those of the further groups receive (`model.clients`).
@@ -169,17 +171,23 @@ impl Coordinator {
         machine::check_memory(&self.experiment.graph, machine::N_VECTORS_MIN + n_vectors)
     }
 
-    /// The clients of the next round.
-    pub fn cohort(&self) -> Vec<u32> {
-        let round = self.state.n_rounds_done;
-        self.privacy.as_ref().map_or_else(|| self.experiment.cohort(round), |privacy| privacy.cohort(round))
-    }
-
-    /// Begins the next round. An unfinished round can begin again: beginning one draws nothing at random.
+    /// Begins the next round and draws its clients. An unfinished round can begin again, with the same clients unless privacy
+    /// rests on their being drawn in secret.
     ///
     /// # Errors
     /// If the network cannot take a batch.
     pub fn open(&mut self) -> Result<Opening> {
+        let round = self.state.n_rounds_done;
+        let drawn = self.privacy.as_ref().map(|privacy| privacy.cohort(round));
+        self.open_with(drawn.unwrap_or_else(|| self.experiment.cohort(round)))
+    }
+
+    /// Begins the next round with these clients, in increasing order. None are named where a server first learns who is online;
+    /// it cannot run a method that gives clients weights of their own ([`Method::needs_simulator`]).
+    ///
+    /// # Errors
+    /// As [`Coordinator::open`].
+    pub fn open_with(&mut self, cohort: Vec<u32>) -> Result<Opening> {
         let experiment = Arc::clone(&self.experiment);
         let round = self.state.n_rounds_done;
         if round == 0 {
@@ -195,10 +203,10 @@ impl Coordinator {
             (true, None) => Some(self.state.groups().enumerate().map(sent).collect::<Result<_>>()?),
             (_, scores) => scores,
         };
-        let mut downloads = self.state.groups().map(|state| self.download(round, state).map(Arc::new));
+        let mut downloads = self.state.groups().map(|state| self.download(round, state, &cohort).map(Arc::new));
         let download = downloads.next().unwrap_or_else(|| Ok(Arc::default()))?;
         let others = downloads.collect::<Result<_>>()?;
-        Ok(Opening { download, others, global_before })
+        Ok(Opening { cohort, download, others, global_before })
     }
 
     /// Ends a round with the contributions that count: fuses, evaluates and records. `local` is the clients' training
@@ -296,7 +304,7 @@ impl Coordinator {
     }
 
     /// What the clients of a group receive; `state` is the group's.
-    fn download(&self, round: u32, state: &ServerState) -> Result<Download> {
+    fn download(&self, round: u32, state: &ServerState, cohort: &[u32]) -> Result<Download> {
         let sent = |(name, v): (&String, &Vec<f32>)| name.strip_prefix(SEND).map(|name| (name.to_owned(), v.clone()));
         let memory = match (self.method.memory(), &state.targets, &self.experiment.public) {
             (Some(config), Some(targets), Some(public)) => {
@@ -305,15 +313,14 @@ impl Coordinator {
             }
             _ => None,
         };
-        let cohort = self.cohort();
-        let personal = self.method.weights_of(&self.experiment, state, &cohort)?;
+        let personal = self.method.weights_of(&self.experiment, state, cohort)?;
         Ok(Download {
             round,
             weights: state.weights.clone(),
             buffers: state.buffers.clone(),
             vectors: state.vectors.iter().filter_map(sent).collect(),
             memory,
-            personal: cohort.into_iter().zip(personal).collect(),
+            personal: cohort.iter().copied().zip(personal).collect(),
         })
     }
 
@@ -366,7 +373,6 @@ impl Coordinator {
     fn describe_clients(&self, results: &dyn Contributions, before: &[Score], record: &mut RoundRecord) -> Result<()> {
         let n = results.n() as f64;
         let (mut forgetting, mut client, mut personal) = (Vec::new(), 0.0, Vec::new());
-        let own = Own::new(self.method(), &self.experiment.graph);
         for at in 0..results.n() {
             let (weights, buffers) = (whole(results, at, Part::Weights)?, whole(results, at, Part::Buffers)?);
             let group = self.experiment.group_of(results.head(at).client);
@@ -375,10 +381,11 @@ impl Coordinator {
             forgetting.push(lost.fold(f64::NEG_INFINITY, f64::max));
             client += score.accuracy / n;
             // Where a part of the model stays with its client, it uses the new global model with its own part.
+            let own = Own::new(self.method(), &self.experiment.group(group).graph);
             let used = if own.is_empty() {
                 score
             } else {
-                self.score(group, &own.personalise(&self.state.weights, &weights), &buffers)?
+                self.score(group, &own.personalise(&self.state.group(group).weights, &weights), &buffers)?
             };
             personal.push(self.on_own_classes(results.head(at).client, &used));
         }

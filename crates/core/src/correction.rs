@@ -13,6 +13,7 @@ use crate::contributions::Part;
 use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, SEND};
+use crate::partial::{Mean, averages};
 use crate::step::{Finish, Step, Vector};
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +80,18 @@ impl Correction {
         if self.absent {
             add(&format!("{SEND}{DRIFT}"), 1.0 - share);
         }
+        Ok(())
+    }
+
+    /// The means over clients that [`Self::average`] asks for.
+    pub(crate) fn means() -> Vec<Mean> {
+        averages(EnsembleWeights::Uniform)
+    }
+
+    /// The whole server of a method that adds nothing to the correction.
+    pub(crate) fn fuse(self, round: &mut Fusion<'_>) -> Result<()> {
+        self.average(round)?;
+        Self::send(round);
         Ok(())
     }
 

@@ -221,7 +221,8 @@ impl LocalTraining {
         let partition = &self.experiment.partition;
         let (mut jobs, n) = (clients.to_vec(), partition.n_clients());
         if let Some((client, _)) = jobs.iter().find(|(client, _)| *client as usize >= n) {
-            return Err(Error::config(format!("there is no client {client}: the experiment has {n}")));
+            let problem = format!("there is no client {client}, only {n} clients");
+            return Err(Error::Message { what: "a task of this experiment", problem });
         }
         // The largest first, so that no thread begins a long client last.
         jobs.sort_by_key(|(client, _)| Reverse(partition.size(*client as usize)));
@@ -254,7 +255,8 @@ impl Download {
         let (Some((indices, targets)), Some(public)) = (&self.memory, &experiment.public) else { return Ok(()) };
         let n = public.n_samples();
         if let Some(index) = indices.iter().find(|index| **index as usize >= n) {
-            return Err(Error::config(format!("the memory has public sample {index}, but there are {n}")));
+            let problem = format!("the memory has public sample {index}, but there are {n}");
+            return Err(Error::Message { what: "a download of this experiment", problem });
         }
         let width = |node| n * graph.shape(node).len();
         let features = graph.features().map_or(0, width);

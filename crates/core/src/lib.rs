@@ -53,7 +53,7 @@ pub use averages::Averages;
 pub use bytes::{client_state_from_bytes, client_state_to_bytes};
 pub use config::{
     Config, DataConfig, Draw, FederationConfig, Key, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
-    ScheduleConfig, SumKind, WHOLE_TABLES, parse_value, read_value,
+    ScheduleConfig, SumKind, WHOLE_TABLES, parse_value, read_value, split_pair,
 };
 pub use contributions::{Contributions, Head, Measured, Part};
 pub use coordinator::{Coordinator, Opening, model_hash};

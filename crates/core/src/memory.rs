@@ -1,10 +1,12 @@
 //! The memory of public samples against which FedProj projects.
 
 use crate::error::{Error, Result};
+use crate::fusion::{Fusion, GlobalModel};
 use crate::step::{At, Term};
 use fedproj_nn::{Loss, NormMode};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// What the memory holds: the paper's M ⊆ D_pub with the ensemble's logits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,7 +54,7 @@ impl MemoryConfig {
         require(self.batch > 0, "batch", 0.0, "at least 1")?;
         require(self.temperature > 0.0, "temperature", self.temperature, "positive")?;
         require(self.feature_weight >= 0.0, "feature_weight", self.feature_weight, "0 or positive")?;
-        let features = self.target == MemoryTarget::Labels && self.feature_weight > 0.0;
+        let features = self.has_labels() && self.feature_weight > 0.0;
         require(!features, "feature_weight", self.feature_weight, "0 where labels are the target")
     }
 
@@ -64,6 +66,32 @@ impl MemoryConfig {
         };
         let features = Term { loss: Loss::MaskedSquares, at: At::Features, weight: self.feature_weight };
         ([target.into(), features], 1 + usize::from(self.feature_weight > 0.0))
+    }
+
+    /// Whether the public samples' labels are the target.
+    pub(crate) fn has_labels(&self) -> bool {
+        self.target == MemoryTarget::Labels
+    }
+
+    /// Targets before the first round, if there are any.
+    pub(crate) fn first_targets(&self, global: &GlobalModel<'_>, with_features: bool) -> Result<Option<Targets>> {
+        match (self.target, self.round0) {
+            // Labels need no ensemble: they are available from the start.
+            (MemoryTarget::Labels, _) => Ok(Some(Targets::default())),
+            (_, Round0::GlobalModel) => global.public_outputs(with_features).map(Some),
+            (_, Round0::Skip) => Ok(None),
+        }
+    }
+
+    /// Sets the next round's targets: the clients' ensemble, or what takes its place.
+    pub(crate) fn remember(&self, ensemble: Targets, round: &mut Fusion<'_>, with_features: bool) -> Result<()> {
+        let targets = match self.target {
+            MemoryTarget::Ensemble => ensemble,
+            MemoryTarget::GlobalModel => round.global_outputs(with_features)?,
+            MemoryTarget::Labels => Targets::default(),
+        };
+        round.state.targets = Some(Arc::new(targets));
+        Ok(())
     }
 }
 

@@ -90,7 +90,7 @@ pub trait Method: Send + Sync + Debug {
     }
 
     /// Parameters that stay with their client, together with all buffers. After its first round a client starts from its own.
-    /// It sends them all the same, for the score of the global model.
+    /// Where models travel, it sends them all the same, for the score of the global model.
     fn stays_with_client(&self, graph: &Graph) -> Vec<Range<usize>> {
         let _ = graph;
         Vec::new()
@@ -143,7 +143,7 @@ pub trait Method: Send + Sync + Debug {
         Ok(None)
     }
 
-    /// The weights that these clients start from, if not all from the global ones; see [`Method::needs_simulator`].
+    /// The weights that the clients of the round start from, if not all from the global ones; see [`Method::needs_simulator`].
     ///
     /// # Errors
     /// If they cannot be computed.

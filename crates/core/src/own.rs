@@ -17,6 +17,11 @@ pub(crate) struct Own {
     n_buffers: usize,
 }
 
+/// All parameters, for methods whose clients keep their model.
+pub(crate) fn whole_model(graph: &Graph) -> Vec<Range<usize>> {
+    std::iter::once(0..graph.params().len()).collect()
+}
+
 impl Own {
     pub fn new(method: &dyn Method, graph: &Graph) -> Self {
         Self { ranges: method.stays_with_client(graph), n_buffers: graph.buffers().len() }

@@ -8,6 +8,7 @@ use crate::fusion::{Fusion, SEND};
 use crate::memory::MemoryConfig;
 use crate::step::{Batch, ProjectionRule, Scope, Step, Vector};
 use crate::subspace;
+use fedproj_nn::Graph;
 use fedproj_nn::vector::Bounds;
 use serde::{Deserialize, Serialize};
 
@@ -163,6 +164,11 @@ impl Projection {
         require(self.soft_weight >= 0.0, "soft_weight", self.soft_weight.into(), "0 or positive")
     }
 
+    /// Whether the rule can work on this network.
+    pub(crate) fn check_network(&self, graph: &Graph) -> Result<()> {
+        if self.is_on() && self.rule.is_of_inputs() { subspace::products(graph).map(drop) } else { Ok(()) }
+    }
+
     /// Rounds without projection at the start of a run of `n_rounds`.
     pub(crate) fn warmup_rounds(&self, n_rounds: u32) -> f64 {
         if self.warmup < 1.0 { (self.warmup * f64::from(n_rounds)).ceil() } else { self.warmup }
@@ -279,11 +285,13 @@ impl Projection {
     }
 
     /// One step of the optimiser along g; in the space of updates it is made compatible with r.
-    pub(crate) fn update(&self, step: &mut Step<'_>, g: Vector, r: Vector, authors: &Authors) -> Result<()> {
-        match (self.mode, self.space) {
-            (ProjectionMode::Soft, _) | (_, Space::Gradient) => step.update(g),
-            (_, Space::Update) => step.update_projected(g, r, &self.rule(authors))?,
+    pub(crate) fn update(&self, step: &mut Step<'_>, g: Vector, r: Option<Vector>, authors: &Authors) -> Result<()> {
+        if let (Some(r), ProjectionMode::Conditional | ProjectionMode::Always, Space::Update) =
+            (r, self.mode, self.space)
+        {
+            return step.update_projected(g, r, &self.rule(authors));
         }
+        step.update(g);
         Ok(())
     }
 

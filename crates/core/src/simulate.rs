@@ -1,6 +1,6 @@
 //! The simulator: a federation whose clients train on threads or a GPU of this process.
 
-use crate::coordinator::Coordinator;
+use crate::coordinator::{Coordinator, Opening};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
@@ -129,8 +129,10 @@ impl Simulation {
     /// # Errors
     /// If a loss is not finite; the error names round and client.
     pub fn round(&mut self, progress: &(dyn Fn(Progress) + Sync)) -> Result<RoundRecord> {
-        let cohort = self.server.cohort();
-        self.train_and_fuse(&cohort, progress)
+        self.last_results.clear();
+        let start = Instant::now();
+        let opening = self.server.open()?;
+        self.train_and_fuse(&opening, start, progress)
     }
 
     /// Runs one round with these clients, in increasing order, instead of those that the seed would draw. Use it to
@@ -146,21 +148,24 @@ impl Simulation {
                  hint: privacy.sampling=public",
             ));
         }
-        if cohort.is_empty() {
-            self.last_results.clear();
-            let opening = self.server.open()?;
-            return self.server.skip(&opening);
-        }
-        self.train_and_fuse(cohort, progress)
-    }
-
-    fn train_and_fuse(&mut self, cohort: &[u32], progress: &(dyn Fn(Progress) + Sync)) -> Result<RoundRecord> {
         self.last_results.clear();
         let start = Instant::now();
-        let opening = self.server.open()?;
+        let opening = self.server.open_with(cohort.to_vec())?;
+        if cohort.is_empty() {
+            return self.server.skip(&opening);
+        }
+        self.train_and_fuse(&opening, start, progress)
+    }
+
+    fn train_and_fuse(
+        &mut self,
+        opening: &Opening,
+        start: Instant,
+        progress: &(dyn Fn(Progress) + Sync),
+    ) -> Result<RoundRecord> {
         let none = ClientState::new();
-        let clients: Vec<_> =
-            cohort.iter().map(|client| (*client, self.clients.get(client).unwrap_or(&none))).collect();
+        let kept_by = |client: &u32| (*client, self.clients.get(client).unwrap_or(&none));
+        let clients: Vec<_> = opening.cohort.iter().map(kept_by).collect();
         let (mut results, on_gpu) =
             self.training.train(self.server.method(), &opening.downloads(), &clients, progress)?;
         let local = start.elapsed().as_secs_f64();
@@ -172,13 +177,13 @@ impl Simulation {
             .collect();
         if let (Some(trainer), Some(lanes)) = (self.training.gpu(), on_gpu) {
             let sent = GpuResults::new(trainer, &results, &lanes);
-            let mut record = self.server.close(&opening, &sent, local)?;
+            let mut record = self.server.close(opening, &sent, local)?;
             self.server.describe_personal(&kept, &sent, &mut record)?;
             self.clients.extend(kept);
             (self.last_results, self.last_lanes) = (results, Some(lanes));
             return Ok(record);
         }
-        let mut record = self.server.close(&opening, &results, local)?;
+        let mut record = self.server.close(opening, &results, local)?;
         self.server.describe_personal(&kept, &results, &mut record)?;
         self.clients.extend(kept);
         self.last_results = results;

@@ -195,26 +195,6 @@ impl Step<'_> {
         self.recorder.embed(weights.0, node)
     }
 
-    /// The client's current weights θ_k.
-    pub fn weights(&self) -> Vector {
-        Vector(VectorId::Weights)
-    }
-
-    /// The weights that the client received, θ_g.
-    pub fn weights_round_start(&self) -> Vector {
-        Vector(VectorId::RoundStart)
-    }
-
-    /// A vector that the server sent, by its name there; zeros if it sent none.
-    pub fn broadcast(&mut self, name: &str) -> Vector {
-        Vector(self.recorder.broadcast_id(name))
-    }
-
-    /// A vector that the client keeps between rounds; starts as zeros.
-    pub fn state(&mut self, name: &str) -> Vector {
-        Vector(self.recorder.state_id(name))
-    }
-
     /// The model that [`Finish::keep_model`] kept in an earlier round, if any.
     pub fn kept_model(&self, name: &str) -> Option<Vector> {
         self.recorder.kept_model(name).map(Vector)
@@ -225,19 +205,9 @@ impl Step<'_> {
         self.recorder.kept.iter().map(|&at| self.recorder.names.states[at].as_str())
     }
 
-    /// y ← y + a·x
-    pub fn add_scaled(&mut self, y: Vector, a: f32, x: Vector) {
-        self.recorder.push(Op::AddScaled { y: y.0, a, x: x.0 });
-    }
-
     /// y ← x
     pub fn assign(&mut self, y: Vector, x: Vector) {
         self.recorder.push(Op::Assign { y: y.0, x: x.0 });
-    }
-
-    /// g ← g + a·(x − y)
-    pub fn add_scaled_diff(&mut self, g: Vector, a: f32, x: Vector, y: Vector) {
-        self.recorder.push(Op::AddScaledDiff { g: g.0, a, x: x.0, y: y.0 });
     }
 
     /// Scales g to a norm of at most `norm_max`.
@@ -267,12 +237,6 @@ impl Step<'_> {
         };
         self.recorder.push(Op::ProjectToCone { g: g.0, first, n });
         Ok(())
-    }
-
-    /// Goes on with the model that [`Finish::keep_model`] kept in an earlier round, in the place of the one received, and
-    /// with its buffers. Nothing, if none was kept.
-    pub fn continue_from(&mut self, name: &str) {
-        self.recorder.take_model(name);
     }
 
     /// `n` steps of the local optimiser, each along the gradient on its own batch.
@@ -330,26 +294,6 @@ pub struct Finish<'a> {
 }
 
 impl Finish<'_> {
-    /// As [`Step::weights`].
-    pub fn weights(&self) -> Vector {
-        Vector(VectorId::Weights)
-    }
-
-    /// As [`Step::weights_round_start`].
-    pub fn weights_round_start(&self) -> Vector {
-        Vector(VectorId::RoundStart)
-    }
-
-    /// As [`Step::broadcast`].
-    pub fn broadcast(&mut self, name: &str) -> Vector {
-        Vector(self.recorder.broadcast_id(name))
-    }
-
-    /// As [`Step::state`].
-    pub fn state(&mut self, name: &str) -> Vector {
-        Vector(self.recorder.state_id(name))
-    }
-
     /// A vector of zeros that is sent to the server with the weights.
     pub fn upload(&mut self, name: &str) -> Vector {
         Vector(self.recorder.upload_id(name))
@@ -360,18 +304,47 @@ impl Finish<'_> {
         self.recorder.lr_total
     }
 
-    /// y ← y + a·x
-    pub fn add_scaled(&mut self, y: Vector, a: f32, x: Vector) {
-        self.recorder.push(Op::AddScaled { y: y.0, a, x: x.0 });
-    }
-
-    /// g ← g + a·(x − y)
-    pub fn add_scaled_diff(&mut self, g: Vector, a: f32, x: Vector, y: Vector) {
-        self.recorder.push(Op::AddScaledDiff { g: g.0, a, x: x.0, y: y.0 });
-    }
-
     /// Keeps the weights and their buffers for later rounds, see [`Step::kept_model`].
     pub fn keep_model(&mut self, name: &str) {
         self.recorder.keep_model(name);
     }
 }
+
+/// What a method may do with vectors both in a step and after the last one.
+macro_rules! vectors {
+    ($($place:ident),*) => {$(
+        impl $place<'_> {
+            /// The client's current weights θ_k.
+            pub fn weights(&self) -> Vector {
+                Vector(VectorId::Weights)
+            }
+
+            /// The weights that the client received, θ_g.
+            pub fn weights_round_start(&self) -> Vector {
+                Vector(VectorId::RoundStart)
+            }
+
+            /// A vector that the server sent, by its name there; zeros if it sent none.
+            pub fn broadcast(&mut self, name: &str) -> Vector {
+                Vector(self.recorder.broadcast_id(name))
+            }
+
+            /// A vector that the client keeps between rounds; starts as zeros.
+            pub fn state(&mut self, name: &str) -> Vector {
+                Vector(self.recorder.state_id(name))
+            }
+
+            /// y ← y + a·x
+            pub fn add_scaled(&mut self, y: Vector, a: f32, x: Vector) {
+                self.recorder.push(Op::AddScaled { y: y.0, a, x: x.0 });
+            }
+
+            /// g ← g + a·(x − y)
+            pub fn add_scaled_diff(&mut self, g: Vector, a: f32, x: Vector, y: Vector) {
+                self.recorder.push(Op::AddScaledDiff { g: g.0, a, x: x.0, y: y.0 });
+            }
+        }
+    )*};
+}
+
+vectors!(Step, Finish);

@@ -491,7 +491,7 @@ fn fedmd_digests_the_consensus_and_revisits_its_own_samples() {
         consensus = Some(public.iter().map(mean).collect());
         server = digest(&server, consensus.as_ref().unwrap());
         let clients = simulation.clients();
-        let found = [&clients[&0]["own"][..], &clients[&1]["own"], simulation.state().published().weights];
+        let found = [&clients[&0]["stays"][..], &clients[&1]["stays"], simulation.state().published().weights];
         for (found, expected) in found.into_iter().zip([&own[0], &own[1], &server]) {
             let close = doubles(found).iter().zip(expected).all(|(a, b)| (a - b).abs() <= TOLERANCE);
             assert!(close, "round {round}:\n{found:?}\n{expected:?}");

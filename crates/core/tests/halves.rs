@@ -26,7 +26,7 @@ fn federate(settings: &[&str], tamper: impl Fn(&mut ClientResult)) -> (f64, Stri
         let opening = server.open().unwrap();
         let download = Arc::new(Download::from_bytes(&opening.download.to_bytes().unwrap()).unwrap());
         let mut results = Vec::new();
-        for client in server.experiment().cohort(opening.download.round) {
+        for &client in &opening.cohort {
             let (training, state) = clients.entry(client).or_insert_with(|| {
                 (LocalTraining::new(server.experiment(), server.method()).unwrap(), ClientState::new())
             });

@@ -511,7 +511,7 @@ fn fedmd_without_a_digest_leaves_every_client_alone() {
     let start = fedmd.state().weights.clone();
     let client = run_all(&mut fedmd)[0].cohort[0];
     run_all(&mut fedavg);
-    assert_eq!(fedmd.clients()[&client]["own"], fedavg.state().weights);
+    assert_eq!(fedmd.clients()[&client]["stays"], fedavg.state().weights);
     assert_eq!(fedmd.state().weights, start, "no model travels");
 }
 

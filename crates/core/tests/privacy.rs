@@ -69,6 +69,7 @@ fn noise_has_the_variance_that_the_account_assumes() {
         let (_, state) = close(&mut server, &still);
         let noise: Vec<f64> = state.weights.iter().zip(&before).map(|(a, b)| f64::from(*a) - f64::from(*b)).collect();
         check_noise(&format!("{method} {extra:?}"), &noise, 2.0 * 0.5 / f64::sqrt(share) / 3.0);
+        assert_eq!(state.targets.is_some(), method == "fedproj", "who releases logits");
         if let Some(targets) = &state.targets {
             // Three clients' logits, of norm 3 in all, are little beside noise of 3 · 2/√0.2 on each of 5000 values.
             let logits: Vec<f64> = targets.logits.iter().map(|v| f64::from(*v)).collect();
@@ -102,6 +103,33 @@ fn the_limit_moves_towards_the_quantile() {
         let next = close(&mut server, &Vec::<ClientResult>::new()).0.privacy.unwrap().clip;
         let expected = f64::exp(-0.2 * (within - 0.5));
         assert!((next - expected).abs() < 1e-6, "{norms:?}: {next}, expected {expected}");
+    }
+}
+
+#[test]
+fn counts_of_vectors_within_a_limit_have_the_noise_that_the_account_assumes() {
+    const N: usize = 400;
+    let (z, quantile) = (1.0, 0.95);
+    // All vectors stay within both limits, wherever noise moves these: no client moves, and logits are far below 1e20. Noise
+    // on the updates is far below the weights' last bits.
+    let privacy =
+        format!("privacy={{ noise_multiplier = {z}, clip = 1e-20, clip_logits = 1e20, quantile = {quantile} }}");
+    let tiny = ["model.hidden=[1]", "data.public_samples=10", "method.feddf.distill.epochs=0"];
+    let long = ["federation.rounds=500", "federation.evaluate_every=500"];
+    let mut server = coordinator("feddf", &[&tiny[..], &long, &[&privacy, SEEDED]].concat());
+    let still: Vec<ClientResult> = (0..3).map(|client| moved(&server, client, &[])).collect();
+    let limits: Vec<[f64; 2]> = (0..=N)
+        .map(|_| {
+            let spent = close(&mut server, &still).0.privacy.unwrap();
+            [spent.clip, spent.clip_logits.unwrap()]
+        })
+        .collect();
+    for (at, what) in ["updates", "logits"].into_iter().enumerate() {
+        // C ← C exp(−0.2 (share + noise − quantile)), with a share of 1. A client moves its count by ½, the count has a
+        // hundredth of the budget, and three clients divide it.
+        let noise_of = |pair: &[[f64; 2]]| (pair[1][at] / pair[0][at]).ln() / -0.2 + quantile - 1.0;
+        let noise: Vec<f64> = limits.windows(2).map(noise_of).collect();
+        check_noise(&format!("count of {what}"), &noise, 0.5 * z / 0.1 / 3.0);
     }
 }
 

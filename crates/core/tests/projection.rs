@@ -4,7 +4,7 @@
 
 mod small;
 
-use fedproj_core::{Config, Experiment, Simulation};
+use fedproj_core::{ClientResult, Config, Experiment, Simulation};
 use fedproj_nn::models::{self, Variant};
 use fedproj_nn::vector::{self, Bounds, Conflict};
 use fedproj_nn::{Cpu, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace};
@@ -256,20 +256,54 @@ fn what_ogd_learns_is_orthogonal_to_the_directions_that_a_client_keeps() {
     }
 }
 
+/// How clients have moved by one plain step each, and the memory gradient of every public sample where they began. The step is
+/// along −g, so it unlearns none of what points against it.
+fn moved_and_references(settings: &[&str]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    let once = ["data.public_samples=8", "local.epochs=1", "local.batch=500", "method.fedproj.distill.epochs=0", SGD];
+    let mut simulation = simulation(config("fedproj", &[&once[..], settings].concat()), 2);
+    // Warm-up takes the first round, and gives the memory its targets.
+    simulation.round(&|_| ()).unwrap();
+    let state = simulation.state().clone();
+    simulation.round(&|_| ()).unwrap();
+    let results = simulation.last_results().unwrap();
+    let apart = |r: &ClientResult| r.weights.iter().zip(&state.weights).map(|(w, start)| w - start).collect();
+    let moved = results.iter().map(apart).collect();
+    let experiment = simulation.experiment();
+    let (public, graph) = (experiment.public.as_deref().unwrap(), &experiment.graph);
+    let mut ws = Workspace::new(graph, &Options::training(1), Cpu::new(1)).unwrap();
+    let gradient = |(sample, logits): (u32, &[f32])| {
+        let (mut x, mut r) = (vec![0.0; public.sample_len()], vec![0.0; state.weights.len()]);
+        public.gather(&[sample], &mut x);
+        let loss = (Loss::kl(3.0), LossTargets::logits(logits));
+        ws.loss_gradient(&state.weights, &mut [], &x, &loss, Mode::EVAL, &mut r).unwrap();
+        r
+    };
+    let targets = state.targets.clone().unwrap_or_default();
+    (moved, (0..8).zip(targets.logits.chunks(10)).map(gradient).collect())
+}
+
 #[test]
 fn gem_meets_every_constraint_where_a_gem_meets_their_mean() {
-    // One plain step in the second round: the step is the projected gradient.
-    let once = ["local.epochs=1", "local.batch=500", "method.fedproj.distill.epochs=0", "federation.rounds=2"];
-    let records = |rule: &str| {
-        let rule = format!("method.fedproj.projection.rule={rule}");
-        run_all(&mut simulation(
-            config("fedproj", &[&once[..], &[SGD, &rule, "method.fedproj.projection.references=2"]].concat()),
-            2,
-        ))
+    // The largest cosine of a client's step and a reference: above 0 it unlearns that sample.
+    let worst = |moved: &[Vec<f32>], references: &[Vec<f32>]| {
+        moved.iter().flat_map(|m| references.iter().map(move |r| cosine(m, r))).fold(f64::NEG_INFINITY, f64::max)
     };
-    let (gem, agem) = (records("gem"), records("a-gem"));
-    assert_ne!(gem[1].model_hash, agem[1].model_hash);
-    assert!(gem[1].projection_rate.is_some() && gem[0].projection_rate.is_none(), "{gem:?}");
+    let mean = |references: &[Vec<f32>]| {
+        let sum = |i: usize| references.iter().map(|r| r[i]).sum::<f32>();
+        vec![(0..references[0].len()).map(sum).collect::<Vec<f32>>()]
+    };
+    let (free, _) = moved_and_references(&["method.fedproj.projection.warmup=2"]);
+    // A reference per sample: a pass over the memory shows each of them once.
+    let per_sample =
+        ["method.fedproj.projection={rule='gem', references=8}", "method.fedproj.memory={size=8, batch=1}"];
+    let (gem, references) = moved_and_references(&per_sample);
+    assert_eq!((gem.len(), references.len()), (3, 8));
+    assert!(worst(&free, &references) > 0.1, "{}", worst(&free, &references));
+    assert!(worst(&gem, &references) < 1e-4, "{}", worst(&gem, &references));
+    let whole = ["method.fedproj.projection.rule=a-gem", "method.fedproj.memory={size=8, batch=8}"];
+    let (agem, references) = moved_and_references(&whole);
+    assert!(worst(&agem, &mean(&references)) < 1e-4, "{}", worst(&agem, &mean(&references)));
+    assert!(worst(&agem, &references) > 0.05, "{}", worst(&agem, &references));
 }
 
 /// Rows of a layer's weights, each with its bias.

@@ -1,6 +1,6 @@
 //! Many runs from one configuration file: `seeds` and `[sweep]`.
 
-use fedproj_core::{Config, Error, Result, parse_value};
+use fedproj_core::{Config, Error, Result, parse_value, split_pair};
 use toml::{Table, Value};
 
 /// One run of a sweep.
@@ -62,16 +62,15 @@ fn axes(file: Option<&Table>, overrides: &[String]) -> Result<(Table, Vec<String
         Some(other) => return Err(Error::config(format!("[sweep] must be a table of lists, not {other}"))),
     };
     for pair in overrides {
-        match pair.split_once('=') {
-            Some(("seeds", text)) => {
-                // One number counts seeds; a list names them.
-                let n: Option<i64> = text.trim().parse().ok();
-                seeds = Some(n.map_or_else(|| parse_list(pair, text), |n| Ok(Value::Integer(n)))?);
-            }
-            Some((key, list)) if key.starts_with("sweep.") => {
-                sweep.insert(key["sweep.".len()..].to_owned(), parse_list(pair, list)?);
-            }
-            _ => plain.push(pair.clone()),
+        let (key, text) = split_pair(pair)?;
+        if key == "seeds" {
+            // One number counts seeds; a list names them.
+            let n: Option<i64> = text.trim().parse().ok();
+            seeds = Some(n.map_or_else(|| parse_list(pair, text), |n| Ok(Value::Integer(n)))?);
+        } else if let Some(key) = key.strip_prefix("sweep.") {
+            sweep.insert(key.to_owned(), parse_list(pair, text)?);
+        } else {
+            plain.push(pair.clone());
         }
     }
     let mut axes = Vec::new();
@@ -123,6 +122,8 @@ mod tests {
         assert_eq!(runs.len(), 4);
         assert_eq!(expand(None, &[]).unwrap()[0].id, "");
         assert!(expand(None, &["seeds=[]".into()]).is_err());
+        let error = expand(None, &["seeds".into()]).unwrap_err().to_string();
+        assert_eq!(error, "`seeds` is not of the form key=value");
     }
 
     #[test]

@@ -63,12 +63,19 @@ pub fn parse_value(text: &str) -> Value {
     parsed.unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
+/// Key and value of `key=value`.
+///
+/// # Errors
+/// If there is no `=`.
+pub fn split_pair(pair: &str) -> Result<(&str, &str)> {
+    let problem = || Error::config(format!("`{pair}` is not of the form key=value"));
+    pair.split_once('=').map(|(key, value)| (key.trim(), value)).ok_or_else(problem)
+}
+
 /// `a.b.c=value` into nested tables.
 pub(super) fn set_path(table: &mut Table, pair: &str) -> Result<()> {
-    let Some((path, text)) = pair.split_once('=') else {
-        return Err(Error::config(format!("`{pair}` is not of the form key=value")));
-    };
-    let mut keys: Vec<&str> = path.trim().split('.').collect();
+    let (path, text) = split_pair(pair)?;
+    let mut keys: Vec<&str> = path.split('.').collect();
     let last = keys.pop().unwrap_or_default();
     let mut at = table;
     for key in keys {
@@ -78,9 +85,9 @@ pub(super) fn set_path(table: &mut Table, pair: &str) -> Result<()> {
         };
     }
     let value = parse_value(text);
-    match (at.get_mut(last), &value, word_field(path.trim())) {
+    match (at.get_mut(last), &value, word_field(path)) {
         // A word says which one a table is; what was set in it before stays.
-        (Some(Value::Table(table)), Value::String(_), Some(field)) if !is_whole(path.trim(), table) => {
+        (Some(Value::Table(table)), Value::String(_), Some(field)) if !is_whole(path, table) => {
             table.insert(field.to_owned(), value);
         }
         _ => {

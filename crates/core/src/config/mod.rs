@@ -12,7 +12,7 @@ mod legacy;
 mod local;
 mod reference;
 
-pub use layers::{WHOLE_TABLES, parse_value, read_value};
+pub use layers::{WHOLE_TABLES, parse_value, read_value, split_pair};
 pub(crate) use layers::{merge, table_of};
 pub use local::{LocalConfig, OptimizerConfig, OptimizerKind, ScheduleConfig};
 pub use reference::Key;
@@ -31,7 +31,6 @@ use fedproj_nn::{Init, models};
 use layers::{check_keys, read_words, set_path};
 use reference::known_keys;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use toml::{Table, Value};
 
 /// Widest hidden layer: products of two widths stay far from overflow. Long before, a network is too large for the memory.
@@ -316,10 +315,7 @@ impl Config {
     /// The same, with what shares of the rounds mean in a run of `n_rounds` written as rounds. A run that is extended keeps it.
     pub(crate) fn begun_with(&self, n_rounds: u32) -> Self {
         let mut config = self.clone();
-        if config.method.name == "fedproj" {
-            let projection = &mut config.method.fedproj.projection;
-            projection.warmup = projection.warmup_rounds(n_rounds);
-        }
+        config.method.write_rounds(n_rounds);
         config
     }
 
@@ -337,29 +333,6 @@ impl Config {
         (self.method.name, self.method.external) = (name.to_owned(), Some(method));
         self.check()?;
         Ok(self)
-    }
-
-    /// Every key that the chosen method looks at, with its value as text; the tables of the other methods are left out.
-    pub fn keys_in_use(&self) -> BTreeMap<String, String> {
-        fn flatten(value: &Value, path: &str, out: &mut BTreeMap<String, String>) {
-            if let Value::Table(table) = value {
-                for (key, value) in table {
-                    flatten(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, out);
-                }
-            } else {
-                out.insert(path.to_owned(), value.to_string().replace('"', ""));
-            }
-        }
-        let mut out = BTreeMap::new();
-        if let Ok(table) = table_of(self) {
-            flatten(&Value::Table(table), "", &mut out);
-        }
-        let own = match &self.method.external {
-            Some(_) => "method.external.".to_owned(),
-            None => format!("method.{}.", self.method.name),
-        };
-        out.retain(|key, _| !key.starts_with("method.") || key == "method.name" || key.starts_with(&own));
-        out
     }
 
     fn check(&self) -> Result<()> {

@@ -142,6 +142,29 @@ impl Config {
         let sources = [SOURCES, methods::SOURCES, fedproj_data::CONFIG_SOURCES, fedproj_nn::CONFIG_SOURCES].concat();
         Ok(Key::all_of(&sources, "Config", "", &Value::Table(table_of(&Self::default())?)))
     }
+
+    /// Every key that the chosen method looks at, with its value as text; the tables of the other methods are left out.
+    pub fn keys_in_use(&self) -> BTreeMap<String, String> {
+        fn flatten(value: &Value, path: &str, out: &mut BTreeMap<String, String>) {
+            if let Value::Table(table) = value {
+                for (key, value) in table {
+                    flatten(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, out);
+                }
+            } else {
+                out.insert(path.to_owned(), value.to_string().replace('"', ""));
+            }
+        }
+        let mut out = BTreeMap::new();
+        if let Ok(table) = table_of(self) {
+            flatten(&Value::Table(table), "", &mut out);
+        }
+        let own = match &self.method.external {
+            Some(_) => "method.external.".to_owned(),
+            None => format!("method.{}.", self.method.name),
+        };
+        out.retain(|key, _| !key.starts_with("method.") || key == "method.name" || key.starts_with(&own));
+        out
+    }
 }
 
 fn walk(items: &BTreeMap<String, Item>, item: &Item, path: &str, default: Option<&Value>, keys: &mut Vec<Key>) {

@@ -224,10 +224,6 @@ impl Executor {
                 self.cohort.assign(self.theta.rows(), self.states[weights].rows(), self.theta.len())?;
                 self.cohort.assign(self.buffers.rows(), self.states[buffers].rows(), self.buffers.len())?;
             }
-            Op::TakeModel { weights, buffers } => {
-                self.cohort.assign(self.states[weights].rows(), self.theta.rows(), self.theta.len())?;
-                self.cohort.assign(self.states[buffers].rows(), self.buffers.rows(), self.buffers.len())?;
-            }
         }
         Ok(())
     }

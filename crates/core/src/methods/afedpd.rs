@@ -10,11 +10,10 @@
 
 use crate::config::Config;
 use crate::correction::Correction;
-use crate::distill::EnsembleWeights;
 use crate::error::Result;
 use crate::fusion::Fusion;
 use crate::method::Method;
-use crate::partial::{Mean, averages};
+use crate::partial::Mean;
 use crate::step::{Batch, Finish, Step};
 use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
@@ -59,12 +58,10 @@ impl Method for AFedPd {
     }
 
     fn means(&self) -> Option<Vec<Mean>> {
-        Some(averages(EnsembleWeights::Uniform))
+        Some(Correction::means())
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        self.duals().average(round)?;
-        Correction::send(round);
-        Ok(())
+        self.duals().fuse(round)
     }
 }

@@ -69,15 +69,10 @@ impl Method for FedDyn {
 
     fn means(&self) -> Option<Vec<Mean>> {
         // The published code weighs clients by their samples.
-        Some(averages(if self.authors { EnsembleWeights::Samples } else { EnsembleWeights::Uniform }))
+        Some(if self.authors { averages(EnsembleWeights::Samples) } else { Correction::means() })
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        if self.authors {
-            return authors::average_and_drift(round);
-        }
-        self.correction().average(round)?;
-        Correction::send(round);
-        Ok(())
+        if self.authors { authors::average_and_drift(round) } else { self.correction().fuse(round) }
     }
 }

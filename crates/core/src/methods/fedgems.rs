@@ -16,6 +16,7 @@ use crate::evaluate::argmax;
 use crate::fusion::Fusion;
 use crate::memory::{MemoryConfig, Targets};
 use crate::method::Method;
+use crate::own::whole_model;
 use crate::partial::Mean;
 use crate::step::{At, Batch, Step, Term};
 use fedproj_nn::{Graph, Loss};
@@ -77,7 +78,7 @@ impl Method for FedGems {
     }
 
     fn stays_with_client(&self, graph: &Graph) -> Vec<Range<usize>> {
-        std::iter::once(0..graph.params().len()).collect()
+        whole_model(graph)
     }
 
     fn needs_cpu(&self) -> Option<String> {

@@ -14,14 +14,13 @@ use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::memory::MemoryConfig;
 use crate::method::Method;
+use crate::own::whole_model;
 use crate::partial::Mean;
-use crate::step::{Batch, Finish, Step, Term};
-use fedproj_nn::Loss;
+use crate::step::{Batch, Step, Term};
+use fedproj_nn::{Graph, Loss};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::sync::Arc;
-
-/// w_k, by its name in the client's state.
-const OWN: &str = "own";
 
 /// Hyper-parameters of FedMD. The digest uses the clients' optimiser.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,7 +50,6 @@ impl Method for FedMd {
 
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         if step.place().step == 0 {
-            step.continue_from(OWN);
             let n_batches = self.epochs as usize * step.n_memory_batches();
             step.descend(n_batches, Batch::Memory, &[Loss::AbsoluteError])?;
         }
@@ -60,9 +58,8 @@ impl Method for FedMd {
         Ok(())
     }
 
-    fn finish_local(&self, client: &mut Finish<'_>) -> Result<()> {
-        client.keep_model(OWN);
-        Ok(())
+    fn stays_with_client(&self, graph: &Graph) -> Vec<Range<usize>> {
+        whole_model(graph)
     }
 
     fn means(&self) -> Option<Vec<Mean>> {

@@ -11,11 +11,10 @@
 
 use crate::config::Config;
 use crate::correction::Correction;
-use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
-use crate::partial::{Mean, averages};
+use crate::partial::Mean;
 use crate::step::{Batch, Finish, Step};
 use fedproj_nn::Loss;
 use serde::{Deserialize, Serialize};
@@ -67,12 +66,10 @@ impl Method for FedSpeed {
     }
 
     fn means(&self) -> Option<Vec<Mean>> {
-        Some(averages(EnsembleWeights::Uniform))
+        Some(Correction::means())
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        self.correction().average(round)?;
-        Correction::send(round);
-        Ok(())
+        self.correction().fuse(round)
     }
 }

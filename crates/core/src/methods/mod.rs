@@ -121,6 +121,16 @@ registry! {
     pfedhn: PFedHn, "pFedHN", "a hypernetwork on the server makes each client's weights (Shamsian et al. 2021)";
 }
 
+impl MethodConfig {
+    /// Writes shares of the rounds as rounds, in a run of `n_rounds`. FedProj's warm-up is the only one.
+    pub(crate) fn write_rounds(&mut self, n_rounds: u32) {
+        if self.name == "fedproj" {
+            let projection = &mut self.fedproj.projection;
+            projection.warmup = projection.warmup_rounds(n_rounds);
+        }
+    }
+}
+
 fn unknown(name: &str) -> Error {
     let names: Vec<&str> = CATALOGUE.iter().map(|(name, _)| *name).collect();
     let hint = did_you_mean(name, names.iter().copied());

@@ -6,9 +6,9 @@ use fedproj_nn::NodeId;
 /// The name of a vector. All are as long as the parameters, but for the buffers of a kept model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VectorId {
-    /// θ, which only the optimiser moves, or a kept model that takes its place.
+    /// θ, which only the optimiser moves.
     Weights,
-    /// θ as it was received.
+    /// θ as it was received, also where a client starts from its own.
     RoundStart,
     /// The result of an [`Op::Perturb`].
     Perturbed,
@@ -56,8 +56,6 @@ pub(crate) enum Op {
     UpdateProjected { g: VectorId, r: VectorId, rule: ProjectionRule },
     /// Copies θ and its buffers to two states.
     KeepModel { weights: usize, buffers: usize },
-    /// Copies a kept model back to θ and its buffers.
-    TakeModel { weights: usize, buffers: usize },
 }
 
 /// The operations of one step.

@@ -100,14 +100,6 @@ impl Recorder {
         self.push(Op::KeepModel { weights, buffers });
     }
 
-    /// Takes a kept model back, if there is one.
-    pub fn take_model(&mut self, name: &str) {
-        if self.kept_model(name).is_some() {
-            let (weights, buffers) = (self.keep(name), self.keep(&buffers_name(name)));
-            self.push(Op::TakeModel { weights, buffers });
-        }
-    }
-
     /// The place of a state that the client keeps from now on.
     fn keep(&mut self, name: &str) -> usize {
         let at = self.names.state(name);

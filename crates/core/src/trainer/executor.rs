@@ -182,7 +182,6 @@ impl Executor {
                 self.vectors.put_back(VectorId::Perturbed, to);
             }
             Op::KeepModel { weights, buffers } => self.vectors.keep_model(weights, buffers),
-            Op::TakeModel { weights, buffers } => self.vectors.take_model(weights, buffers),
             _ => unreachable!("only a step has batches and an optimiser: {op:?}"),
         }
     }

@@ -163,7 +163,8 @@ impl Trainer {
             Some(own) => own,
             None if download.personal.is_empty() => &download.weights,
             None => {
-                return Err(Error::config(format!("client {client} was not drawn, so there are no weights for it")));
+                let problem = format!("it has no weights for client {client}, which was not drawn");
+                return Err(Error::Message { what: "a download for this client", problem });
             }
         };
         self.executor.begin(start_from, &download.buffers, download);

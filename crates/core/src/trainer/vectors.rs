@@ -94,11 +94,6 @@ impl Vectors {
         self.states[buffers].copy_from_slice(&self.buffers);
     }
 
-    pub fn take_model(&mut self, weights: usize, buffers: usize) {
-        self.theta.copy_from_slice(&self.states[weights]);
-        self.buffers.copy_from_slice(&self.states[buffers]);
-    }
-
     /// Parameters of a model, and a copy of its buffers that a pass may write to.
     pub fn model(&mut self, weights: VectorId) -> (&[f32], &mut [f32]) {
         let (params, buffers) = match weights {

@@ -121,8 +121,8 @@ impl ServerConfig {
             }
         };
         for pair in overrides.extract_if(.., |pair| pair.starts_with("server.")) {
-            let (key, text) = pair["server.".len()..].split_once('=').unwrap_or_default();
-            table.insert(key.trim().into(), fedproj_core::parse_value(text));
+            let (key, text) = fedproj_core::split_pair(&pair)?;
+            table.insert(key["server.".len()..].into(), fedproj_core::parse_value(text));
         }
         let config: Self = fedproj_core::read_value(&toml::Value::Table(table), "server", &Self::keys()?)?;
         config.check()?;
@@ -230,6 +230,8 @@ mod tests {
         let config = ServerConfig::take(&mut file, &mut pairs).unwrap();
         assert!((config.quorum - 0.5).abs() < 1e-9 && (config.over_selection - 0.5).abs() < 1e-9);
         assert_eq!((config.listen.port(), pairs), (0, vec!["seed=3".to_owned()]));
+        let error = ServerConfig::take(&mut toml::Table::new(), &mut vec!["server.secure".into()]).unwrap_err();
+        assert_eq!(error.to_string(), "`server.secure` is not of the form key=value");
     }
 
     #[test]

@@ -159,7 +159,8 @@ impl Rounds {
     }
 
     fn round(&mut self, experiment: &Experiment, lasting: &Lasting, pauses: &mut BackOff) -> Result<()> {
-        let opening = self.coordinator.open()?;
+        // Clients are drawn later, from the nodes that are online.
+        let opening = self.coordinator.open_with(Vec::new())?;
         let round = opening.download.round;
         let (up, down) = self.desk.traffic();
         let spool = Spool::new(&self.dir, &self.run, round);
