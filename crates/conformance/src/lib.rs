@@ -99,8 +99,13 @@ impl Suite {
         let ordinal = device.strip_prefix("cuda:").and_then(|n| n.parse().ok()).unwrap_or(0);
         // Comparisons with the CPU ask for products as exact as the CPU's.
         let device = Device::open(device, Precision::Fp32.name(), 2)?;
-        let gpu = if device.kind() == "cuda" { Some(Gpu::open(ordinal, Precision::Fp32)?) } else { None };
+        let gpu = if device.kind() == "cuda" { Some(open(ordinal, Precision::Fp32)?) } else { None };
         Ok(Self { device, gpu, ordinal, fixtures })
+    }
+
+    /// The GPU under test, in another precision.
+    fn gpu_in(&self, precision: Precision) -> Result<Arc<Gpu>> {
+        open(self.ordinal, precision)
     }
 
     /// The device under test.
@@ -157,6 +162,10 @@ impl Suite {
     fn fixture(&self, name: &str) -> Result<Fixture> {
         Fixture::open(self.fixtures.as_deref().context("there are no fixtures")?, name)
     }
+}
+
+fn open(ordinal: usize, precision: Precision) -> Result<Arc<Gpu>> {
+    Ok(Gpu::open(ordinal, precision, fedproj_data::cache::folder().as_deref())?)
 }
 
 /// The configuration of a method; later layers override earlier ones.

@@ -17,7 +17,7 @@ const LANES: usize = 3;
 
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     for (precision, tolerance) in TOLERANCES {
-        let gpu = Gpu::open(suite.ordinal, precision)?;
+        let gpu = suite.gpu_in(precision)?;
         for net in nets::square_convolutions()? {
             check_net(group, &gpu, &net, tolerance);
         }

@@ -18,7 +18,7 @@ pub struct Measured {
 pub fn step(graph: &Graph, device: &str, precision: &str, clients: usize, x: &[f32], steps: usize) -> Result<Measured> {
     let ordinal = device.strip_prefix("cuda:").map_or(Ok(0), str::parse).context("expected cuda or cuda:N")?;
     let precision = Precision::NAMES.iter().find(|(name, _)| *name == precision).map_or(Precision::Tf32, |(_, p)| *p);
-    let gpu = Gpu::open(ordinal, precision)?;
+    let gpu = Gpu::open(ordinal, precision, fedproj_data::cache::folder().as_deref())?;
     let sample = graph.shape(graph.input()).len();
     let n = x.len() / sample;
     let batch = n / clients;

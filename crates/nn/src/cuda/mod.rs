@@ -31,4 +31,3 @@ pub use gpu::{Gpu, Precision, Probe};
 pub use losses::{LossOf, Target};
 pub use memory::{Data, Rows, Vectors};
 pub use optimizer::Moments;
-pub use programs::cache_folder;
