@@ -24,10 +24,10 @@ mod vectors;
 
 pub use compare::Worst;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use backends::Backend;
 use compare::Group;
-use fedproj_core::{Config, Device};
+use fedproj_core::{Config, Device, Error};
 use fedproj_nn::Isa;
 use fedproj_nn::cuda::{Gpu, Precision};
 use fixtures::Fixture;
@@ -94,7 +94,8 @@ impl Suite {
     /// If the device cannot be used or the folder does not exist.
     pub fn open(device: &str, fixtures: Option<PathBuf>) -> Result<Self> {
         if let Some(dir) = fixtures.as_deref().filter(|dir| !dir.is_dir()) {
-            bail!("there is no folder `{}` with fixtures", dir.display());
+            let hint = "hint: --fixtures names the folder `fixtures` of the repository";
+            return Err(Error::config(format!("there is no folder `{}` with fixtures\n{hint}", dir.display())).into());
         }
         let ordinal = device.strip_prefix("cuda:").and_then(|n| n.parse().ok()).unwrap_or(0);
         // Comparisons with the CPU ask for products as exact as the CPU's.
