@@ -14,8 +14,12 @@ use std::fmt::Write;
 pub enum ConfigCommand {
     /// Prints the effective configuration of a run with every default, or explains one key
     Show(Show),
-    /// Prints the reference of all keys (docs/configuration.md)
-    Reference,
+    /// Prints the reference of all keys (docs/configuration.md), or the entries of some (docs/methods)
+    Reference {
+        /// Keys, and tables for all keys in them
+        #[arg(value_name = "KEY")]
+        keys: Vec<String>,
+    },
 }
 
 /// Arguments of `config show`.
@@ -32,7 +36,8 @@ impl ConfigCommand {
     /// Prints what was asked for.
     pub fn run(self) -> Result<()> {
         match self {
-            Self::Reference => say!("{}", reference()?.trim_end()),
+            Self::Reference { keys } if keys.is_empty() => say!("{}", reference()?.trim_end()),
+            Self::Reference { keys } => say!("{}", entries(&keys)?.trim_end()),
             Self::Show(Show { explain: Some(key), .. }) => say!("{}", Key::explain(&keys()?, &key)?.trim_end()),
             Self::Show(Show { settings, .. }) => {
                 for (at, planned) in settings.runs()?.iter().enumerate() {
@@ -119,6 +124,19 @@ fn reference() -> Result<String> {
             text.push('\n');
         }
         own.iter().filter(|(_, key)| !key.is_table).for_each(|(name, key)| list(&mut text, key, name));
+    }
+    Ok(text)
+}
+
+/// The entries of keys, and of all keys of tables, by their whole paths.
+fn entries(of: &[String]) -> Result<String> {
+    let (keys, mut text) = (keys()?, String::new());
+    for path in of {
+        // The error for an unknown key names the nearest.
+        Key::explain(&keys, path)?;
+        let inside = format!("{path}.");
+        let chosen = keys.iter().filter(|key| !key.is_table && (key.path == *path || key.path.starts_with(&inside)));
+        chosen.for_each(|key| list(&mut text, key, &key.path));
     }
     Ok(text)
 }

@@ -11,6 +11,7 @@ mod doctor;
 mod export;
 mod federation;
 mod interrupt;
+mod making;
 mod methods;
 mod models;
 mod new;
@@ -82,7 +83,7 @@ commands! {
         /// Write stored runs in the formats of other programs
         #[command(subcommand)]
         Export(export::Export),
-        /// Show how far the runs of a plan are, and who makes them
+        /// Show how far the runs of a sweep are, and who makes them
         Status(status::StatusArgs),
         /// Follow a run in a browser while it is made
         Watch(watch::WatchArgs),

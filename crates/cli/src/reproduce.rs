@@ -1,10 +1,10 @@
 //! `fedproj reproduce`: the paper's studies.
 
 use crate::compare::print_table;
-use crate::device::{DeviceArgs, default_threads};
+use crate::device::default_threads;
 use crate::interrupt::{self, command_line_with};
+use crate::making::MakingArgs;
 use crate::progress::Progress;
-use crate::shard::ShardArgs;
 use crate::{give, say};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
@@ -116,18 +116,7 @@ pub struct StudyArgs {
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
-    shard: ShardArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
-    /// Runs at a time, which share the GPU or the threads
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
-    jobs: u16,
-    /// Print one JSON object on the last line
-    #[arg(long)]
-    json: bool,
-    /// Print neither progress nor tables
-    #[arg(long)]
-    quiet: bool,
+    making: MakingArgs,
     /// Settings that override the set-up, such as federation.rounds=50
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -147,15 +136,15 @@ impl StudyArgs {
         };
         let data_dir = crate::data::data_dir(self.data_dir)?;
         let prepared = study.prepare(&options, self.out, data_dir.as_deref())?;
-        let (shard, all) = (self.shard.shard()?, prepared.jobs.clone());
+        let (shard, all, quiet) = (self.making.shard()?, prepared.jobs.clone(), self.making.quiet);
         let mine = shard.map_or_else(|| all.clone(), |shard| shard.of(all.clone()));
-        if !self.quiet {
+        if !quiet {
             let part = shard.map_or(String::new(), |shard| format!(", {shard}: {} of them", mine.len()));
             eprintln!("{}: {} runs in `{}`{part}", prepared.title, all.len(), prepared.out.display());
         }
-        let devices = self.device.open_for(usize::from(self.jobs).min(mine.len()).max(1))?;
-        let progress = Progress::new(self.quiet, devices.len(), |title, _, summary, left| {
-            if let (Some(left), false) = (left, self.quiet) {
+        let devices = self.making.devices(mine.len())?;
+        let progress = Progress::new(quiet, devices.len(), |title, _, summary, left| {
+            if let (Some(left), false) = (left, quiet) {
                 let (accuracy, took, left) = (100.0 * summary.headline, duration(summary.seconds), duration(left));
                 eprintln!("{title}accuracy {accuracy:.2} % after {took}, {left} left for all runs");
             }
@@ -163,7 +152,7 @@ impl StudyArgs {
         let driver = Driver { data_dir, devices, resume: true, shares: shard.is_some() };
         interrupt::watch(command_line_with(None))?;
         let Some(result) = study.run(&prepared, &mine, &driver, &progress)? else {
-            if !self.quiet {
+            if !quiet {
                 let out = prepared.out.display();
                 eprintln!(
                     "other shards are at work; the last one writes tables and report (`fedproj status --out {out}`)"
@@ -171,9 +160,9 @@ impl StudyArgs {
             }
             return Ok(());
         };
-        if self.json {
+        if self.making.json {
             say!("{}", serde_json::to_string(&result)?);
-        } else if !self.quiet {
+        } else if !quiet {
             for BetaTable { beta, table } in &result.tables {
                 say!("\n{}, β = {beta}", result.title);
                 print_table(table);

@@ -1,11 +1,10 @@
 //! `fedproj run`: one run, or all runs of a sweep, with progress.
 
-use crate::device::DeviceArgs;
 use crate::interrupt::{self, command_line_with};
+use crate::making::MakingArgs;
 use crate::progress::Progress;
 use crate::say;
-use crate::settings::Settings;
-use crate::shard::ShardArgs;
+use crate::settings::SweepSettings;
 use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_core::{Config, Error, RunDir, Summary};
@@ -17,10 +16,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 pub struct RunArgs {
     #[command(flatten)]
-    settings: Settings,
-    /// Number of seeds: 0, 1, …, as seeds=N
-    #[arg(long, value_name = "N")]
-    seeds: Option<u16>,
+    settings: SweepSettings,
     /// Run directory; with seeds or a sweep, the directory of all run directories [default: below ./runs]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -28,18 +24,7 @@ pub struct RunArgs {
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
-    shard: ShardArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
-    /// Runs at a time, which share the GPU or the threads
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
-    jobs: u16,
-    /// Print one JSON object on the last line
-    #[arg(long)]
-    json: bool,
-    /// Print neither progress nor results
-    #[arg(long)]
-    quiet: bool,
+    making: MakingArgs,
 }
 
 #[derive(Serialize)]
@@ -51,21 +36,21 @@ struct Finished {
 
 impl RunArgs {
     /// Runs everything that the settings ask for.
-    pub fn run(mut self) -> Result<()> {
-        self.settings.settings.extend(self.seeds.map(|n| format!("seeds={n}")));
+    pub fn run(self) -> Result<()> {
+        let (json, quiet) = (self.making.json, self.making.quiet);
         let runs = self.settings.runs()?;
-        let in_plan = runs.len() > 1;
-        let (mut jobs, shard) = (jobs(runs, self.out.as_deref(), self.resume)?, self.shard.shard()?);
+        let in_sweep = runs.len() > 1;
+        let (mut jobs, shard) = (jobs(runs, self.out.as_deref(), self.resume)?, self.making.shard()?);
         if let Some(shard) = shard {
             let n = jobs.len();
             jobs = shard.of(jobs);
-            if !self.quiet {
+            if !quiet {
                 eprintln!("{shard}: {} of {n} runs", jobs.len());
             }
         }
-        let devices = self.device.open_for(usize::from(self.jobs).min(jobs.len()).max(1))?;
-        let progress = Progress::new(self.quiet, devices.len(), |title: &str, job: &Job, summary: &Summary, _| {
-            if !self.quiet && !self.json {
+        let devices = self.making.devices(jobs.len())?;
+        let progress = Progress::new(quiet, devices.len(), |title: &str, job: &Job, summary: &Summary, _| {
+            if !quiet && !json {
                 let epsilon = summary.privacy.as_ref().map_or(String::new(), |p| format!(", ε = {}", p.shown()));
                 say!(
                     "{title}{}: accuracy {:.2} % (mean of the last rounds), last {:.2} %, best {:.2} %{epsilon}, {:.1} s, {}",
@@ -78,11 +63,11 @@ impl RunArgs {
                 );
             }
         });
-        let (data_dir, resume) = (self.settings.data_dir()?, self.resume || in_plan || shard.is_some());
+        let (data_dir, resume) = (self.settings.data_dir()?, self.resume || in_sweep || shard.is_some());
         let driver = Driver { data_dir, devices, resume, shares: shard.is_some() };
-        interrupt::watch(command_line_with((!in_plan).then_some("--resume")))?;
+        interrupt::watch(command_line_with((!in_sweep).then_some("--resume")))?;
         let summaries = driver.run_all(&jobs, &progress)?;
-        if self.json {
+        if json {
             let finished = jobs.into_iter().zip(summaries);
             let finished = finished.filter_map(|(job, summary)| Some(Finished { run: job.dir, summary: summary? }));
             match &finished.collect::<Vec<_>>()[..] {
@@ -94,14 +79,14 @@ impl RunArgs {
     }
 }
 
-/// The runs of a plan with their directories: `--out`, or a directory below `runs` that the configuration names.
+/// The runs of a sweep with their directories: `--out`, or a directory below `runs` that the configuration names.
 pub(crate) fn jobs(runs: Vec<PlannedRun>, out: Option<&Path>, resume: bool) -> Result<Vec<Job>> {
-    let in_plan = runs.len() > 1;
+    let in_sweep = runs.len() > 1;
     let job = |PlannedRun { id, config }: PlannedRun| {
         let dir = match out {
-            Some(out) if in_plan => out.join(&id),
+            Some(out) if in_sweep => out.join(&id),
             Some(out) => out.to_path_buf(),
-            None if resume && !in_plan => dir_to_resume(&config)?,
+            None if resume && !in_sweep => dir_to_resume(&config)?,
             None => default_dir(&config)?,
         };
         Ok(Job { id, dir, config })

@@ -89,6 +89,35 @@ impl Settings {
     }
 }
 
+/// The settings of several runs.
+#[derive(Args)]
+pub struct SweepSettings {
+    #[command(flatten)]
+    settings: Settings,
+    /// Number of seeds: 0, 1, …, as seeds=N
+    #[arg(long, value_name = "N")]
+    seeds: Option<u16>,
+}
+
+impl SweepSettings {
+    /// Whether nothing is set.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.settings.settings.is_empty() && self.seeds.is_none()
+    }
+
+    /// As [`Settings::runs`], once per seed.
+    pub(crate) fn runs(&self) -> Result<Vec<PlannedRun>> {
+        let (given, data_dir) = (&self.settings, self.settings.data_dir.clone());
+        let settings = given.settings.iter().cloned().chain(self.seeds.map(|n| format!("seeds={n}"))).collect();
+        Settings { settings, data_dir }.runs()
+    }
+
+    /// The data directory.
+    pub(crate) fn data_dir(&self) -> Result<Option<PathBuf>> {
+        self.settings.data_dir()
+    }
+}
+
 /// A configuration file, which may be a pipe, but not an endless one.
 fn read(file: &str) -> std::io::Result<String> {
     let mut text = String::new();

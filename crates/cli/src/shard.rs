@@ -1,4 +1,4 @@
-//! `--shard I/N`: one of several processes that share the runs of a plan, on any cluster with a shared file system.
+//! `--shard I/N`: one of several processes that share the runs of a sweep, on any cluster with a shared file system.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -7,10 +7,10 @@ use fedproj_study::Job;
 use std::fmt;
 use std::str::FromStr;
 
-/// Arguments by which processes share the runs of a plan.
+/// Arguments by which processes share the runs of a sweep.
 #[derive(Args)]
 pub struct ShardArgs {
-    /// Make only every N-th run of the plan, from the I-th on; --shard none makes all [default: a Slurm array's]
+    /// Make only every N-th run of the sweep, from the I-th on; --shard none makes all [default: a Slurm array's]
     #[arg(long, value_name = "I/N")]
     shard: Option<Choice>,
 }
@@ -21,7 +21,7 @@ enum Choice {
     One(Shard),
 }
 
-/// One of N equal parts of a plan, counted from 1.
+/// One of N equal parts of a sweep, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     at: usize,

@@ -1,6 +1,6 @@
-//! `fedproj status`: which runs of a plan are finished, and who makes the others.
+//! `fedproj status`: which runs of a sweep are finished, and who makes the others.
 
-use crate::settings::Settings;
+use crate::settings::SweepSettings;
 use crate::{give, say};
 use anyhow::Result;
 use clap::Args;
@@ -12,10 +12,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 pub struct StatusArgs {
     #[command(flatten)]
-    settings: Settings,
-    /// Number of seeds, as `fedproj run` takes it
-    #[arg(long, value_name = "N")]
-    seeds: Option<u16>,
+    settings: SweepSettings,
     /// Directory of all run directories, as `fedproj run` takes it; alone: the runs that were begun there
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -26,11 +23,10 @@ pub struct StatusArgs {
 
 impl StatusArgs {
     /// Prints the runs.
-    pub fn run(mut self) -> Result<()> {
+    pub fn run(self) -> Result<()> {
         let all = match &self.out {
-            Some(out) if self.settings.settings.is_empty() && self.seeds.is_none() => progress_in(out)?,
+            Some(out) if self.settings.is_empty() => progress_in(out)?,
             _ => {
-                self.settings.settings.extend(self.seeds.map(|n| format!("seeds={n}")));
                 let jobs = crate::run::jobs(self.settings.runs()?, self.out.as_deref(), false)?;
                 jobs.iter().map(progress_of).collect::<Result<_>>()?
             }

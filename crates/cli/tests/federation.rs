@@ -135,8 +135,10 @@ fn a_secure_sum_survives_kills_of_anyone() {
     // What is sent for a sum claims nothing, and what is closed is everybody's.
     let journal = federation.journal();
     let of = |name: &str| journal.iter().filter(|e| e["event"] == name).collect::<Vec<_>>();
-    assert!(of("accepted").iter().all(|e| e["n_samples"] == 0 && e["parts"][0][0] == "masked"));
-    assert!(of("round_closed").iter().all(|e| e["counted"] == serde_json::json!([0, 1, 2])));
+    let (accepted, closed) = (of("accepted"), of("round_closed"));
+    assert!(accepted.len() as u64 >= 3 * n_kills && closed.len() as u64 >= n_kills, "{journal:?}");
+    assert!(accepted.iter().all(|e| e["n_samples"] == 0 && e["parts"][0][0] == "masked"));
+    assert!(closed.iter().all(|e| e["counted"] == serde_json::json!([0, 1, 2])));
     println!("{} sums failed and were repeated", of("sum_failed").len());
 }
 

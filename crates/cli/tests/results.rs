@@ -198,13 +198,13 @@ fn sentences_on_table_1_are_what_was_measured() {
     let without = gain("wd_ablation", 0.5, "none");
     for sentence in [
         format!(
-            "{} and {} points; the paper has {} and {}",
+            "{} and {} points. The paper has {} and {}.",
             ahead_of_fedavg[0], ahead_of_fedavg[1], theirs[0], theirs[1]
         ),
-        format!("zero in its code; {without} without.)"),
+        format!("zero in its code; without it, {without}.)"),
         format!("FedDyn leads it by {} points and FedProx by {}", behind_feddyn[0], behind_fedprox[0]),
-        format!(", at 0.5 by {} and {}.", behind_feddyn[1], behind_fedprox[1]),
-        format!("projection adds {} points to it at β = 0.3 and {} at 0.5", ahead_of_feddf[0], ahead_of_feddf[1]),
+        format!("At 0.5 they lead by {} and {}.", behind_feddyn[1], behind_fedprox[1]),
+        format!("Projection adds {} points to it at β = 0.3 and {} at 0.5", ahead_of_feddf[0], ahead_of_feddf[1]),
     ] {
         says("docs/reproduction.md", &sentence);
     }

@@ -36,7 +36,7 @@ fn peak_mib(folder: &Path, n_clients: u32, method: &[&str]) -> f64 {
     assert!(result.success(), "{args:?}: {result}");
     assert!(peak_kib > 0.0, "the run ended before anyone could look");
     let records = command::rounds(&folder.join(&out));
-    assert!(records.iter().all(|r| r["cohort"].as_array().unwrap().len() == 10));
+    assert!(!records.is_empty() && records.iter().all(|r| r["cohort"].as_array().unwrap().len() == 10));
     peak_kib / 1024.0
 }
 

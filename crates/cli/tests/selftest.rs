@@ -35,6 +35,16 @@ fn golden_numbers_are_skipped_where_there_are_none() {
 }
 
 #[test]
+fn a_folder_of_fixtures_that_is_not_there_is_a_wrong_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["selftest", "--device", "cpu", "--only", "layers", "--fixtures", "nowhere"];
+    let output = command::output(command::fedproj(folder.path(), &args));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("there is no folder `nowhere`"), "{told}");
+}
+
+#[test]
 fn a_wrong_golden_number_fails_its_group_and_the_command() {
     let folder = tempfile::tempdir().unwrap();
     let from = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/methods/methods.safetensors");

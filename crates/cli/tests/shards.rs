@@ -1,4 +1,4 @@
-//! Several processes share the runs of a plan: each run is made once, by whichever launcher the processes were started.
+//! Several processes share the runs of a sweep: each run is made once, by whichever launcher the processes were started.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 
@@ -38,7 +38,7 @@ fn names(out: &Path) -> Vec<String> {
     names
 }
 
-/// The models of all runs of the plan, made by one process.
+/// The models of all runs of the sweep, made by one process.
 fn models(out: &Path) -> Vec<Vec<u8>> {
     names(out).iter().map(|name| fs::read(out.join(name).join("model.safetensors")).unwrap()).collect()
 }

@@ -3,7 +3,7 @@
 use crate::compare::Group;
 use crate::nets::Net;
 use anyhow::Result;
-use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, NOBODY, Target, Vectors};
+use fedproj_nn::cuda::{Batches, Data, Fleet, Gpu, LossOf, NOBODY, Target, Vectors};
 use fedproj_nn::{Cpu, Dropout, Graph, Init, Isa, Loss, LossTargets, Mode, NormMode, Options, Workspace};
 use fedproj_rng::{Purpose, Stream};
 use std::sync::Arc;
@@ -176,28 +176,28 @@ fn cpu_pass(cpu: Cpu, net: &Net, samples: &Samples, start: &Start, norm: NormMod
 }
 
 /// The weights and buffers of each lane, on the GPU.
-fn networks(cohort: &Cohort, starts: &[Start]) -> Result<(Vectors, Vectors)> {
-    let g = cohort.graph();
-    let (mut theta, mut buffers) = (cohort.vectors(g.params().len())?, cohort.vectors(g.buffers().len())?);
+fn networks(fleet: &Fleet, starts: &[Start]) -> Result<(Vectors, Vectors)> {
+    let g = fleet.graph();
+    let (mut theta, mut buffers) = (fleet.vectors(g.params().len())?, fleet.vectors(g.buffers().len())?);
     for (lane, start) in starts.iter().enumerate() {
-        cohort.write(&mut theta, lane, &start.params)?;
-        cohort.write(&mut buffers, lane, &start.buffers)?;
+        fleet.write(&mut theta, lane, &start.params)?;
+        fleet.write(&mut buffers, lane, &start.buffers)?;
     }
     Ok((theta, buffers))
 }
 
-/// The logits on the GPU, from a cohort that does not train.
+/// The logits on the GPU, from a fleet that does not train.
 pub fn gpu_evaluation(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start]) -> Result<Vec<Vec<f32>>> {
     let g = &net.graph;
     let options = Options { batch: net.batch, taps: &[], training: false };
-    let mut cohort = Cohort::new(gpu, g, starts.len(), &options)?;
+    let mut fleet = Fleet::new(gpu, g, starts.len(), &options)?;
     let data = Data::matrix(gpu, &samples.x, g.shape(g.input()).len())?;
-    let (theta, buffers) = networks(&cohort, starts)?;
+    let (theta, buffers) = networks(&fleet, starts)?;
     let batches: Vec<_> = starts.iter().map(|start| start.padded(net.batch)).collect();
-    cohort.set_table(Batches::Samples, &batches, net.batch)?;
-    cohort.gather(&data, Batches::Samples, 0, false)?;
-    cohort.forward(theta.rows(), buffers.rows(), Mode::EVAL)?;
-    let logits = |(lane, start): (usize, &Start)| Ok(cohort.read_value(g.output(), lane, start.samples.len())?);
+    fleet.set_table(Batches::Samples, &batches, net.batch)?;
+    fleet.gather(&data, Batches::Samples, 0, false)?;
+    fleet.forward(theta.rows(), buffers.rows(), Mode::EVAL)?;
+    let logits = |(lane, start): (usize, &Start)| Ok(fleet.read_value(g.output(), lane, start.samples.len())?);
     starts.iter().enumerate().map(logits).collect()
 }
 
@@ -205,13 +205,13 @@ pub fn gpu_evaluation(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[St
 pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], norm: NormMode) -> Result<Vec<Passed>> {
     let (g, n) = (&net.graph, samples.labels.len());
     let options = Options { batch: net.batch, taps: &net.taps, training: true };
-    let mut cohort = Cohort::new(gpu, g, starts.len(), &options)?;
+    let mut fleet = Fleet::new(gpu, g, starts.len(), &options)?;
     let mut data = Data::matrix(gpu, &samples.x, g.shape(g.input()).len())?;
     data.set_labels(gpu, &samples.labels)?;
-    let (theta, buffers) = networks(&cohort, starts)?;
-    let mut gradient = cohort.vectors(g.params().len())?;
+    let (theta, buffers) = networks(&fleet, starts)?;
+    let mut gradient = fleet.vectors(g.params().len())?;
     for lane in 0..starts.len() {
-        cohort.write(&mut gradient, lane, &vec![f32::NAN; g.params().len()])?;
+        fleet.write(&mut gradient, lane, &vec![f32::NAN; g.params().len()])?;
     }
     // A second batch repeats the first sample, which is of full length if samples are texts.
     let batches = starts.iter().map(|start| {
@@ -219,34 +219,34 @@ pub fn gpu_pass(gpu: &Arc<Gpu>, net: &Net, samples: &Samples, starts: &[Start], 
         batch.resize(2 * net.batch, 0);
         batch
     });
-    cohort.set_table(Batches::Samples, &batches.collect::<Vec<_>>(), net.batch)?;
+    fleet.set_table(Batches::Samples, &batches.collect::<Vec<_>>(), net.batch)?;
     let keys = starts.iter().map(|start| vec![start.key as u32, (start.key >> 32) as u32]);
-    cohort.set_table(Batches::DropoutKeys, &keys.collect::<Vec<_>>(), 2)?;
+    fleet.set_table(Batches::DropoutKeys, &keys.collect::<Vec<_>>(), 2)?;
     // It runs first; nothing of it may show in the next pass.
-    cohort.gather(&data, Batches::Samples, 1, false)?;
-    cohort.forward(theta.rows(), buffers.rows(), Mode { norm: NormMode::Frozen, dropout: Dropout::Off })?;
-    cohort.add_loss(g.output(), &Loss::CrossEntropy, 1.0, true)?;
-    cohort.backward(theta.rows(), gradient.rows())?;
-    cohort.gather(&data, Batches::Samples, 0, false)?;
-    cohort.forward(theta.rows(), buffers.rows(), Mode { norm, dropout: Dropout::OfStep })?;
-    cohort.add_loss(g.output(), &Loss::CrossEntropy, 1.0, true)?;
+    fleet.gather(&data, Batches::Samples, 1, false)?;
+    fleet.forward(theta.rows(), buffers.rows(), Mode { norm: NormMode::Frozen, dropout: Dropout::Off })?;
+    fleet.add_loss(g.output(), &Loss::CrossEntropy, 1.0, true)?;
+    fleet.backward(theta.rows(), gradient.rows())?;
+    fleet.gather(&data, Batches::Samples, 0, false)?;
+    fleet.forward(theta.rows(), buffers.rows(), Mode { norm, dropout: Dropout::OfStep })?;
+    fleet.add_loss(g.output(), &Loss::CrossEntropy, 1.0, true)?;
     for (tap, target) in net.taps.iter().zip(&samples.targets).filter(|(tap, _)| !g.has_tokens(**tap)) {
         let target = Data::matrix(gpu, target, target.len() / n)?;
-        cohort.gather_target(&target, Batches::Samples, 0, Target::Features, false)?;
-        cohort.add_loss(*tap, &Loss::MaskedSquares, TAP_WEIGHT, false)?;
+        fleet.gather_target(&target, Batches::Samples, 0, Target::Features, false)?;
+        fleet.add_loss(*tap, &Loss::MaskedSquares, TAP_WEIGHT, false)?;
         gpu.synchronize()?;
     }
-    cohort.record_loss(LossOf::Samples)?;
-    cohort.backward(theta.rows(), gradient.rows())?;
-    let stats = cohort.stats()?;
+    fleet.record_loss(LossOf::Samples)?;
+    fleet.backward(theta.rows(), gradient.rows())?;
+    let stats = fleet.stats()?;
     let passed = |(lane, start): (usize, &Start)| {
         let n_valid = start.samples.len();
-        let taps = net.taps.iter().map(|tap| cohort.read_gradient(*tap, lane, n_valid)).collect::<Result<_, _>>()?;
+        let taps = net.taps.iter().map(|tap| fleet.read_gradient(*tap, lane, n_valid)).collect::<Result<_, _>>()?;
         Ok(Passed {
-            logits: cohort.read_value(g.output(), lane, n_valid)?,
+            logits: fleet.read_value(g.output(), lane, n_valid)?,
             loss: stats[lane].loss_total,
-            gradient: cohort.read(&gradient, lane)?,
-            buffers: cohort.read(&buffers, lane)?,
+            gradient: fleet.read(&gradient, lane)?,
+            buffers: fleet.read(&buffers, lane)?,
             taps,
         })
     };

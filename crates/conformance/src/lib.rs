@@ -24,10 +24,10 @@ mod vectors;
 
 pub use compare::Worst;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use backends::Backend;
 use compare::Group;
-use fedproj_core::{Config, Device};
+use fedproj_core::{Config, Device, Error};
 use fedproj_nn::Isa;
 use fedproj_nn::cuda::{Gpu, Precision};
 use fixtures::Fixture;
@@ -94,13 +94,19 @@ impl Suite {
     /// If the device cannot be used or the folder does not exist.
     pub fn open(device: &str, fixtures: Option<PathBuf>) -> Result<Self> {
         if let Some(dir) = fixtures.as_deref().filter(|dir| !dir.is_dir()) {
-            bail!("there is no folder `{}` with fixtures", dir.display());
+            let hint = "hint: --fixtures names the folder `fixtures` of the repository";
+            return Err(Error::config(format!("there is no folder `{}` with fixtures\n{hint}", dir.display())).into());
         }
         let ordinal = device.strip_prefix("cuda:").and_then(|n| n.parse().ok()).unwrap_or(0);
         // Comparisons with the CPU ask for products as exact as the CPU's.
         let device = Device::open(device, Precision::Fp32.name(), 2)?;
-        let gpu = if device.kind() == "cuda" { Some(Gpu::open(ordinal, Precision::Fp32)?) } else { None };
+        let gpu = if device.kind() == "cuda" { Some(open(ordinal, Precision::Fp32)?) } else { None };
         Ok(Self { device, gpu, ordinal, fixtures })
+    }
+
+    /// The GPU under test, in another precision.
+    fn gpu_in(&self, precision: Precision) -> Result<Arc<Gpu>> {
+        open(self.ordinal, precision)
     }
 
     /// The device under test.
@@ -157,6 +163,10 @@ impl Suite {
     fn fixture(&self, name: &str) -> Result<Fixture> {
         Fixture::open(self.fixtures.as_deref().context("there are no fixtures")?, name)
     }
+}
+
+fn open(ordinal: usize, precision: Precision) -> Result<Arc<Gpu>> {
+    Ok(Gpu::open(ordinal, precision, fedproj_data::cache::folder().as_deref())?)
 }
 
 /// The configuration of a method; later layers override earlier ones.

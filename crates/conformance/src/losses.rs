@@ -4,7 +4,7 @@ use crate::Suite;
 use crate::backends::{random, random_labels};
 use crate::compare::Group;
 use anyhow::Result;
-use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, NOBODY, Target};
+use fedproj_nn::cuda::{Batches, Data, Fleet, Gpu, LossOf, NOBODY, Target};
 use fedproj_nn::{
     Cpu, Direction, EmbeddingId, Graph, Loss, LossTargets, Mode, Options, RelaxedContrast, Shape, Workspace,
 };
@@ -109,7 +109,7 @@ fn on_gpu(gpu: &Arc<Gpu>, case: &Case, loss: &Loss, after_another: bool) -> Resu
     let (g, len, lanes) = (graph(case.shape)?, case.shape.len(), VALID.len());
     let node = g.input();
     let options = Options { batch: BATCH, taps: &[node], training: true };
-    let mut cohort = Cohort::new(gpu, &g, lanes, &options)?;
+    let mut fleet = Fleet::new(gpu, &g, lanes, &options)?;
     let mut data = Data::matrix(gpu, &case.z, len)?;
     data.set_labels(gpu, &case.labels)?;
     let target = Data::matrix(gpu, &case.target, len)?;
@@ -122,36 +122,36 @@ fn on_gpu(gpu: &Arc<Gpu>, case: &Case, loss: &Loss, after_another: bool) -> Resu
         };
         (0..lanes).map(of).collect::<Vec<_>>()
     };
-    cohort.set_table(Batches::Samples, &padded(&|lane, i| i * lanes + lane), BATCH)?;
+    fleet.set_table(Batches::Samples, &padded(&|lane, i| i * lanes + lane), BATCH)?;
     // Embeddings lie in the order of a lane's own samples.
-    cohort.set_table(Batches::Positions, &padded(&|_, i| i), BATCH)?;
-    cohort.gather(&data, Batches::Samples, 0, false)?;
+    fleet.set_table(Batches::Positions, &padded(&|_, i| i), BATCH)?;
+    fleet.gather(&data, Batches::Samples, 0, false)?;
     for slot in [Target::Logits, Target::Features] {
-        cohort.gather_target(&target, Batches::Samples, 0, slot, false)?;
+        fleet.gather_target(&target, Batches::Samples, 0, slot, false)?;
     }
-    cohort.gather_target(&marks, Batches::Samples, 0, Target::Marks, false)?;
+    fleet.gather_target(&marks, Batches::Samples, 0, Target::Marks, false)?;
     for (index, others) in case.others.iter().enumerate() {
-        let mut all = cohort.vectors(BATCH * len)?;
+        let mut all = fleet.vectors(BATCH * len)?;
         for (lane, n_valid) in VALID.into_iter().enumerate() {
             let mut own = rows(others, len, lane, n_valid);
             own.resize(BATCH * len, 0.0);
-            cohort.write(&mut all, lane, &own)?;
+            fleet.write(&mut all, lane, &own)?;
         }
-        cohort.gather_embedding(&all, len, index)?;
+        fleet.gather_embedding(&all, len, index)?;
         gpu.synchronize()?;
     }
     for (lane, offsets) in case.offsets.iter().enumerate() {
-        cohort.set_offsets(lane, offsets)?;
+        fleet.set_offsets(lane, offsets)?;
     }
-    let (theta, buffers) = (cohort.vectors(g.params().len())?, cohort.vectors(0)?);
-    cohort.forward(theta.rows(), buffers.rows(), Mode::EVAL)?;
+    let (theta, buffers) = (fleet.vectors(g.params().len())?, fleet.vectors(0)?);
+    fleet.forward(theta.rows(), buffers.rows(), Mode::EVAL)?;
     if after_another {
-        cohort.add_loss(node, &Loss::MaskedSquares, 1.0, true)?;
+        fleet.add_loss(node, &Loss::MaskedSquares, 1.0, true)?;
     }
-    cohort.add_loss(node, loss, WEIGHT, !after_another)?;
-    cohort.record_loss(LossOf::Samples)?;
-    let stats = cohort.stats()?;
-    let lane = |lane: usize| Ok((stats[lane].loss_total, cohort.read_gradient(node, lane, VALID[lane])?));
+    fleet.add_loss(node, loss, WEIGHT, !after_another)?;
+    fleet.record_loss(LossOf::Samples)?;
+    let stats = fleet.stats()?;
+    let lane = |lane: usize| Ok((stats[lane].loss_total, fleet.read_gradient(node, lane, VALID[lane])?));
     (0..lanes).map(lane).collect()
 }
 

@@ -17,7 +17,7 @@ const LANES: usize = 3;
 
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     for (precision, tolerance) in TOLERANCES {
-        let gpu = Gpu::open(suite.ordinal, precision)?;
+        let gpu = suite.gpu_in(precision)?;
         for net in nets::square_convolutions()? {
             check_net(group, &gpu, &net, tolerance);
         }
@@ -29,7 +29,7 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     Ok(())
 }
 
-/// A pass of a cohort that does not train, whose first layer fuses its max-pool, against one that does.
+/// A pass of a fleet that does not train, whose first layer fuses its max-pool, against one that does.
 fn check_evaluation(group: &mut Group, gpu: &Arc<Gpu>, net: &Net) {
     let what = format!("{} in {}", net.name, gpu.precision().name());
     group.attempt(&what, |group| {

@@ -38,7 +38,7 @@ fn check_with(group: &mut Group, prefix: &str, pass: PassOf<'_>) -> Result<()> {
         for id in 0..DIRECTIONS {
             let direction = direction(id, &gradient);
             let moved = |by: f32| start(params.iter().zip(&direction).map(|(w, d)| w + by * d).collect());
-            // The two ends are lanes of one cohort.
+            // The two ends are lanes of one fleet.
             let ends = pass(&[moved(STEP), moved(-STEP)])?;
             let slope = (ends[0].loss - ends[1].loss) / f64::from(2.0 * STEP);
             let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();

@@ -47,7 +47,7 @@ fn check_precisions(suite: &Suite, group: &mut Group, gpu: &Arc<Gpu>) -> Result<
     // up to 0.3. That happened in 29 of 80 simulated batches with factors of 7 bits. The largest error was 0.014 in the other
     // 51, and 0.012 in 80 batches without a head.
     for (precision, tolerance) in precisions::TOLERANCES {
-        let gpu = Gpu::open(suite.ordinal, precision)?;
+        let gpu = suite.gpu_in(precision)?;
         for net in encoders(None)?.into_iter().chain([many_tokens()?]) {
             precisions::check_net(group, &gpu, &net, tolerance);
         }

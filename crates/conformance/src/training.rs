@@ -2,7 +2,7 @@
 
 use crate::backends::Backend;
 use anyhow::Result;
-use fedproj_nn::cuda::{Batches, Cohort, Data, Gpu, LossOf, Moments, Vectors};
+use fedproj_nn::cuda::{Batches, Data, Fleet, Gpu, LossOf, Moments, Vectors};
 use fedproj_nn::{Cpu, Dropout, Graph, Loss, LossTargets, Mode, NormMode, Optimizer, Options, Rule, Workspace};
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ impl OnCpu {
 
 /// The networks are lanes; steps are recorded and replayed.
 pub struct OnGpu {
-    cohort: Cohort,
+    fleet: Fleet,
     data: Data,
     rule: Rule,
     moments: Moments,
@@ -134,21 +134,21 @@ impl OnGpu {
         starts: &[(Vec<f32>, Vec<f32>)],
     ) -> Result<Self> {
         let batch = labels.len();
-        let mut cohort = Cohort::new(gpu, graph, starts.len(), &Options::training(batch))?;
+        let mut fleet = Fleet::new(gpu, graph, starts.len(), &Options::training(batch))?;
         let mut data = Data::matrix(gpu, x, graph.shape(graph.input()).len())?;
         data.set_labels(gpu, labels)?;
-        let mut theta = cohort.vectors(graph.params().len())?;
-        let mut buffers = cohort.vectors(graph.buffers().len())?;
+        let mut theta = fleet.vectors(graph.params().len())?;
+        let mut buffers = fleet.vectors(graph.buffers().len())?;
         for (lane, (params, statistics)) in starts.iter().enumerate() {
-            cohort.write(&mut theta, lane, params)?;
-            cohort.write(&mut buffers, lane, statistics)?;
+            fleet.write(&mut theta, lane, params)?;
+            fleet.write(&mut buffers, lane, statistics)?;
         }
-        cohort.set_table(Batches::Samples, &vec![(0..batch as u32).collect(); starts.len()], batch)?;
-        cohort.set_table(Batches::LrFactors, &vec![vec![1.0f32.to_bits()]; starts.len()], 1)?;
+        fleet.set_table(Batches::Samples, &vec![(0..batch as u32).collect(); starts.len()], batch)?;
+        fleet.set_table(Batches::LrFactors, &vec![vec![1.0f32.to_bits()]; starts.len()], 1)?;
         Ok(Self {
-            moments: cohort.moments(&rule)?,
-            gradient: cohort.vectors(graph.params().len())?,
-            cohort,
+            moments: fleet.moments(&rule)?,
+            gradient: fleet.vectors(graph.params().len())?,
+            fleet,
             data,
             rule,
             theta,
@@ -158,34 +158,34 @@ impl OnGpu {
     }
 
     fn forward(&mut self, mode: Mode) -> Result<()> {
-        self.cohort.gather(&self.data, Batches::Samples, 0, false)?;
-        Ok(self.cohort.forward(self.theta.rows(), self.buffers.rows(), mode)?)
+        self.fleet.gather(&self.data, Batches::Samples, 0, false)?;
+        Ok(self.fleet.forward(self.theta.rows(), self.buffers.rows(), mode)?)
     }
 
     fn step(&mut self) -> Result<()> {
-        let Some(recording) = self.cohort.replay(0)? else { return Ok(()) };
+        let Some(recording) = self.fleet.replay(0)? else { return Ok(()) };
         let done = self.launch_step();
-        self.cohort.end_recording(recording)?;
+        self.fleet.end_recording(recording)?;
         done
     }
 
     fn launch_step(&mut self) -> Result<()> {
         self.forward(Mode { norm: NormMode::Update, dropout: Dropout::Off })?;
-        let (output, theta) = (self.cohort.graph().output(), self.theta.rows());
-        self.cohort.add_loss(output, &Loss::CrossEntropy, 1.0, true)?;
-        self.cohort.record_loss(LossOf::Samples)?;
-        self.cohort.backward(theta, self.gradient.rows())?;
-        Ok(self.cohort.update(&self.rule, &self.moments, theta, self.gradient.rows())?)
+        let (output, theta) = (self.fleet.graph().output(), self.theta.rows());
+        self.fleet.add_loss(output, &Loss::CrossEntropy, 1.0, true)?;
+        self.fleet.record_loss(LossOf::Samples)?;
+        self.fleet.backward(theta, self.gradient.rows())?;
+        Ok(self.fleet.update(&self.rule, &self.moments, theta, self.gradient.rows())?)
     }
 
     fn state(&self, lane: usize) -> Result<State> {
-        let cohort = &self.cohort;
+        let fleet = &self.fleet;
         Ok(State {
-            logits: cohort.read_value(cohort.graph().output(), lane, self.batch)?,
-            loss_total: cohort.stats()?[lane].loss_total,
-            gradient: cohort.read(&self.gradient, lane)?,
-            params: cohort.read(&self.theta, lane)?,
-            buffers: cohort.read(&self.buffers, lane)?,
+            logits: fleet.read_value(fleet.graph().output(), lane, self.batch)?,
+            loss_total: fleet.stats()?[lane].loss_total,
+            gradient: fleet.read(&self.gradient, lane)?,
+            params: fleet.read(&self.theta, lane)?,
+            buffers: fleet.read(&self.buffers, lane)?,
         })
     }
 }

@@ -4,7 +4,7 @@ use crate::Suite;
 use crate::backends::random;
 use crate::compare::{Group, difference};
 use anyhow::Result;
-use fedproj_nn::cuda::{Batches, Cohort, Gpu, Vectors};
+use fedproj_nn::cuda::{Batches, Fleet, Gpu, Vectors};
 use fedproj_nn::vector::{self, Bounds, Conflict};
 use fedproj_nn::{Cpu, Graph, Optimizer, Options, Rule, Shape, clip_norm};
 use std::sync::Arc;
@@ -24,20 +24,20 @@ fn graph() -> Result<Graph> {
 }
 
 struct Bench {
-    cohort: Cohort,
+    fleet: Fleet,
     n: usize,
 }
 
 impl Bench {
     fn new(gpu: &Arc<Gpu>, graph: &Graph) -> Result<Self> {
         let options = Options { batch: 1, taps: &[], training: false };
-        Ok(Self { cohort: Cohort::new(gpu, graph, LANES, &options)?, n: graph.params().len() })
+        Ok(Self { fleet: Fleet::new(gpu, graph, LANES, &options)?, n: graph.params().len() })
     }
 
     /// One vector per lane, made by `of`.
     fn vectors(&self, of: impl Fn(usize) -> Vec<f32>) -> Result<Vectors> {
-        let mut all = self.cohort.vectors(self.n)?;
-        (0..LANES).try_for_each(|lane| self.cohort.write(&mut all, lane, &of(lane)))?;
+        let mut all = self.fleet.vectors(self.n)?;
+        (0..LANES).try_for_each(|lane| self.fleet.write(&mut all, lane, &of(lane)))?;
         Ok(all)
     }
 }
@@ -64,21 +64,21 @@ pub fn check_optimisers(suite: &Suite, group: &mut Group) -> Result<()> {
         let start = |lane: usize| random(30 + lane as u32, n);
         let gradient = |lane: usize, step: usize| random(40 + (lane * STEPS + step) as u32, n);
         let factor = |lane: usize, step: usize| 1.0 / (1.0 + lane as f32 + 0.5 * step as f32);
-        let moments = bench.cohort.moments(&rule)?;
+        let moments = bench.fleet.moments(&rule)?;
         // Twice, because the second run must not see the moments of the first.
         for run in ["", " once more"] {
-            bench.cohort.reset_lanes()?;
-            bench.cohort.reset_moments(&moments)?;
+            bench.fleet.reset_lanes()?;
+            bench.fleet.reset_moments(&moments)?;
             let theta = bench.vectors(start)?;
             let factors = |lane| (0..STEPS).map(|step| factor(lane, step).to_bits()).collect();
-            bench.cohort.set_table(Batches::LrFactors, &(0..LANES).map(factors).collect::<Vec<_>>(), 1)?;
+            bench.fleet.set_table(Batches::LrFactors, &(0..LANES).map(factors).collect::<Vec<_>>(), 1)?;
             for step in 0..STEPS {
                 let g = bench.vectors(|lane| gradient(lane, step))?;
                 if let Some(norm_max) = clip {
-                    bench.cohort.clip(g.rows(), norm_max)?;
+                    bench.fleet.clip(g.rows(), norm_max)?;
                 }
-                bench.cohort.update(&rule, &moments, theta.rows(), g.rows())?;
-                bench.cohort.advance(1, 0)?;
+                bench.fleet.update(&rule, &moments, theta.rows(), g.rows())?;
+                bench.fleet.advance(1, 0)?;
                 suite.gpu()?.synchronize()?;
             }
             for lane in 0..LANES {
@@ -90,7 +90,7 @@ pub fn check_optimisers(suite: &Suite, group: &mut Group) -> Result<()> {
                     }
                     optimizer.step(&mut cpu, &mut expected, &g, factor(lane, step));
                 }
-                let found = bench.cohort.read(&theta, lane)?;
+                let found = bench.fleet.read(&theta, lane)?;
                 let what = format!("{name}{run}, lane {lane}");
                 group.compare(&what, &found, &expected, TOLERANCE);
                 let moved = |to: &[f32]| difference(to, &start(lane));
@@ -129,11 +129,11 @@ fn sums(bench: &mut Bench, group: &mut Group) -> Result<()> {
     let active = [2, 0];
     for (name, difference_to) in [("y + a·x", false), ("y + a·(x − y)", true)] {
         let out = bench.vectors(y)?;
-        bench.cohort.set_lanes(&active)?;
+        bench.fleet.set_lanes(&active)?;
         if difference_to {
-            bench.cohort.axpy_difference(0.3, on_x.rows(), on_y.rows(), out.rows())?;
+            bench.fleet.axpy_difference(0.3, on_x.rows(), on_y.rows(), out.rows())?;
         } else {
-            bench.cohort.axpy(0.3, on_x.rows(), out.rows())?;
+            bench.fleet.axpy(0.3, on_x.rows(), out.rows())?;
         }
         for lane in 0..LANES {
             let mut expected = y(lane);
@@ -142,30 +142,29 @@ fn sums(bench: &mut Bench, group: &mut Group) -> Result<()> {
             } else if active.contains(&(lane as u32)) {
                 vector::axpy(&mut cpu, 0.3, &x(lane), &mut expected);
             }
-            group.compare(&format!("{name}, lane {lane}"), &bench.cohort.read(&out, lane)?, &expected, TOLERANCE);
+            group.compare(&format!("{name}, lane {lane}"), &bench.fleet.read(&out, lane)?, &expected, TOLERANCE);
         }
     }
     let out = bench.vectors(y)?;
-    bench.cohort.assign(on_x.rows(), out.rows(), n)?;
-    group
-        .require(bench.cohort.read(&out, 2)? == x(2) && bench.cohort.read(&out, 1)? == y(1), "assignment to two lanes");
+    bench.fleet.assign(on_x.rows(), out.rows(), n)?;
+    group.require(bench.fleet.read(&out, 2)? == x(2) && bench.fleet.read(&out, 1)? == y(1), "assignment to two lanes");
     let zeros = |lane: usize| if lane == 2 { vec![0.0; n] } else { y(lane) };
-    bench.cohort.ascend(on_x.rows(), 0.7, bench.vectors(zeros)?.rows(), out.rows())?;
+    bench.fleet.ascend(on_x.rows(), 0.7, bench.vectors(zeros)?.rows(), out.rows())?;
     for lane in active.map(|lane| lane as usize) {
-        let (found, mut expected) = (bench.cohort.read(&out, lane)?, vec![0.0; n]);
+        let (found, mut expected) = (bench.fleet.read(&out, lane)?, vec![0.0; n]);
         vector::ascend(&mut cpu, &x(lane), 0.7, &zeros(lane), &mut expected);
         let moved = |to: &[f32]| difference(to, &x(lane));
         group.compare(&format!("x + ρ·g/‖g‖, lane {lane}"), &moved(&found), &moved(&expected), TOLERANCE_MOVEMENT);
     }
-    bench.cohort.clear(out.rows(), n)?;
-    group.require(bench.cohort.read(&out, 0)? == vec![0.0; n] && bench.cohort.read(&out, 1)? == y(1), "zeros");
-    bench.cohort.set_lanes(&[0, 1, 2])?;
+    bench.fleet.clear(out.rows(), n)?;
+    group.require(bench.fleet.read(&out, 0)? == vec![0.0; n] && bench.fleet.read(&out, 1)? == y(1), "zeros");
+    bench.fleet.set_lanes(&[0, 1, 2])?;
     let (order, weights) = ([1, 2, 0], [0.5f32, 0.3, -0.2]);
     let mut expected = vec![0.0; n];
     for (&lane, weight) in order.iter().zip(weights) {
         vector::axpy(&mut cpu, weight, &x(lane as usize), &mut expected);
     }
-    let found = bench.cohort.weighted_sum(&on_x, &order, &weights)?;
+    let found = bench.fleet.weighted_sum(&on_x, &order, &weights)?;
     group.compare("weighted sum", &found, &expected, TOLERANCE);
     Ok(())
 }
@@ -192,10 +191,10 @@ fn projection(
     let (on_g, on_r) = (bench.vectors(g)?, bench.vectors(r)?);
     // The weights after the step −g: what the projection adds to g, it subtracts from them.
     let on_theta = bench.vectors(g)?;
-    bench.cohort.reset_lanes()?;
-    bench.cohort.project(on_g.rows(), on_r.rows(), bounds, by_tensor, false, on_theta.rows(), -1.0)?;
-    bench.cohort.project(on_g.rows(), on_r.rows(), bounds, by_tensor, false, on_g.rows(), 1.0)?;
-    let stats = bench.cohort.stats()?;
+    bench.fleet.reset_lanes()?;
+    bench.fleet.project(on_g.rows(), on_r.rows(), bounds, by_tensor, false, on_theta.rows(), -1.0)?;
+    bench.fleet.project(on_g.rows(), on_r.rows(), bounds, by_tensor, false, on_g.rows(), 1.0)?;
+    let stats = bench.fleet.stats()?;
     for (lane, s) in stats.iter().enumerate() {
         let (mut cpu, before, r) = (Cpu::new(1), g(lane), r(lane));
         let mut expected = before.clone();
@@ -206,10 +205,10 @@ fn projection(
             let (g, r) = (&mut expected[range.clone()], &r[range]);
             active |= Conflict::between(&cpu, g, r).resolve(&mut cpu, g, r, bounds);
         }
-        let found = bench.cohort.read(&on_g, lane)?;
+        let found = bench.fleet.read(&on_g, lane)?;
         group.compare(&format!("{what}, lane {lane}"), &found, &expected, TOLERANCE);
         let mirrored: Vec<f32> = before.iter().zip(&expected).map(|(b, e)| 2.0 * b - e).collect();
-        let found_theta = bench.cohort.read(&on_theta, lane)?;
+        let found_theta = bench.fleet.read(&on_theta, lane)?;
         group.compare(&format!("{what}, lane {lane}, of a step"), &found_theta, &mirrored, TOLERANCE);
         if !active {
             group.require(found == before, &format!("{what}, lane {lane}: nothing projected, every bit kept,"));

@@ -54,7 +54,8 @@ impl Device {
             let note = Some(Arc::from(format!("no GPU found, using the CPU: {missing}")));
             return Ok(Self { note, ..Self::from(n_threads) });
         }
-        Ok(Self { gpu: Some(Gpu::open(ordinal, *precision)?), ..Self::from(n_threads) })
+        let gpu = Gpu::open(ordinal, *precision, fedproj_data::cache::folder().as_deref())?;
+        Ok(Self { gpu: Some(gpu), ..Self::from(n_threads) })
     }
 
     /// The same device with max `n` clients side by side on its GPU, for GPUs with little memory. Results do not depend

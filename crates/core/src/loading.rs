@@ -114,7 +114,7 @@ fn hold_out(all: &Dataset, config: &Config) -> Result<(Dataset, Dataset)> {
 
 /// A folder of the user's cache.
 fn cache(name: &str) -> Option<PathBuf> {
-    fedproj_nn::cuda::cache_folder().map(|folder| folder.join(name))
+    fedproj_data::cache::folder().map(|folder| folder.join(name))
 }
 
 /// The tokeniser of a run on texts; none where samples are numbers.

@@ -14,7 +14,7 @@ use crate::method::Method;
 use crate::trainer::{ClientResult, ClientStates, LocalStats};
 use serde::{Deserialize, Serialize};
 
-const MAGIC: &[u8] = b"FEDPROJP";
+const MAGIC: &[u8] = b"FEDPROJU";
 const VERSION: u32 = 1;
 
 /// A mean that a method asks for: how clients weigh, and the vector.

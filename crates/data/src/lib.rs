@@ -22,7 +22,7 @@
 
 #![cfg_attr(test, expect(clippy::float_cmp, reason = "the tests' numbers are exact"))]
 
-mod cache;
+pub mod cache;
 pub mod catalogue;
 mod dataset;
 mod error;

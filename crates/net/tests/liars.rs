@@ -7,7 +7,7 @@ mod scene;
 use fedproj_net::secure::{Party, Roster};
 use fedproj_net::server::journal::Event;
 use fedproj_net::wire::{
-    Announce, Contribution, MASKED, Member, NamedBlob, RevealFor, SharesFor, StepKind, Store, Task, VerdictKind,
+    Announce, Contribution, InstructionKind, MASKED, Member, NamedBlob, RevealFor, SharesFor, Store, Task, VerdictKind,
     WorkKind, WorkRequest, encode_u64,
 };
 use fedproj_net::{Error, Link};
@@ -147,9 +147,11 @@ impl Played {
                 }
             };
             match step {
-                StepKind::Wait(_) => (),
-                StepKind::Share(_) if self.lie == Lie::Stalls => tokio::time::sleep(Duration::from_millis(100)).await,
-                StepKind::Share(message) => {
+                InstructionKind::Wait(_) => (),
+                InstructionKind::Share(_) if self.lie == Lie::Stalls => {
+                    tokio::time::sleep(Duration::from_millis(100)).await
+                }
+                InstructionKind::Share(message) => {
                     let accepted = Roster::check(&run, round, &announce.member, message, 0.5, &key_of).unwrap();
                     let mut shares = party.shares(&accepted).unwrap();
                     match self.lie {
@@ -161,7 +163,7 @@ impl Played {
                     roster = Some(accepted);
                     self.link.send(&SharesFor { run: run.clone(), round, shares }).await.unwrap();
                 }
-                StepKind::Mask(message) => {
+                InstructionKind::Mask(message) => {
                     let of = roster.as_ref().unwrap();
                     let mask = |values: &mut Vec<u64>| party.mask(of, &message, values).unwrap();
                     let (contribution, store) = self.masked(task, n_values, mask);
@@ -170,11 +172,11 @@ impl Played {
                     }
                     shared = Some(message);
                 }
-                StepKind::Sign(survivors) => {
+                InstructionKind::Sign(survivors) => {
                     announce.signed =
                         party.sign(roster.as_ref().unwrap(), shared.as_ref().unwrap(), &survivors).unwrap();
                 }
-                StepKind::Reveal(survivors) => {
+                InstructionKind::Reveal(survivors) => {
                     if self.lie == Lie::Late {
                         let (other, store) = self.masked(task, n_values, |values| values.push(5));
                         reason(hand_in(&self.link, &other, &store).await);
@@ -186,7 +188,7 @@ impl Played {
                     }
                     self.link.send(&RevealFor { run: run.clone(), round, reveal }).await.unwrap();
                 }
-                StepKind::Renew(_) | StepKind::Counted(_) | StepKind::Rejected(_) => return,
+                InstructionKind::Renew(_) | InstructionKind::Counted(_) | InstructionKind::Rejected(_) => return,
             }
         }
     }

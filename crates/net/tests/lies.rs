@@ -13,8 +13,9 @@ use fedproj_net::node::{Home, Summing};
 use fedproj_net::secure::{Party, Roster, shared_for};
 use fedproj_net::server::Authority;
 use fedproj_net::wire::{
-    Accepted, Announce, Blob, Contribution, EnrolReply, Member, NamedBlob, PLAIN, Rejected, Request, Reveal, RevealFor,
-    Shares, SharesFor, Step, StepKind, Survivors, Task, Verdict, VerdictKind, Wait, decode, encode_u64,
+    Accepted, Announce, Blob, Contribution, EnrolReply, Instruction, InstructionKind, Member, NamedBlob, PLAIN,
+    Rejected, Request, Reveal, RevealFor, Shares, SharesFor, Survivors, Task, Verdict, VerdictKind, Wait, decode,
+    encode_u64,
 };
 use fedproj_net::{Link, Policy};
 use prost::Message;
@@ -67,15 +68,15 @@ struct Liar {
 }
 
 impl Liar {
-    fn step(&mut self, announce: &Announce) -> StepKind {
+    fn instruction(&mut self, announce: &Announce) -> InstructionKind {
         self.announced.push(announce.member.clone());
         match self.script.pop_front().unwrap_or(End) {
             Share(threshold, task) => self.new_roster(announce, threshold, task),
             Mask(sharers) => {
                 self.sharers = sharers;
-                StepKind::Mask(self.shared(0))
+                InstructionKind::Mask(self.shared(0))
             }
-            Sign(clients) => StepKind::Sign(self.survivors(clients, Vec::new())),
+            Sign(clients) => InstructionKind::Sign(self.survivors(clients, Vec::new())),
             Show(clients, signers) => {
                 let signed = |client: &u32| {
                     let party = self.parties.get(client).filter(|_| signers.contains(client));
@@ -84,10 +85,10 @@ impl Liar {
                         party.map(|party| party.sign(self.roster(), &self.shared(*client), &survivors).unwrap());
                     signed.unwrap_or_default()
                 };
-                StepKind::Reveal(self.survivors(clients, clients.iter().map(signed).collect()))
+                InstructionKind::Reveal(self.survivors(clients, clients.iter().map(signed).collect()))
             }
-            Renew => StepKind::Renew(Wait {}),
-            End => StepKind::Rejected(Rejected { reason: "the round is over".into() }),
+            Renew => InstructionKind::Renew(Wait {}),
+            End => InstructionKind::Rejected(Rejected { reason: "the round is over".into() }),
         }
     }
 
@@ -95,7 +96,7 @@ impl Liar {
         self.roster.as_ref().unwrap()
     }
 
-    fn new_roster(&mut self, announce: &Announce, threshold: usize, task: Option<u8>) -> StepKind {
+    fn new_roster(&mut self, announce: &Announce, threshold: usize, task: Option<u8>) -> InstructionKind {
         self.n_rosters += 1;
         let mut members: Vec<Member> = vec![announce.member.clone()];
         for client in 1..N {
@@ -108,7 +109,7 @@ impl Liar {
         }
         let roster = Roster::with_threshold(&announce.run, announce.round, members, threshold).unwrap();
         self.shares = self.parties.iter().map(|(client, party)| (*client, party.shares(&roster).unwrap())).collect();
-        let step = StepKind::Share(roster.for_node(0));
+        let step = InstructionKind::Share(roster.for_node(0));
         self.roster = Some(roster);
         step
     }
@@ -132,8 +133,8 @@ type Shared = State<Arc<Mutex<Liar>>>;
 
 fn routes(liar: &Arc<Mutex<Liar>>) -> Router {
     let announce = async |State(liar): Shared, body: Bytes| {
-        let step = liar.lock().unwrap().step(&decode(&body).unwrap());
-        Step { kind: Some(step) }.encode_to_vec()
+        let step = liar.lock().unwrap().instruction(&decode(&body).unwrap());
+        Instruction { kind: Some(step) }.encode_to_vec()
     };
     let share = async |State(liar): Shared, body: Bytes| {
         let message: SharesFor = decode(&body).unwrap();

@@ -144,7 +144,9 @@ async fn an_update_of_a_huge_norm_neither_moves_the_model_nor_stops_the_next_rou
     }
     assert!(accuracy > 0.6, "{accuracy}");
     // An operator sees who pulled how hard.
-    for event in events(&scene, |e| matches!(e, Event::RoundDone { .. })) {
+    let done = events(&scene, |e| matches!(e, Event::RoundDone { .. }));
+    assert!(!done.is_empty());
+    for event in done {
         let Event::RoundDone { pulls, .. } = event else { unreachable!() };
         assert_eq!(pulls.len(), 4);
         assert!((pulls[0].norm - 9990.0).abs() < 1.0 && pulls[0].cosine > 0.99, "{pulls:?}");

@@ -4,7 +4,7 @@ use crate::graph::NodeId;
 use crate::kernels::NormMode;
 use fedproj_rng::{Purpose, philox4x32_10};
 
-/// What a [`crate::Workspace`] or a [`crate::cuda::Cohort`] is made for.
+/// What a [`crate::Workspace`] or a [`crate::cuda::Fleet`] is made for.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// The largest batch.

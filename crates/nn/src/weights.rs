@@ -11,16 +11,7 @@ use std::path::Path;
 /// PyTorch's batch counter beside running statistics. It is ignored here.
 const IGNORED_SUFFIX: &str = ".num_batches_tracked";
 
-/// Writes parameters and buffers.
-///
-/// # Errors
-/// If a vector does not fit the graph or the file cannot be written.
-pub fn save(path: &Path, graph: &Graph, params: &[f32], buffers: &[f32]) -> Result<()> {
-    let bytes = to_bytes(path, graph, params, buffers)?;
-    std::fs::write(path, bytes).map_err(|source| Error::Io { path: path.into(), source })
-}
-
-/// The bytes that [`save`] writes to `path`.
+/// Parameters and buffers as the content of the file `path`, which errors name.
 ///
 /// # Errors
 /// If a vector does not fit the graph.

@@ -9,13 +9,13 @@ use crate::table::Table;
 
 const LIVE_STYLE: &str = include_str!("../assets/live.css");
 
-/// Whether it goes on.
+/// Whether it continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
     /// Nothing has happened yet.
     #[default]
     Waiting,
-    /// It goes on.
+    /// It continues.
     Running,
     /// Nothing has been heard for long.
     Silent,
@@ -49,7 +49,7 @@ pub struct Live {
     pub title: String,
     /// Its name, or where it is.
     pub subtitle: String,
-    /// Whether it goes on.
+    /// Whether it continues.
     pub pace: Pace,
     /// What happens now.
     pub now: String,

@@ -1,4 +1,4 @@
-//! How far the runs of a plan are, and who makes them. Several processes, on several machines, may share a plan.
+//! How far the runs of a sweep are, and who makes them. Several processes, on several machines, may share a sweep.
 
 use crate::drive::Job;
 use crate::runs::find_runs;

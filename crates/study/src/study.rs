@@ -1,6 +1,8 @@
 //! A study: one set-up and one key that is varied, over degrees of skew and seeds. Every run is an ordinary run directory, so
 //! a stopped study resumes, and a study that grows keeps its runs.
 
+mod data;
+
 use crate::arms::labels;
 use crate::compare::{Comparison, compare};
 use crate::drive::{Driver, Job, Watch};
@@ -8,11 +10,11 @@ use crate::page::{ReportOptions, Written, write_report};
 use crate::setups::{self, Setup};
 use crate::sweep::{PlannedRun, expand};
 use anyhow::{Result, bail};
+use data::{check_data, imagenet100, is_imagenet100};
 use fedproj_core::methods::CATALOGUE;
 use fedproj_core::{Config, Error, Manifest, Run, Summary, did_you_mean};
-use fedproj_data::{PartitionConfig, SourceConfig, registry};
+use fedproj_data::PartitionConfig;
 use serde::Serialize;
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -281,21 +283,6 @@ fn beta(config: &Config) -> Result<f64> {
     }
 }
 
-/// The folder of ImageNet-100 in the data directory: images, one folder per class.
-const IMAGENET100: &str = "imagenet100";
-
-/// ImageNet-100 instead of its stand-in, if it is there.
-fn imagenet100(setup: &Setup, data_dir: Option<&Path>) -> Option<String> {
-    let is_there = setup.public == "tinyimagenet32" && data_dir.is_some_and(|dir| dir.join(IMAGENET100).is_dir());
-    is_there.then(|| {
-        format!("data.public={{ name = \"folder\", path = \"{IMAGENET100}\", resize = [32, 32], standardise = true }}")
-    })
-}
-
-fn is_imagenet100(source: &SourceConfig) -> bool {
-    source.path.as_deref() == Some(Path::new(IMAGENET100))
-}
-
 /// The samples that were there: a local copy may be a part of the published set.
 fn samples(runs: &[PathBuf]) -> Result<String> {
     let manifests = runs.iter().map(|dir| Manifest::read(dir)).collect::<Result<Vec<_>, _>>()?;
@@ -304,49 +291,9 @@ fn samples(runs: &[PathBuf]) -> Result<String> {
     Ok(format!("; {private} private, {test} test and {public} public samples"))
 }
 
-/// The files of a checkpoint; without the last one it gives a network's shape alone.
-const CHECKPOINT: [&str; 3] = ["config.json", "vocab.txt", "model.safetensors"];
-
-/// What a checkpoint lacks, and how to get it.
-fn missing_of_checkpoint(config: &Config, data_dir: Option<&Path>) -> Option<String> {
-    let name = &config.model.checkpoint;
-    let folder = data_dir.map_or_else(|| PathBuf::from(name), |dir| dir.join(name));
-    let n_needed = if config.model.pretrained { 3 } else { 2 };
-    let missing = CHECKPOINT.into_iter().take(n_needed).find(|file| !folder.join(file).is_file());
-    missing.filter(|_| !name.is_empty()).map(|file| {
-        format!(
-            "checkpoint `{name}` is not under {}: no `{name}/{file}`\nhint: put a BERT model's {} there, as Hugging Face has \
-             them, or choose another folder with model.checkpoint=…",
-            data_dir.map_or("any data directory".into(), |dir| format!("`{}`", dir.display())),
-            CHECKPOINT.join(", ")
-        )
-    })
-}
-
-/// Reports everything that is missing, and how to get it, before anything starts.
-fn check_data(runs: &[PlannedRun], data_dir: Option<&Path>) -> Result<()> {
-    let mut missing = BTreeSet::new();
-    for run in runs {
-        let data = &run.config.data;
-        missing.extend(missing_of_checkpoint(&run.config, data_dir));
-        let public = (run.config.method.build()?.needs_public()
-            && !["split", "none"].contains(&data.public.name.as_str()))
-        .then_some(&data.public);
-        for source in std::iter::once(&data.private).chain(public) {
-            match registry::check(source, data_dir) {
-                Ok(()) => (),
-                Err(error @ (fedproj_data::Error::Missing { .. } | fedproj_data::Error::Io { .. })) => {
-                    missing.insert(error.to_string());
-                }
-                Err(error) => return Err(Error::from(error).into()),
-            }
-        }
-    }
-    if missing.is_empty() { Ok(()) } else { bail!(missing.into_iter().collect::<Vec<_>>().join("\n")) }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::data::IMAGENET100;
     use super::*;
     use crate::studies::{LEADING, TABLE1, TABLE2};
     use fedproj_core::methods::FedDyn;
@@ -432,6 +379,7 @@ mod tests {
             assert_eq!((method.feddyn.authors, method.feddyn.clip), (true, 5.0));
         }
         let clean = plan(&TABLE1, &options("cifar10", "clean", &["feddyn"]));
+        assert_eq!((runs.len(), clean.len()), (12, 6));
         assert!(clean.iter().all(|run| run.config.method.feddyn == FedDyn::default()));
     }
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_core::{ClientState, Config, Experiment, Head, LocalStats, Part};
 use fedproj_net::node::{Home, Summing};
-use fedproj_net::secure::Layout;
+use fedproj_net::secure::MaskedLayout;
 use fedproj_net::server::http::Addresses;
 use fedproj_net::server::{Authority, INVITATION_LASTS, Registry};
 use fedproj_net::wire::{
@@ -200,11 +200,11 @@ impl Load {
     }
 
     /// The layout of masked contributions.
-    fn layout(&self) -> Result<Layout> {
+    fn layout(&self) -> Result<MaskedLayout> {
         let config = Config::from_layers(None, &self.settings())?;
         let method = config.method.build()?;
         let experiment = Experiment::load(config, method.as_ref(), None)?;
-        Ok(Layout::new(&experiment, method.as_ref(), self.nodes as usize, 0)?)
+        Ok(MaskedLayout::new(&experiment, method.as_ref(), self.nodes as usize, 0)?)
     }
 }
 
@@ -240,7 +240,7 @@ struct SimulatedNode {
     outbox: Store,
     client: u32,
     home: Home,
-    layout: Option<Arc<Layout>>,
+    layout: Option<Arc<MaskedLayout>>,
 }
 
 impl SimulatedNode {
@@ -300,7 +300,7 @@ impl SimulatedNode {
     }
 
     /// Contributes to a secure sum.
-    async fn sum_up(&self, task: &Task, layout: &Layout, weights: &Vec<f32>) -> fedproj_net::Result<()> {
+    async fn sum_up(&self, task: &Task, layout: &MaskedLayout, weights: &Vec<f32>) -> fedproj_net::Result<()> {
         let none = Vec::new();
         let parts = [(Part::Weights, weights), (Part::Buffers, &none)];
         let head = Head { client: 0, n_samples: 10, n_steps: 1, stats: &LocalStats::default() };

@@ -103,14 +103,14 @@ fn sentences_on_digits_are_what_was_measured() {
     let of = |first, second| lead(&runs, first, second);
     for sentence in [
         format!("Of the other methods FedSpeed comes next, {} points behind", of("leading", "fedspeed")),
-        format!("**The projection** gives {} points", of("leading", "leading-no-projection")),
-        format!("**The correction** gives {} points", of("leading", "leading-no-correction")),
-        format!("**The average** gives {} points", of("leading", "leading-no-averaging")),
-        format!("Averaging FedDyn's model gives it {} points", of("feddyn-averaged", "feddyn")),
+        format!("**The projection** gains {} points", of("leading", "leading-no-projection")),
+        format!("**The correction** gains {} points", of("leading", "leading-no-correction")),
+        format!("**The average** gains {} points", of("leading", "leading-no-averaging")),
+        format!("FedDyn gains {} points from averaging its model", of("feddyn-averaged", "feddyn")),
         format!("FedDF differs from FedAvg by {} points", of("feddf", "fedavg")),
         format!("costs {} points", of("leading", "leading-no-correction")),
         format!("differs from FedProj by {} points", of("leading-no-correction", "fedproj")),
-        format!("look-ahead gives it {} points", of("leading-lookahead", "leading-no-correction")),
+        format!("`leading-stateless` gains {} points", of("leading-lookahead", "leading-no-correction")),
         format!("{} points above FedACG", of("leading-lookahead", "fedacg")),
     ] {
         says("docs/leading.md", &sentence);
@@ -124,7 +124,7 @@ fn cifar10_is_what_was_measured() {
     check("docs/leading.md", "leading cifar10", &expected);
     let of = |second| lead(&runs, "leading", second);
     let (feddyn, fedproj, fedavg) = (of("feddyn"), of("fedproj"), of("fedavg"));
-    let leads = format!("`leading` is {feddyn} points above FedDyn, {fedproj} above FedProj as the paper has it, and");
+    let leads = format!("`leading` is {feddyn} points above FedDyn, {fedproj} above FedProj as published, and");
     says("docs/leading.md", &format!("{leads} {fedavg} above FedAvg"));
     says("README.md", &format!("It is {feddyn} points above FedDyn"));
 }
@@ -139,7 +139,7 @@ fn repeated_runs_differ_as_the_page_says() {
     let [zero, one, two] = [0, 1, 2].map(|seed| change("feddyn", seed));
     let fedavg = change("fedavg", 0);
     let feddyn = format!("FedDyn's seeds 0, 1 and 2 differ by {zero}, {one} and {two} points");
-    says("docs/leading.md", &format!("{feddyn}, FedAvg's seed 0 by {fedavg}"));
+    says("docs/leading.md", &format!("{feddyn}, and FedAvg's seed 0 by {fedavg}"));
 }
 
 /// The row of `leading` at β = 0.3 against `FedAvg`.

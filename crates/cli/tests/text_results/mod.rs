@@ -137,7 +137,7 @@ fn runs_of_fedet_that_end_with_one_class_are_counted() {
     };
     let runs: Vec<StoredRun> = runs_of(MARC).into_iter().filter(|run| run.config.method.name == "fedet").collect();
     let n_one = runs.iter().filter(|run| ends_with_one(run)).count();
-    says("docs/text.md", &format!("in {n_one} of its {} runs on MARC", runs.len()));
+    says("docs/text.md", &format!("In {n_one} of its {} runs the model predicts", runs.len()));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::OnGpu;
 use crate::error::Result;
 use crate::evaluate::{Model, Outputs, Which};
-use fedproj_nn::cuda::{Cohort, Vectors};
+use fedproj_nn::cuda::{Fleet, Vectors};
 use fedproj_nn::{Mode, NodeId, Options};
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 const BATCH: usize = 256;
 const LANES_MAX: usize = 16;
 
-/// A model in a lane of a cohort on the same GPU.
+/// A model in a lane of a fleet on the same GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane<'a> {
     pub weights: &'a Vectors,
@@ -23,7 +23,7 @@ pub(crate) struct Lane<'a> {
 #[derive(Debug)]
 pub(crate) struct GpuEvaluator {
     on: Arc<OnGpu>,
-    cohort: Cohort,
+    fleet: Fleet,
     weights: Vectors,
     buffers: Vectors,
 }
@@ -33,21 +33,21 @@ impl GpuEvaluator {
         let experiment = &on.experiment;
         let taps: Vec<NodeId> = experiment.graph.features().into_iter().collect();
         let options = Options { batch: BATCH, taps: &taps, training: false };
-        let per_lane = Cohort::lane_bytes(&experiment.graph, &options) + 4 * experiment.weights.len();
+        let per_lane = Fleet::lane_bytes(&experiment.graph, &options) + 4 * experiment.weights.len();
         let fitting = (on.gpu.free_bytes()? / 4 / per_lane).max(1);
         let wanted = experiment.config.federation.cohort(experiment.partition.n_clients());
-        let cohort = Cohort::new(&on.gpu, &experiment.graph, wanted.min(LANES_MAX).min(fitting), &options)?;
+        let fleet = Fleet::new(&on.gpu, &experiment.graph, wanted.min(LANES_MAX).min(fitting), &options)?;
         Ok(Self {
-            weights: cohort.vectors(experiment.weights.len())?,
-            buffers: cohort.vectors(experiment.buffers.len())?,
-            cohort,
+            weights: fleet.vectors(experiment.weights.len())?,
+            buffers: fleet.vectors(experiment.buffers.len())?,
+            fleet,
             on: Arc::clone(on),
         })
     }
 
     /// The number of models evaluated at a time.
     pub fn n_lanes(&self) -> usize {
-        self.cohort.n_lanes()
+        self.fleet.n_lanes()
     }
 
     /// Outputs of models on one of the experiment's data sets; empty without such a set.
@@ -55,14 +55,14 @@ impl GpuEvaluator {
         let mut all = Vec::with_capacity(models.len());
         for models in models.chunks(self.n_lanes()) {
             for (lane, model) in models.iter().enumerate() {
-                self.cohort.write(&mut self.weights, lane, model.weights)?;
-                self.cohort.write(&mut self.buffers, lane, model.buffers)?;
+                self.fleet.write(&mut self.weights, lane, model.weights)?;
+                self.fleet.write(&mut self.buffers, lane, model.buffers)?;
             }
             let Some((logits, features)) = self.pass(models.len(), which, with_features)? else { return Ok(all) };
             for lane in 0..models.len() {
                 all.push(Outputs {
-                    logits: self.cohort.read(&logits, lane)?,
-                    features: self.cohort.read(&features, lane)?,
+                    logits: self.fleet.read(&logits, lane)?,
+                    features: self.fleet.read(&features, lane)?,
                 });
             }
         }
@@ -73,31 +73,31 @@ impl GpuEvaluator {
     /// sum does.
     pub fn sum(&mut self, models: &[Lane<'_>], weights: &[f32], with_features: bool) -> Result<Outputs> {
         for (lane, model) in models.iter().enumerate() {
-            self.cohort.copy(model.weights, model.at, &mut self.weights, lane)?;
-            self.cohort.copy(model.buffers, model.at, &mut self.buffers, lane)?;
+            self.fleet.copy(model.weights, model.at, &mut self.weights, lane)?;
+            self.fleet.copy(model.buffers, model.at, &mut self.buffers, lane)?;
         }
         let Some(found) = self.pass(models.len(), Which::Public, with_features)? else { return Ok(Outputs::default()) };
         let order: Vec<u32> = (0..models.len() as u32).collect();
-        let sum = |vectors: &Vectors| self.cohort.weighted_sum(vectors, &order, weights);
+        let sum = |vectors: &Vectors| self.fleet.weighted_sum(vectors, &order, weights);
         Ok(Outputs { logits: sum(&found.0)?, features: sum(&found.1)? })
     }
 
     /// Logits and features of the first `n_models` lanes for every sample of a set; none without such a set.
     fn pass(&mut self, n_models: usize, which: Which, with_features: bool) -> Result<Option<(Vectors, Vectors)>> {
-        let (graph, cohort) = (&self.on.experiment.graph, &mut self.cohort);
+        let (graph, fleet) = (&self.on.experiment.graph, &mut self.fleet);
         let (Some(data), Some(samples)) = (which.of(&self.on.experiment), self.on.data(which)) else { return Ok(None) };
         let (n, output) = (data.n_samples(), graph.output());
         let features = graph.features().filter(|_| with_features);
         let lanes: Vec<u32> = (0..n_models as u32).collect();
-        cohort.set_lanes(&lanes)?;
-        let mut logits = cohort.vectors(n * graph.shape(output).len())?;
-        let mut found = cohort.vectors(features.map_or(0, |node| n * graph.shape(node).len()))?;
+        fleet.set_lanes(&lanes)?;
+        let mut logits = fleet.vectors(n * graph.shape(output).len())?;
+        let mut found = fleet.vectors(features.map_or(0, |node| n * graph.shape(node).len()))?;
         for first in (0..n).step_by(BATCH) {
-            cohort.gather_range(samples, first, BATCH.min(n - first), BATCH)?;
-            cohort.forward(self.weights.rows(), self.buffers.rows(), Mode::EVAL)?;
-            cohort.keep_value(output, first, &mut logits)?;
+            fleet.gather_range(samples, first, BATCH.min(n - first), BATCH)?;
+            fleet.forward(self.weights.rows(), self.buffers.rows(), Mode::EVAL)?;
+            fleet.keep_value(output, first, &mut logits)?;
             if let Some(node) = features {
-                cohort.keep_value(node, first, &mut found)?;
+                fleet.keep_value(node, first, &mut found)?;
             }
         }
         Ok(Some((logits, found)))

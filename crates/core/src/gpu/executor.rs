@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::halves::Stop;
 use crate::plan::{LocalPlan, Names, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
-use fedproj_nn::cuda::{Batches, Cohort, LossOf, Moments, NOBODY, Rows, Vectors};
+use fedproj_nn::cuda::{Batches, Fleet, LossOf, Moments, NOBODY, Rows, Vectors};
 use fedproj_nn::{Dropout, Mode, Rule};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) struct Feeds {
 #[derive(Debug)]
 pub(super) struct Executor {
     on: Arc<OnGpu>,
-    pub cohort: Cohort,
+    pub fleet: Fleet,
     pub feeds: Feeds,
     rule: Rule,
     pub moments: Moments,
@@ -55,15 +55,15 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    pub fn new(on: &Arc<OnGpu>, cohort: Cohort, rule: Rule, clip: f32, feeds: Feeds) -> Result<Self> {
+    pub fn new(on: &Arc<OnGpu>, fleet: Fleet, rule: Rule, clip: f32, feeds: Feeds) -> Result<Self> {
         let experiment = &on.experiment;
         Ok(Self {
-            moments: cohort.moments(&rule)?,
-            theta: cohort.vectors(experiment.weights.len())?,
-            buffers: cohort.vectors(experiment.buffers.len())?,
-            start: cohort.shared_vector(&experiment.weights)?,
-            start_buffers: cohort.shared_vector(&experiment.buffers)?,
-            perturbed: cohort.vectors(0)?,
+            moments: fleet.moments(&rule)?,
+            theta: fleet.vectors(experiment.weights.len())?,
+            buffers: fleet.vectors(experiment.buffers.len())?,
+            start: fleet.shared_vector(&experiment.weights)?,
+            start_buffers: fleet.shared_vector(&experiment.buffers)?,
+            perturbed: fleet.vectors(0)?,
             before: None,
             gradients: Vec::new(),
             states: Vec::new(),
@@ -74,7 +74,7 @@ impl Executor {
             has_loss: false,
             stop: Stop::default(),
             on: Arc::clone(on),
-            cohort,
+            fleet,
             feeds,
             rule,
             clip,
@@ -86,23 +86,23 @@ impl Executor {
         let (n, n_buffers) = (self.theta.len(), self.buffers.len());
         while self.states.len() < names.states.len() {
             let len = if names.is_buffers(self.states.len()) { n_buffers } else { n };
-            self.states.push(self.cohort.vectors(len)?);
+            self.states.push(self.fleet.vectors(len)?);
         }
         while self.uploads.len() < names.uploads.len() {
-            self.uploads.push(self.cohort.vectors(n)?);
+            self.uploads.push(self.fleet.vectors(n)?);
         }
         while self.broadcasts.len() < names.broadcasts.len() {
-            self.broadcasts.push(self.cohort.shared_vector(&vec![0.0; n])?);
+            self.broadcasts.push(self.fleet.shared_vector(&vec![0.0; n])?);
         }
         let n_gradients = programs.iter().map(Program::n_gradients).max().unwrap_or(0);
         while self.gradients.len() < n_gradients {
-            self.gradients.push(self.cohort.vectors(n)?);
+            self.gradients.push(self.fleet.vectors(n)?);
         }
         if self.perturbed.len() == 0 && programs.iter().any(Program::perturbs) {
-            self.perturbed = self.cohort.vectors(n)?;
+            self.perturbed = self.fleet.vectors(n)?;
         }
         if self.before.is_none() && programs.iter().any(Program::projects_updates) {
-            self.before = Some((self.cohort.vectors(n)?, self.cohort.vectors(n)?));
+            self.before = Some((self.fleet.vectors(n)?, self.fleet.vectors(n)?));
         }
         Ok(())
     }
@@ -120,21 +120,21 @@ impl Executor {
         let all = |of: &dyn Fn(&LocalPlan) -> Vec<u32>| plans.iter().map(of).collect::<Vec<_>>();
         let samples = all(&|plan| padded(plan, &|at| plan.samples[plan.order[at] as usize]));
         let factors = all(&|plan| plan.steps.iter().map(|step| step.lr_factor.to_bits()).collect());
-        self.cohort.set_table(Batches::Samples, &samples, batch)?;
-        self.cohort.set_table(Batches::LrFactors, &factors, 1)?;
+        self.fleet.set_table(Batches::Samples, &samples, batch)?;
+        self.fleet.set_table(Batches::LrFactors, &factors, 1)?;
         if plans.iter().any(|plan| !plan.embeddings.is_empty()) {
-            self.cohort.set_table(Batches::Positions, &all(&|plan| padded(plan, &|at| plan.order[at])), batch)?;
+            self.fleet.set_table(Batches::Positions, &all(&|plan| padded(plan, &|at| plan.order[at])), batch)?;
         }
         if self.feeds.own.moves {
-            self.cohort.set_table(Batches::Moves, &all(&|plan| padded(plan, &|at| plan.moves[at])), batch)?;
+            self.fleet.set_table(Batches::Moves, &all(&|plan| padded(plan, &|at| plan.moves[at])), batch)?;
         }
         if self.feeds.own.mode.dropout == Dropout::OfStep {
             let words = |key: u64| [key as u32, (key >> 32) as u32];
             let keys = all(&|plan| plan.steps.iter().flat_map(|step| words(step.dropout_key)).collect());
-            self.cohort.set_table(Batches::DropoutKeys, &keys, 2)?;
+            self.fleet.set_table(Batches::DropoutKeys, &keys, 2)?;
         }
         if let Some(width) = plans.iter().map(|plan| plan.memory_batch).max().filter(|&width| width > 0) {
-            self.cohort.set_table(Batches::Replay, &all(&|plan| plan.memory.clone()), width)?;
+            self.fleet.set_table(Batches::Replay, &all(&|plan| plan.memory.clone()), width)?;
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Executor {
                 }
             }
             for (program, lanes) in groups {
-                self.cohort.set_lanes(&lanes)?;
+                self.fleet.set_lanes(&lanes)?;
                 self.run_program(program as u64, &programs[program])?;
             }
         }
@@ -161,11 +161,11 @@ impl Executor {
 
     /// Runs a program on the active lanes, or replays its launches.
     fn run_program(&mut self, key: u64, program: &Program) -> Result<()> {
-        let Some(recording) = self.cohort.replay(key)? else { return Ok(()) };
+        let Some(recording) = self.fleet.replay(key)? else { return Ok(()) };
         self.n_memory = 0;
         let done = program.ops.iter().try_for_each(|op| self.execute(op));
-        let done = done.and_then(|()| Ok(self.cohort.advance(1, program.n_memory())?));
-        self.cohort.end_recording(recording)?;
+        let done = done.and_then(|()| Ok(self.fleet.advance(1, program.n_memory())?));
+        self.fleet.end_recording(recording)?;
         done
     }
 
@@ -192,22 +192,22 @@ impl Executor {
                     (_, Batch::Private) => LossOf::Samples,
                     (_, Batch::Memory) => LossOf::Replay,
                 };
-                self.cohort.record_loss(of)?;
-                self.cohort.backward(self.rows(at), self.gradients[out].rows())?;
+                self.fleet.record_loss(of)?;
+                self.fleet.backward(self.rows(at), self.gradients[out].rows())?;
             }
             Op::Perturb { g, radius } => {
-                self.cohort.ascend(self.theta.rows(), radius, self.rows(g), self.perturbed.rows())?;
+                self.fleet.ascend(self.theta.rows(), radius, self.rows(g), self.perturbed.rows())?;
             }
             Op::Embed { index } => {
                 let (values, row) = &self.embeddings[index];
-                self.cohort.gather_embedding(values, *row, index)?;
+                self.fleet.gather_embedding(values, *row, index)?;
             }
-            Op::AddScaled { y, a, x } => self.cohort.axpy(a, self.rows(x), self.rows(y))?,
-            Op::Assign { y, x } => self.cohort.assign(self.rows(x), self.rows(y), self.theta.len())?,
+            Op::AddScaled { y, a, x } => self.fleet.axpy(a, self.rows(x), self.rows(y))?,
+            Op::Assign { y, x } => self.fleet.assign(self.rows(x), self.rows(y), self.theta.len())?,
             Op::AddScaledDiff { g, a, x, y } => {
-                self.cohort.axpy_difference(a, self.rows(x), self.rows(y), self.rows(g))?;
+                self.fleet.axpy_difference(a, self.rows(x), self.rows(y), self.rows(g))?;
             }
-            Op::Clip { g, norm_max } => self.cohort.clip(self.rows(g), norm_max)?,
+            Op::Clip { g, norm_max } => self.fleet.clip(self.rows(g), norm_max)?,
             Op::Project { g, r, rule } => {
                 if rule.from_round_start {
                     self.memory_loss(VectorId::RoundStart)?;
@@ -221,8 +221,8 @@ impl Executor {
             Op::Update { g } => self.update(g)?,
             Op::UpdateProjected { g, r, rule } => self.update_projected(g, r, &rule)?,
             Op::KeepModel { weights, buffers } => {
-                self.cohort.assign(self.theta.rows(), self.states[weights].rows(), self.theta.len())?;
-                self.cohort.assign(self.buffers.rows(), self.states[buffers].rows(), self.buffers.len())?;
+                self.fleet.assign(self.theta.rows(), self.states[weights].rows(), self.theta.len())?;
+                self.fleet.assign(self.buffers.rows(), self.states[buffers].rows(), self.buffers.len())?;
             }
         }
         Ok(())
@@ -234,20 +234,20 @@ impl Executor {
             Batch::Memory => (self.feeds.memory.as_ref(), Batches::Replay, self.n_memory),
         };
         let Some(feed) = feed else { return Ok(()) };
-        feed.gather(&self.on, &mut self.cohort, table, offset)?;
+        feed.gather(&self.on, &mut self.fleet, table, offset)?;
         self.n_memory += usize::from(batch == Batch::Memory);
         self.has_loss = false;
         let mode = if at == VectorId::Weights { feed.mode } else { feed.mode.without_averaging() };
-        Ok(self.cohort.forward(self.rows(at), self.buffers.rows(), mode)?)
+        Ok(self.fleet.forward(self.rows(at), self.buffers.rows(), mode)?)
     }
 
     /// Adds a term to the objective of the batch gathered last.
     fn add_term(&mut self, term: &Term) -> Result<()> {
-        let n = term.at.n_nodes(self.cohort.graph());
+        let n = term.at.n_nodes(self.fleet.graph());
         for index in 0..n {
-            let Some(node) = term.at.node(self.cohort.graph(), index) else { break };
+            let Some(node) = term.at.node(self.fleet.graph(), index) else { break };
             let first = !std::mem::replace(&mut self.has_loss, true);
-            self.cohort.add_loss(node, &term.loss, term.weight / n as f32, first)?;
+            self.fleet.add_loss(node, &term.loss, term.weight / n as f32, first)?;
         }
         Ok(())
     }
@@ -255,36 +255,36 @@ impl Executor {
     /// Measures g against r. Adds `sign` times the projection's change of g to `to`.
     fn project(&self, g: Rows, r: Rows, rule: &ProjectionRule, to: Rows, sign: f32) -> Result<()> {
         let by_tensor = rule.scope == Scope::Layer;
-        Ok(self.cohort.project(g, r, &rule.bounds, by_tensor, rule.from_round_start, to, sign)?)
+        Ok(self.fleet.project(g, r, &rule.bounds, by_tensor, rule.from_round_start, to, sign)?)
     }
 
     fn update_projected(&mut self, g: VectorId, r: VectorId, rule: &ProjectionRule) -> Result<()> {
         let Some((before, moved)) = &self.before else { return Ok(()) };
         let (before, moved, theta) = (before.rows(), moved.rows(), self.theta.rows());
         let n = self.theta.len();
-        self.cohort.assign(theta, before, n)?;
+        self.fleet.assign(theta, before, n)?;
         self.update(g)?;
         if rule.from_round_start {
             self.memory_loss(VectorId::RoundStart)?;
         }
         // u = θ_before − θ_after replaces the gradient, so the change of u is subtracted from θ.
-        self.cohort.clear(moved, n)?;
-        self.cohort.axpy_difference(1.0, before, theta, moved)?;
+        self.fleet.clear(moved, n)?;
+        self.fleet.axpy_difference(1.0, before, theta, moved)?;
         self.project(moved, self.rows(r), rule, theta, -1.0)
     }
 
     fn update(&self, g: VectorId) -> Result<()> {
         let g = self.rows(g);
         if self.clip > 0.0 {
-            self.cohort.clip(g, self.clip)?;
+            self.fleet.clip(g, self.clip)?;
         }
-        Ok(self.cohort.update(&self.rule, &self.moments, self.theta.rows(), g)?)
+        Ok(self.fleet.update(&self.rule, &self.moments, self.theta.rows(), g)?)
     }
 
     /// The memory loss of θ on the lanes' first memory batches.
     pub fn first_memory_loss(&mut self) -> Result<()> {
         let Some(feed) = &self.feeds.memory else { return Ok(()) };
-        feed.gather(&self.on, &mut self.cohort, Batches::Replay, 0)?;
+        feed.gather(&self.on, &mut self.fleet, Batches::Replay, 0)?;
         self.memory_loss(VectorId::Weights)
     }
 
@@ -294,12 +294,12 @@ impl Executor {
         let Some(feed) = &self.feeds.memory else { return Ok(()) };
         let mode = Mode { norm: feed.mode.norm, dropout: Dropout::Off }.without_averaging();
         let buffers = if weights == VectorId::RoundStart { &self.start_buffers } else { &self.buffers };
-        self.cohort.forward(self.rows(weights), buffers.rows(), mode)?;
+        self.fleet.forward(self.rows(weights), buffers.rows(), mode)?;
         self.has_loss = false;
         for at in 0..self.feeds.memory_objective.len() {
             let term = self.feeds.memory_objective[at];
             self.add_term(&term)?;
         }
-        Ok(self.cohort.record_loss(LossOf::Reference)?)
+        Ok(self.fleet.record_loss(LossOf::Reference)?)
     }
 }

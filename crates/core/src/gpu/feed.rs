@@ -4,7 +4,7 @@ use super::OnGpu;
 use crate::error::Result;
 use crate::evaluate::Which;
 use fedproj_nn::Mode;
-use fedproj_nn::cuda::{Batches, Cohort, Data, Target};
+use fedproj_nn::cuda::{Batches, Data, Fleet, Target};
 
 /// Where the batches of a kind come from, and how the network runs on them.
 #[derive(Debug)]
@@ -37,16 +37,16 @@ impl Feed {
     }
 
     /// Gathers the batch of a table's current entry (`offset` entries on), and its targets.
-    pub fn gather(&self, on: &OnGpu, cohort: &mut Cohort, table: Batches, offset: usize) -> Result<()> {
+    pub fn gather(&self, on: &OnGpu, fleet: &mut Fleet, table: Batches, offset: usize) -> Result<()> {
         let Some(data) = on.data(self.data) else { return Ok(()) };
         if self.moves {
-            cohort.gather_moved(data)?;
+            fleet.gather_moved(data)?;
         } else {
-            cohort.gather(data, table, offset, self.truncates)?;
+            fleet.gather(data, table, offset, self.truncates)?;
         }
         for (target, data) in &self.targets {
             let truncates = self.truncates && *target == Target::Logits;
-            cohort.gather_target(data, table, offset, *target, truncates)?;
+            fleet.gather_target(data, table, offset, *target, truncates)?;
         }
         Ok(())
     }

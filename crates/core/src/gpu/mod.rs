@@ -1,4 +1,4 @@
-//! The simulator's work on a GPU: clients as lanes of a cohort, evaluation and distillation.
+//! The simulator's work on a GPU: a cohort as lanes of a fleet, evaluation and distillation.
 //!
 //! All clients are planned before anything runs ([`crate::plan`]); [`trainer`] turns them into lanes and waves. One executor
 //! ([`executor`]) runs recorded programs, of clients and of a student. Lanes with the same program share launches. Nothing

@@ -78,7 +78,7 @@ impl Contributions for GpuResults<'_> {
         };
         let whole = &self.read[at][place];
         if whole.get().is_none() {
-            let _ = whole.set(self.trainer.executor.cohort.read(vectors, self.lanes[at] as usize)?);
+            let _ = whole.set(self.trainer.executor.fleet.read(vectors, self.lanes[at] as usize)?);
         }
         if let Some(values) = whole.get() {
             out.copy_from_slice(&values[from..from + out.len()]);
@@ -93,7 +93,7 @@ impl Contributions for GpuResults<'_> {
             return None;
         }
         let order: Vec<u32> = chosen.iter().map(|&at| self.lanes[at]).collect();
-        Some(self.trainer.executor.cohort.weighted_sum(vectors, &order, weights).map_err(Error::from))
+        Some(self.trainer.executor.fleet.weighted_sum(vectors, &order, weights).map_err(Error::from))
     }
 
     fn ensemble(

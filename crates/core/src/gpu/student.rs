@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::evaluate::Which;
 use crate::memory::TargetTables;
 use crate::plan::{LocalPlan, Names, Program};
-use fedproj_nn::cuda::{Cohort, Data, Target};
+use fedproj_nn::cuda::{Data, Fleet, Target};
 use fedproj_nn::{Dropout, Mode, NormMode, Options};
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -38,17 +38,17 @@ impl GpuStudent {
         }
         let feeds = Feeds { own, memory: None, memory_objective: Vec::new() };
         let options = Options { batch, taps: &taps, training: true };
-        let cohort = Cohort::new(&on.gpu, graph, 1, &options)?.alone()?;
-        let mut executor = Executor::new(on, cohort, how.optimizer.rule(), 0.0, feeds)?;
-        let Executor { cohort, theta, buffers, start, .. } = &mut executor;
-        cohort.write(theta, 0, task.weights)?;
-        cohort.write(buffers, 0, task.buffers)?;
-        cohort.write(start, 0, task.anchor)?;
+        let fleet = Fleet::new(&on.gpu, graph, 1, &options)?.alone()?;
+        let mut executor = Executor::new(on, fleet, how.optimizer.rule(), 0.0, feeds)?;
+        let Executor { fleet, theta, buffers, start, .. } = &mut executor;
+        fleet.write(theta, 0, task.weights)?;
+        fleet.write(buffers, 0, task.buffers)?;
+        fleet.write(start, 0, task.anchor)?;
         Ok(Self { on: Arc::clone(on), executor, batch })
     }
 
     fn loss_total(&self) -> Result<f64> {
-        Ok(self.executor.cohort.stats()?[0].loss_total)
+        Ok(self.executor.fleet.stats()?[0].loss_total)
     }
 }
 
@@ -57,7 +57,7 @@ impl Student for GpuStudent {
         let executor = &mut self.executor;
         executor.make_vectors(&Names::default(), from_ref(program))?;
         executor.set_tables(from_ref(plan), self.batch)?;
-        executor.cohort.rewind()?;
+        executor.fleet.rewind()?;
         let before = self.loss_total()?;
         self.executor.run(from_ref(plan), from_ref(program))?;
         Ok((self.loss_total()? - before) / plan.steps.len() as f64)
@@ -65,17 +65,17 @@ impl Student for GpuStudent {
 
     fn recalibrate(&mut self, plan: &LocalPlan) -> Result<()> {
         let Some(public) = self.on.data(Which::Public) else { return Ok(()) };
-        let Executor { cohort, theta, buffers, .. } = &mut self.executor;
+        let Executor { fleet, theta, buffers, .. } = &mut self.executor;
         for step in &plan.steps {
-            cohort.gather_range(public, step.batch.start, step.batch.len(), self.batch)?;
+            fleet.gather_range(public, step.batch.start, step.batch.len(), self.batch)?;
             let mode = Mode { norm: NormMode::Update, dropout: Dropout::Off };
-            cohort.forward(theta.rows(), buffers.rows(), mode)?;
+            fleet.forward(theta.rows(), buffers.rows(), mode)?;
         }
         Ok(())
     }
 
     fn model(&self) -> Result<(Vec<f32>, Vec<f32>)> {
-        let Executor { cohort, theta, buffers, .. } = &self.executor;
-        Ok((cohort.read(theta, 0)?, cohort.read(buffers, 0)?))
+        let Executor { fleet, theta, buffers, .. } = &self.executor;
+        Ok((fleet.read(theta, 0)?, fleet.read(buffers, 0)?))
     }
 }

@@ -12,7 +12,7 @@ use crate::method::Method;
 use crate::plan::{LocalPlan, Planner, VectorId};
 use crate::simulate::Progress;
 use crate::trainer::{ClientResult, ClientState, Download, LocalStats};
-use fedproj_nn::cuda::{Batches, Cohort, NOBODY, Stats, Target};
+use fedproj_nn::cuda::{Batches, Fleet, NOBODY, Stats, Target};
 use fedproj_nn::{Dropout, Mode, NormMode, Options};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -37,13 +37,13 @@ impl GpuTrainer {
         let (taps, planner) = (method.taps(graph), Planner::new(experiment, method));
         let options = Options { batch: planner.batch_max(), taps: &taps, training: true };
         // θ, two moments, two or three gradients, and a method's state.
-        let per_lane = Cohort::lane_bytes(graph, &options) + 8 * 4 * graph.params().len();
+        let per_lane = Fleet::lane_bytes(graph, &options) + 8 * 4 * graph.params().len();
         let fitting = (on.gpu.free_bytes()? / 10 * 8 / per_lane).max(1);
         let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting.min(lanes_max));
         let (rule, clip) = (config.local.optimizer.rule(), config.local.clip);
         let executor = loop {
-            let cohort = Cohort::new(&on.gpu, graph, lanes, &options).map_err(Error::from);
-            match cohort.and_then(|cohort| Executor::new(on, cohort, rule, clip, feeds(method, config))) {
+            let fleet = Fleet::new(&on.gpu, graph, lanes, &options).map_err(Error::from);
+            match fleet.and_then(|fleet| Executor::new(on, fleet, rule, clip, feeds(method, config))) {
                 Err(error) if error.is_gpu_memory() && lanes > 1 => lanes /= 2,
                 made => break made?,
             }
@@ -58,7 +58,7 @@ impl GpuTrainer {
 
     /// The number of clients that train at a time.
     pub fn n_lanes(&self) -> usize {
-        self.executor.cohort.n_lanes()
+        self.executor.fleet.n_lanes()
     }
 
     /// Trains clients, given largest first. Results are in the order of client ids. If all clients fit in one wave,
@@ -93,19 +93,19 @@ impl GpuTrainer {
         let Self { on, planner, executor, .. } = self;
         planner.receive(download);
         executor.make_vectors(planner.names(), &planner.programs)?;
-        let Executor { cohort, start, start_buffers, broadcasts, feeds, .. } = executor;
-        cohort.write(start, 0, &download.weights)?;
-        cohort.write(start_buffers, 0, &download.buffers)?;
+        let Executor { fleet, start, start_buffers, broadcasts, feeds, .. } = executor;
+        fleet.write(start, 0, &download.weights)?;
+        fleet.write(start_buffers, 0, &download.buffers)?;
         for (name, to) in planner.names().broadcasts.iter().zip(broadcasts) {
             if let Some(values) = download.vectors.get(name) {
-                cohort.write(to, 0, values)?;
+                fleet.write(to, 0, values)?;
             }
         }
         if let (Some((_, targets)), Some(feed)) = (&download.memory, &mut feeds.memory) {
             let logits = feed.set_rows(on, Target::Logits, &targets.logits)?;
             let features = feed.set_rows(on, Target::Features, &targets.features)?;
             if logits || features {
-                cohort.forget_recorded();
+                fleet.forget_recorded();
             }
         }
         Ok(())
@@ -125,13 +125,13 @@ impl GpuTrainer {
             .collect::<Result<Vec<_>>>()?;
         self.executor.make_vectors(self.planner.names(), &self.planner.programs)?;
         let all: Vec<u32> = (0..plans.len() as u32).collect();
-        self.executor.cohort.set_lanes(&all)?;
-        self.executor.cohort.reset_lanes()?;
+        self.executor.fleet.set_lanes(&all)?;
+        self.executor.fleet.reset_lanes()?;
         self.begin(&plans, jobs)?;
         self.embed(&plans)?;
         self.executor.set_tables(&plans, self.on.experiment.config.local.batch)?;
         self.executor.run(&plans, &self.planner.programs)?;
-        let stats = self.executor.cohort.stats()?;
+        let stats = self.executor.fleet.stats()?;
         for (plan, stats) in plans.iter().zip(&stats) {
             if let Some((step, loss)) = stats.not_finite {
                 let epoch = plan.steps.get(step as usize).map_or(0, |step| step.epoch);
@@ -140,7 +140,7 @@ impl GpuTrainer {
         }
         let after = self.memory_loss_after(&stats)?;
         for (lane, plan) in plans.iter().enumerate() {
-            self.executor.cohort.set_lanes(&[lane as u32])?;
+            self.executor.fleet.set_lanes(&[lane as u32])?;
             plan.finish.ops.iter().try_for_each(|op| self.executor.execute(op))?;
         }
         self.on.gpu.synchronize()?;
@@ -184,21 +184,20 @@ impl GpuTrainer {
 
     /// Weights, buffers, moments and each client's state, at the start of a wave.
     fn begin(&mut self, plans: &[LocalPlan], jobs: &[(u32, &ClientState)]) -> Result<()> {
-        let Executor { cohort, moments, start, start_buffers, theta, buffers, uploads, states, .. } =
-            &mut self.executor;
-        cohort.assign(start.rows(), theta.rows(), theta.len())?;
-        cohort.assign(start_buffers.rows(), buffers.rows(), buffers.len())?;
-        cohort.reset_moments(moments)?;
-        uploads.iter().try_for_each(|upload| cohort.clear(upload.rows(), upload.len()))?;
+        let Executor { fleet, moments, start, start_buffers, theta, buffers, uploads, states, .. } = &mut self.executor;
+        fleet.assign(start.rows(), theta.rows(), theta.len())?;
+        fleet.assign(start_buffers.rows(), buffers.rows(), buffers.len())?;
+        fleet.reset_moments(moments)?;
+        uploads.iter().try_for_each(|upload| fleet.clear(upload.rows(), upload.len()))?;
         for (lane, (plan, (_, state))) in plans.iter().zip(jobs).enumerate() {
             for &at in &plan.kept {
                 let zeros = || Cow::Owned(vec![0.0; states[at].len()]);
                 let kept = state.get(&self.planner.names().states[at]);
                 let values = kept.map_or_else(zeros, |values| Cow::Borrowed(&values[..]));
-                cohort.write(&mut states[at], lane, &values)?;
+                fleet.write(&mut states[at], lane, &values)?;
             }
             if !plan.offsets.is_empty() {
-                cohort.set_offsets(lane, &plan.offsets)?;
+                fleet.set_offsets(lane, &plan.offsets)?;
             }
         }
         Ok(())
@@ -220,9 +219,9 @@ impl GpuTrainer {
             .collect();
         let n_batches = sequential.iter().map(|s| s.len() / batch).max().unwrap_or(0);
         let (names, data) = (self.planner.names(), self.on.data(Which::Private));
-        let Executor { cohort, states, start, start_buffers, embeddings, .. } = &mut self.executor;
+        let Executor { fleet, states, start, start_buffers, embeddings, .. } = &mut self.executor;
         let Some(data) = data else { return Ok(()) };
-        cohort.set_table(Batches::Samples, &sequential, batch)?;
+        fleet.set_table(Batches::Samples, &sequential, batch)?;
         for (index, &(weights, node)) in names.embeddings.iter().enumerate() {
             let lanes = plans.iter().enumerate().filter(|(_, plan)| plan.embeddings.contains(&index));
             let lanes: Vec<u32> = lanes.map(|(lane, _)| lane as u32).collect();
@@ -231,14 +230,14 @@ impl GpuTrainer {
             }
             let row = self.on.experiment.graph.shape(node).len();
             while embeddings.len() <= index {
-                embeddings.push((cohort.vectors(0)?, 0));
+                embeddings.push((fleet.vectors(0)?, 0));
             }
             if embeddings[index].0.len() < n_batches * batch * row {
-                embeddings[index] = (cohort.vectors(n_batches * batch * row)?, row);
-                cohort.forget_recorded();
+                embeddings[index] = (fleet.vectors(n_batches * batch * row)?, row);
+                fleet.forget_recorded();
             }
-            cohort.set_lanes(&lanes)?;
-            cohort.rewind()?;
+            fleet.set_lanes(&lanes)?;
+            fleet.rewind()?;
             let (params, buffers) = match weights {
                 VectorId::State(i) => {
                     let kept = names.buffers_of(i);
@@ -248,15 +247,15 @@ impl GpuTrainer {
             };
             for step in 0..n_batches {
                 // A lane with fewer batches gets padding. Its values there are never read.
-                cohort.gather(data, Batches::Samples, 0, false)?;
-                cohort.forward(params, buffers, Mode::EVAL)?;
-                cohort.keep_value(node, step * batch, &mut embeddings[index].0)?;
-                cohort.advance(1, 0)?;
+                fleet.gather(data, Batches::Samples, 0, false)?;
+                fleet.forward(params, buffers, Mode::EVAL)?;
+                fleet.keep_value(node, step * batch, &mut embeddings[index].0)?;
+                fleet.advance(1, 0)?;
             }
         }
         let all: Vec<u32> = (0..plans.len() as u32).collect();
-        cohort.set_lanes(&all)?;
-        Ok(cohort.rewind()?)
+        fleet.set_lanes(&all)?;
+        Ok(fleet.rewind()?)
     }
 
     /// Each lane's memory loss on its first memory batch, after local training; `None` for lanes without memory.
@@ -266,24 +265,24 @@ impl GpuTrainer {
         if lanes.is_empty() {
             return Ok(vec![None; stats.len()]);
         }
-        self.executor.cohort.set_lanes(&lanes)?;
-        self.executor.cohort.rewind()?;
+        self.executor.fleet.set_lanes(&lanes)?;
+        self.executor.fleet.rewind()?;
         self.executor.first_memory_loss()?;
-        let all = self.executor.cohort.stats()?;
+        let all = self.executor.fleet.stats()?;
         Ok((0..stats.len()).map(|l| lanes.contains(&(l as u32)).then(|| all[l].reference_loss)).collect())
     }
 
     fn state_of(&self, lane: usize, kept: &[usize]) -> Result<ClientState> {
-        let (names, Executor { cohort, states, .. }) = (self.planner.names(), &self.executor);
-        kept.iter().map(|&at| Ok((names.states[at].clone(), cohort.read(&states[at], lane)?))).collect()
+        let (names, Executor { fleet, states, .. }) = (self.planner.names(), &self.executor);
+        kept.iter().map(|&at| Ok((names.states[at].clone(), fleet.read(&states[at], lane)?))).collect()
     }
 
     /// Copies a result's vectors from its lane.
     pub fn download(&self, lane: usize, result: &mut ClientResult) -> Result<()> {
-        let (names, Executor { cohort, theta, buffers, uploads, .. }) = (self.planner.names(), &self.executor);
-        let upload = |&at: &usize| Ok((names.uploads[at].clone(), cohort.read(&uploads[at], lane)?));
-        result.weights = cohort.read(theta, lane)?;
-        result.buffers = cohort.read(buffers, lane)?;
+        let (names, Executor { fleet, theta, buffers, uploads, .. }) = (self.planner.names(), &self.executor);
+        let upload = |&at: &usize| Ok((names.uploads[at].clone(), fleet.read(&uploads[at], lane)?));
+        result.weights = fleet.read(theta, lane)?;
+        result.buffers = fleet.read(buffers, lane)?;
         result.uploads = self.uploaded[lane].iter().map(upload).collect::<Result<_>>()?;
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use super::Policy;
 use crate::error::{Error, Result};
-use crate::secure::Layout;
+use crate::secure::MaskedLayout;
 use crate::wire::{
     Blob, Contribution, NOISE_CLIENTS, NamedBlob, PLAIN, Store, Task, TaskMemory, decode_f32, decode_public,
     decode_u32, encode_f32, encode_u64, part_name, place_rows, reject_simulated,
@@ -133,7 +133,8 @@ impl Session {
         if task.secure_clients > 0 {
             let steps = self.experiment.config.normalised_steps(result.n_steps);
             let n_adders = task.noise_clients as usize;
-            let layout = Layout::new(&self.experiment, self.method.as_ref(), task.secure_clients as usize, n_adders)?;
+            let layout =
+                MaskedLayout::new(&self.experiment, self.method.as_ref(), task.secure_clients as usize, n_adders)?;
             let values = layout.encode(result.head(), steps, &download.weights, &parts)?;
             let keep =
                 |name: &str, bytes: &[u8]| Ok::<_, Error>(NamedBlob { name: name.into(), blob: outbox.put(bytes)? });

@@ -7,8 +7,8 @@ use super::policy::Policy;
 use crate::error::{Error, Result};
 use crate::secure::{Party, Roster};
 use crate::wire::{
-    Announce, Blob, Contribution, MASKED, Member, NOISE_CLIENTS, NamedBlob, PLAIN, RevealFor, RosterMessage, Shared,
-    SharesFor, Step, StepKind, Survivors, VerdictKind, decode_u64, encode_u64,
+    Announce, Blob, Contribution, Instruction, InstructionKind, MASKED, Member, NOISE_CLIENTS, NamedBlob, PLAIN,
+    RevealFor, RosterMessage, Shared, SharesFor, Survivors, VerdictKind, decode_u64, encode_u64,
 };
 use prost::Message;
 use rcgen::SigningKey;
@@ -67,22 +67,24 @@ impl Summing<'_> {
         };
         let mut accepted = kept.roster.clone().map(|message| self.check(&kept, message)).transpose()?;
         loop {
-            let Step { kind } = self.link.send(&self.announce(&kept, accepted.as_ref())).await?;
+            let Instruction { kind } = self.link.send(&self.announce(&kept, accepted.as_ref())).await?;
             match kind {
-                Some(StepKind::Wait(_)) => (),
-                Some(StepKind::Renew(_)) => (kept, accepted) = (self.new_keys()?, None),
-                Some(StepKind::Share(message)) => accepted = Some(self.share(&mut kept, message).await?),
-                Some(StepKind::Mask(shared)) => self.mask(&mut kept, known(accepted.as_ref())?, shared).await?,
-                Some(StepKind::Sign(survivors)) => self.sign(&mut kept, known(accepted.as_ref())?, &survivors)?,
-                Some(StepKind::Reveal(survivors)) => {
+                Some(InstructionKind::Wait(_)) => (),
+                Some(InstructionKind::Renew(_)) => (kept, accepted) = (self.new_keys()?, None),
+                Some(InstructionKind::Share(message)) => accepted = Some(self.share(&mut kept, message).await?),
+                Some(InstructionKind::Mask(shared)) => self.mask(&mut kept, known(accepted.as_ref())?, shared).await?,
+                Some(InstructionKind::Sign(survivors)) => {
+                    self.sign(&mut kept, known(accepted.as_ref())?, &survivors)?
+                }
+                Some(InstructionKind::Reveal(survivors)) => {
                     self.sign(&mut kept, known(accepted.as_ref())?, &survivors)?;
                     self.reveal(&kept, known(accepted.as_ref())?, &survivors).await?;
                 }
-                Some(StepKind::Counted(accepted)) => {
+                Some(InstructionKind::Counted(accepted)) => {
                     tracing::info!(round = self.pending.round, id = accepted.id, "contribution is in the sum");
                     return self.home.commit(&self.pending.run);
                 }
-                Some(StepKind::Rejected(rejected)) => {
+                Some(InstructionKind::Rejected(rejected)) => {
                     tracing::warn!(
                         round = self.pending.round,
                         reason = rejected.reason,

@@ -13,7 +13,7 @@ const HEAD: usize = 1 + 9;
 
 /// The layout of a run's vectors. Server and nodes compute it from the configuration.
 #[derive(Clone, Debug)]
-pub struct Layout {
+pub struct MaskedLayout {
     /// What is summed, how clients weigh in it, and its values.
     parts: Vec<(Part<'static>, EnsembleWeights, usize)>,
     /// What makes integers of these values.
@@ -28,7 +28,7 @@ enum Integers {
     Noised(Vec<Share>),
 }
 
-impl Layout {
+impl MaskedLayout {
     /// The layout of an experiment's contributions in a run with so many clients. A node knows only its own. Under privacy each
     /// client's share of the noise is that of `n_adders`.
     ///

@@ -32,7 +32,7 @@ mod shamir;
 mod tests;
 mod unmask;
 
-pub use layout::{Layout, Sums};
+pub use layout::{MaskedLayout, Sums};
 pub use party::{Party, SEALED_BYTES, are_usable};
 pub use roster::{COMPLETE_BELOW, Roster, is_signed, shared_for};
 pub use unmask::{Failed, Unmasking, is_enough};

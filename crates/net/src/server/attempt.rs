@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::identity::fingerprint;
 use crate::secure::{Roster, SEALED_BYTES, are_usable, is_signed, shared_for};
 use crate::wire::{
-    Accepted, Announce, Contribution, Member, Rejected, Reveal, RevealFor, Shares, SharesFor, StepKind, Survivors, Wait,
+    Accepted, Announce, Contribution, InstructionKind, Member, Rejected, Reveal, RevealFor, Shares, SharesFor,
+    Survivors, Wait,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -45,17 +46,17 @@ pub(super) struct Attempt {
 
 impl Attempt {
     /// What a node that the stage waits for has to do.
-    fn step(&self, client: u32) -> StepKind {
-        let Some(roster) = &self.roster else { return StepKind::Wait(Wait {}) };
+    fn instruction(&self, client: u32) -> InstructionKind {
+        let Some(roster) = &self.roster else { return InstructionKind::Wait(Wait {}) };
         match self.stage {
-            Stage::Announcing => StepKind::Wait(Wait {}),
-            Stage::Sharing => StepKind::Share(roster.for_node(client)),
-            Stage::Masking => StepKind::Mask(shared_for(roster, &self.shares, client)),
-            Stage::Signing => StepKind::Sign(self.survivors(roster, Vec::new())),
+            Stage::Announcing => InstructionKind::Wait(Wait {}),
+            Stage::Sharing => InstructionKind::Share(roster.for_node(client)),
+            Stage::Masking => InstructionKind::Mask(shared_for(roster, &self.shares, client)),
+            Stage::Signing => InstructionKind::Sign(self.survivors(roster, Vec::new())),
             Stage::Revealing => {
                 let signature = |client| self.signed.get(&client).cloned().unwrap_or_default();
                 let signed = roster.near(client, &self.survivors).map(signature).collect();
-                StepKind::Reveal(self.survivors(roster, signed))
+                InstructionKind::Reveal(self.survivors(roster, signed))
             }
         }
     }
@@ -109,7 +110,7 @@ impl Desk {
     ///
     /// # Errors
     /// If its entry is not its own.
-    pub fn next_step(&self, node: &NodeEntry, announce: &Announce) -> Result<StepKind> {
+    pub fn next_instruction(&self, node: &NodeEntry, announce: &Announce) -> Result<InstructionKind> {
         let (client, round) = (node.client, announce.round);
         let mut inner = self.inner();
         let Inner { open, done, last, arrivals } = &mut *inner;
@@ -118,8 +119,8 @@ impl Desk {
         let Some(open) = open.as_mut().filter(|open| open.is_of(&announce.run, round)) else {
             let is_counted = last.get(&client).is_some_and(|(of, id)| *of == round && *id == announce.id);
             return Ok(match (is_between, is_counted) {
-                (true, _) => StepKind::Wait(Wait {}),
-                (_, true) => StepKind::Counted(Accepted { id: announce.id.clone() }),
+                (true, _) => InstructionKind::Wait(Wait {}),
+                (_, true) => InstructionKind::Counted(Accepted { id: announce.id.clone() }),
                 _ => rejected(format!("round {round} is not open")),
             });
         };
@@ -132,7 +133,7 @@ impl Desk {
             }
             // A node that has shared secrets under these keys does not use them again.
             if !announce.roster.is_empty() {
-                return Ok(StepKind::Renew(Wait {}));
+                return Ok(InstructionKind::Renew(Wait {}));
             }
             if announce.member.task != open.offer.task.common_hash() {
                 return Ok(rejected("the node has trained for another task".into()));
@@ -146,13 +147,13 @@ impl Desk {
                 arrivals.push_back(Arrival::Contribution(Box::new(announced)));
                 self.arrived.notify_all();
             }
-            return Ok(StepKind::Wait(Wait {}));
+            return Ok(InstructionKind::Wait(Wait {}));
         }
         let is_member = attempt.roster.as_ref().is_some_and(|roster| roster.has(&announce.member));
         let is_asked = is_member && open.waiting.contains(&client);
         let has_signed = attempt.stage == Stage::Signing && !announce.signed.is_empty();
         if is_asked && !has_signed {
-            return Ok(attempt.step(client));
+            return Ok(attempt.instruction(client));
         }
         if is_asked && attempt.sign(client, &announce.signed) {
             open.waiting.remove(&client);
@@ -163,7 +164,7 @@ impl Desk {
             arrivals.push_back(Arrival::DroppedOut(client));
             self.arrived.notify_all();
         }
-        Ok(StepKind::Wait(Wait {}))
+        Ok(InstructionKind::Wait(Wait {}))
     }
 
     /// A node shares its secrets. Shares that come late or twice change nothing.
@@ -223,6 +224,6 @@ fn check_member(node: &NodeEntry, announce: &Announce) -> Result<()> {
     Err(Error::protocol("the announced keys are not signed with the certificate of this node"))
 }
 
-fn rejected(reason: String) -> StepKind {
-    StepKind::Rejected(Rejected { reason })
+fn rejected(reason: String) -> InstructionKind {
+    InstructionKind::Rejected(Rejected { reason })
 }

@@ -3,7 +3,7 @@
 use super::config::ServerConfig;
 use super::desk::Offer;
 use crate::error::{Error, Result};
-use crate::secure::{Layout, Sums};
+use crate::secure::{MaskedLayout, Sums};
 use crate::wire::{Blob, Contribution, Store, decode_f32, part_name};
 use fedproj_core::{Contributions, Evaluator, Experiment, LocalStats, Model, Part};
 use fedproj_data::Dataset;
@@ -65,7 +65,7 @@ pub(super) struct SumChecks<'a> {
 
 impl SumChecks<'_> {
     /// Checks the number of samples and the means.
-    pub fn check(&self, layout: &Layout, sums: &Sums) -> Result<()> {
+    pub fn check(&self, layout: &MaskedLayout, sums: &Sums) -> Result<()> {
         let n = sums.n() as i64;
         let most = n.saturating_mul(self.limits.samples_max.min(i64::MAX as u64) as i64);
         if let Some(samples) = sums.n_samples().filter(|samples| !(n..=most).contains(samples)) {

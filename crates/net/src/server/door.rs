@@ -312,9 +312,12 @@ mod tests {
         for _ in 0..20 {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
-        while !get(address).await.ends_with("here") {
-            sleep(Duration::from_millis(50)).await;
-        }
+        let visit = async {
+            while !get(address).await.ends_with("here") {
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(Duration::from_mins(1), visit).await.expect("a newcomer gets in");
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
-//! Which visits the status page answers. It has no password, so a page of another site must not be able to read it: that
-//! site's name could be pointed at this machine, but then the browser still sends that name as `Host`.
+//! Which requests the status page answers. It has no password. Another site could point its own name at this machine, so that
+//! its pages could read this one. The browser then sends that name as `Host`, and the page does not answer.
 
 use axum::Router;
 use axum::extract::{Request, State};

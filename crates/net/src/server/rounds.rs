@@ -11,7 +11,7 @@ use super::status::Status;
 use super::summing::{PAUSE_FIRST, PAUSE_MAX};
 use crate::backoff::BackOff;
 use crate::error::{Error, Result};
-use crate::secure::Layout;
+use crate::secure::MaskedLayout;
 use crate::wire::{
     Blob, Contribution, Done, NamedBlob, Task, TaskMemory, encode_f32, encode_public, encode_u32, parts_of,
 };
@@ -126,7 +126,7 @@ pub(super) struct Lasting {
     public: Option<Blob>,
     pub trial: Arc<Trial>,
     /// The layout of secure sums.
-    pub layout: Option<Layout>,
+    pub layout: Option<MaskedLayout>,
 }
 
 impl Rounds {
@@ -142,7 +142,7 @@ impl Rounds {
             trial: Arc::new(Trial::new(&experiment)?),
             layout: if self.config.secure {
                 let (n, method) = (experiment.partition.n_clients(), self.coordinator.method());
-                Some(Layout::new(&experiment, method, n, self.config.fewest_in_sum(&experiment.config, n))?)
+                Some(MaskedLayout::new(&experiment, method, n, self.config.fewest_in_sum(&experiment.config, n))?)
             } else {
                 None
             },

@@ -6,9 +6,9 @@ use super::journal::Event;
 use super::{NodeEntry, lock};
 use crate::error::{Error, Result};
 use crate::wire::{
-    Announce, BLOCK_BYTES, Beat, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, PIECE_BYTES,
-    RenewRequest, Request as WireRequest, RevealFor, SharesFor, Step, StepKind, VERSION, Work, WorkKind, WorkRequest,
-    decode,
+    Announce, BLOCK_BYTES, Beat, Blob, Contribution, Decline, EnrolReply, EnrolRequest, Heartbeat, Instruction,
+    InstructionKind, PIECE_BYTES, RenewRequest, Request as WireRequest, RevealFor, SharesFor, VERSION, Work, WorkKind,
+    WorkRequest, decode,
 };
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -130,10 +130,10 @@ async fn announce(
     let mut changes = server.desk.changes();
     let end = tokio::time::Instant::now() + LONG_POLL;
     loop {
-        let kind = server.desk.next_step(&node, &announce)?;
-        let waits = matches!(kind, StepKind::Wait(_));
+        let kind = server.desk.next_instruction(&node, &announce)?;
+        let waits = matches!(kind, InstructionKind::Wait(_));
         if !waits || !matches!(tokio::time::timeout_at(end, changes.changed()).await, Ok(Ok(()))) {
-            return Ok(reply(&server, &Step::from(kind)));
+            return Ok(reply(&server, &Instruction::from(kind)));
         }
     }
 }

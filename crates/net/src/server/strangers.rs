@@ -1,7 +1,7 @@
 //! The few places of connections whose other side is not known: before the handshake, at enrolment, on the status page.
 //!
-//! Whoever opens many connections and stays silent must not keep others out. So one address gets half of the places, and a
-//! newcomer takes a place of the address that has most, that of a silent connection first.
+//! Silent connections must not keep others out. One address gets at most half of the places. A newcomer takes the place of a
+//! connection of the address that has most, a silent one first.
 
 use super::lock;
 use std::net::{IpAddr, Ipv6Addr};

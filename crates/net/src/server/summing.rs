@@ -13,7 +13,7 @@ use super::spool::Spool;
 use super::waiting::{TICK, Waited};
 use crate::backoff::BackOff;
 use crate::error::{Error, Result};
-use crate::secure::{Layout, Roster, Sums, Unmasking, is_enough};
+use crate::secure::{MaskedLayout, Roster, Sums, Unmasking, is_enough};
 use crate::wire::{Contribution, MASKED, Member, Reveal, decode_u64, hex};
 use fedproj_core::{Contributions, Experiment, Method, Opening, RoundRecord};
 use prost::Message;
@@ -71,7 +71,7 @@ pub(super) struct Closing {
 /// Names what needs single contributions, or too few clients per round.
 pub(super) fn check(experiment: &Experiment, method: &dyn Method) -> Result<()> {
     let (federation, n_clients) = (&experiment.config.federation, experiment.partition.n_clients());
-    Layout::new(experiment, method, n_clients, COHORT_MIN)?;
+    MaskedLayout::new(experiment, method, n_clients, COHORT_MIN)?;
     let robust = &federation.robust;
     let single = [
         (robust.clip_ratio > 0.0, "federation.robust.clip_ratio"),
@@ -267,7 +267,13 @@ impl Rounds {
     }
 
     /// The last two stages: signatures and reveals, and the sum without masks.
-    fn unmasked(&self, offer: Offer, closing: &Closing, counted: &[Contribution], layout: &Layout) -> Attempted<Sums> {
+    fn unmasked(
+        &self,
+        offer: Offer,
+        closing: &Closing,
+        counted: &[Contribution],
+        layout: &MaskedLayout,
+    ) -> Attempted<Sums> {
         let round = offer.task.round;
         let roster =
             Arc::new(Roster::with_threshold(&self.run, round, closing.members.clone(), closing.threshold as usize)?);
@@ -321,7 +327,7 @@ impl Rounds {
     }
 
     /// The sum of the masked vectors.
-    fn masked_sum(&self, round: u32, counted: &[Contribution], layout: &Layout) -> Attempted<Vec<u64>> {
+    fn masked_sum(&self, round: u32, counted: &[Contribution], layout: &MaskedLayout) -> Attempted<Vec<u64>> {
         let (spool, mut sum) = (self.desk.spool(&self.run, round), vec![0u64; layout.n_masked()]);
         for contribution in counted {
             let Some(part) = contribution.parts.iter().find(|part| part.name == MASKED) else { continue };

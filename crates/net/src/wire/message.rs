@@ -1,6 +1,6 @@
 //! The messages between server and nodes, as protobuf. Field numbers are never reused.
 
-use super::{Announce, Blob, Contribution, NamedBlob, RevealFor, SharesFor, Step, decode};
+use super::{Announce, Blob, Contribution, Instruction, NamedBlob, RevealFor, SharesFor, decode};
 use crate::error::Result;
 use prost::{Message, Oneof};
 
@@ -37,7 +37,7 @@ requests! {
     EnrolRequest => EnrolReply, "/v1/enrol", 1 << 14;
     RenewRequest => EnrolReply, "/v1/renew", 1 << 14;
     // A certificate and two keys.
-    Announce => Step, "/v1/secure/announce", 1 << 14;
+    Announce => Instruction, "/v1/secure/announce", 1 << 14;
     // 80 bytes per neighbour, and 32.
     SharesFor => (), "/v1/secure/shares", 1 << 16;
     RevealFor => (), "/v1/secure/reveal", 1 << 16;

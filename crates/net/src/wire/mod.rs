@@ -20,8 +20,8 @@ pub use message::{
 };
 pub use public::{decode_public, encode_public};
 pub use secure::{
-    Announce, MASKED, Member, NOISE_CLIENTS, PLAIN, Reveal, RevealFor, RosterMessage, Shared, Shares, SharesFor, Step,
-    StepKind, Survivors,
+    Announce, Instruction, InstructionKind, MASKED, Member, NOISE_CLIENTS, PLAIN, Reveal, RevealFor, RosterMessage,
+    Shared, Shares, SharesFor, Survivors,
 };
 pub use vectors::{decode_f32, decode_u32, decode_u64, encode_f32, encode_u32, encode_u64, place_rows};
 

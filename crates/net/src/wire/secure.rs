@@ -135,15 +135,15 @@ pub struct Announce {
 
 /// The server's answer to an [`Announce`].
 #[derive(Clone, PartialEq, Message)]
-pub struct Step {
+pub struct Instruction {
     /// `None` is an answer of a later version.
-    #[prost(oneof = "StepKind", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
-    pub kind: Option<StepKind>,
+    #[prost(oneof = "InstructionKind", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    pub kind: Option<InstructionKind>,
 }
 
-/// The kinds of [`Step`].
+/// The kinds of [`Instruction`].
 #[derive(Clone, PartialEq, Oneof)]
-pub enum StepKind {
+pub enum InstructionKind {
     /// Nothing at present: ask again.
     #[prost(message, tag = "1")]
     Wait(Wait),
@@ -170,8 +170,8 @@ pub enum StepKind {
     Sign(Survivors),
 }
 
-impl From<StepKind> for Step {
-    fn from(kind: StepKind) -> Self {
+impl From<InstructionKind> for Instruction {
+    fn from(kind: InstructionKind) -> Self {
         Self { kind: Some(kind) }
     }
 }

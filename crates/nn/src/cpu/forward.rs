@@ -20,7 +20,7 @@ impl Workspace {
     /// one value per channel.
     ///
     /// # Panics
-    /// If the mode is [`Dropout::OfStep`], which needs a cohort's lanes.
+    /// If the mode is [`Dropout::OfStep`], which needs a fleet's lanes.
     pub fn forward(&mut self, params: &[f32], buffers: &mut [f32], x: &[f32], mode: Mode) -> Result<()> {
         assert_ne!(mode.dropout, Dropout::OfStep, "a workspace has no table of dropout keys");
         check_len("the parameter vector", self.graph.params().len(), params.len())?;

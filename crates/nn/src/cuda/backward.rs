@@ -1,6 +1,6 @@
-//! The backward pass of a cohort: the steps of the schedule from the last one back, launched for all lanes.
+//! The backward pass of a fleet: the steps of the schedule from the last one back, launched for all lanes.
 
-use super::cohort::Cohort;
+use super::fleet::Fleet;
 use super::gpu::{self, Parameter};
 use super::layers::{Pool, SHARES, activation, chunks, norm_mode, vec_of};
 use super::memory::{Extent, Rows, Vectors};
@@ -26,7 +26,7 @@ fn flags(dx: Sum, residual: Option<Sum>) -> i32 {
     i32::from(dx.fresh) | (2 * i32::from(residual.is_none_or(|r| r.fresh)))
 }
 
-impl Cohort {
+impl Fleet {
     /// Writes the gradient of all losses since the last forward pass to `grad`.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
-//! Batches of a cohort: tables of which samples a step takes, and their gathering as inputs and targets.
+//! Batches of a fleet: tables of which samples a step takes, and their gathering as inputs and targets.
 
-use super::cohort::Cohort;
+use super::fleet::Fleet;
 use super::gpu::{Parameter, parameters};
 use super::memory::{Data, Rows, Vectors};
 use crate::cpu::check_len;
@@ -58,7 +58,7 @@ pub(super) struct Image {
 }
 parameters!(Image);
 
-impl Cohort {
+impl Fleet {
     /// Puts each lane back to the first step of its tables.
     ///
     /// # Errors
@@ -128,10 +128,10 @@ impl Cohort {
         self.find_tokens()
     }
 
-    /// As [`Cohort::gather`] for the current entry of [`Batches::Samples`], with images moved as [`Batches::Moves`] says.
+    /// As [`Fleet::gather`] for the current entry of [`Batches::Samples`], with images moved as [`Batches::Moves`] says.
     ///
     /// # Errors
-    /// As [`Cohort::gather`].
+    /// As [`Fleet::gather`].
     pub fn gather_moved(&mut self, data: &Data) -> Result<()> {
         let (table, moves, cursor) =
             (self.table(Batches::Samples)?, self.table(Batches::Moves)?, self.cursor(Batches::Samples));

@@ -11,6 +11,7 @@ use cudarc::driver::{
 use cudarc::nvrtc;
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The precision of matrix products. Everything else is single precision.
@@ -174,11 +175,11 @@ impl std::fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// Opens a GPU and compiles the kernels for it, or takes them from the cache of an earlier run.
+    /// Opens a GPU and compiles the kernels for it, or takes them from `cache`, a folder that keeps them for later runs.
     ///
     /// # Errors
     /// If there is no such GPU, or the driver or the compiler is missing or too old.
-    pub fn open(ordinal: usize, precision: Precision) -> Result<Arc<Self>> {
+    pub fn open(ordinal: usize, precision: Precision, cache: Option<&Path>) -> Result<Arc<Self>> {
         let probe = Probe::new();
         if let Some(problem) = probe.missing() {
             return Err(Error::gpu("using a GPU", problem));
@@ -201,7 +202,7 @@ impl Gpu {
         let compiled = std::thread::scope(|scope| {
             let handles: Vec<_> = programs(precision, (major, minor), compiler)
                 .into_iter()
-                .map(|program| scope.spawn(move || program.cubin(compiler).map(|cubin| (program, cubin))))
+                .map(|program| scope.spawn(move || program.cubin(compiler, cache).map(|cubin| (program, cubin))))
                 .collect();
             let join = |handle: std::thread::ScopedJoinHandle<'_, _>| {
                 handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

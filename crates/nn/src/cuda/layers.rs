@@ -1,9 +1,9 @@
-//! The forward pass of a cohort: the steps of the schedule, launched one after another for all lanes.
+//! The forward pass of a fleet: the steps of the schedule, launched one after another for all lanes.
 
 use super::backward::Sum;
 use super::batches::Table;
-use super::cohort::{CHUNKS_MAX, Cohort};
 use super::conv::Div;
+use super::fleet::{CHUNKS_MAX, Fleet};
 use super::gpu::{self, Parameter, parameters};
 use super::memory::{Extent, Rows, Vectors};
 use super::products::{After, Operands};
@@ -86,14 +86,14 @@ pub(super) fn chunks(rows: usize) -> (usize, usize) {
     (rows.div_ceil(n), rows.div_ceil(rows.div_ceil(n)))
 }
 
-impl Cohort {
+impl Fleet {
     /// Computes every node for the gathered batch.
     ///
     /// # Errors
     /// If the mode names a dropout key, which would be that of all lanes, or the driver fails.
     pub fn forward(&mut self, params: Rows, buffers: Rows, mode: Mode) -> Result<()> {
         if let Dropout::Key(_) = mode.dropout {
-            return Err(Error::gpu("dropout", "a cohort draws masks with the keys of its lanes' steps"));
+            return Err(Error::gpu("dropout", "a fleet draws masks with the keys of its lanes' steps"));
         }
         self.mode = mode;
         self.has_grad.fill(false);

@@ -1,7 +1,7 @@
-//! Losses of a cohort's batches, on targets that are gathered like the batches.
+//! Losses of a fleet's batches, on targets that are gathered like the batches.
 
 use super::batches::{Batches, Slot};
-use super::cohort::Cohort;
+use super::fleet::Fleet;
 use super::gpu::{Parameter, parameters};
 use super::memory::{Data, Rows};
 use crate::cpu::check_loss_at;
@@ -51,7 +51,7 @@ pub enum LossOf {
     Perturbed,
 }
 
-impl Cohort {
+impl Fleet {
     /// Gathers the targets of a table's current entry, or of the entry `offset` further on.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Cohort {
     /// Adds `weight` times a loss at the output or a tap, on the targets gathered last; `first`: it is the batch's first.
     ///
     /// # Errors
-    /// If the node is no tap or has tokens, or the cohort was made without training.
+    /// If the node is no tap or has tokens, or the fleet was made without training.
     pub fn add_loss(&mut self, node: NodeId, loss: &Loss, weight: f32, first: bool) -> Result<()> {
         check_loss_at(&self.graph, node)?;
         let (grad, fresh) = self.inject(node)?;

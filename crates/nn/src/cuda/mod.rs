@@ -1,6 +1,6 @@
-//! Execution on an NVIDIA GPU: a cohort of networks, all trained by the same launches.
+//! Execution on an NVIDIA GPU: a fleet of networks, all trained by the same launches.
 //!
-//! A [`Cohort`] has several *lanes*: networks of one graph, each with its own weights and batch. Every launch serves all
+//! A [`Fleet`] has several *lanes*: networks of one graph, each with its own weights and batch. Every launch serves all
 //! active lanes, so ten networks need as many launches as one and fill the GPU. A step is recorded once and replayed. What
 //! changes from step to step (samples, learning rates, dropout keys) is in tables on the device.
 //!
@@ -10,8 +10,8 @@
 
 mod backward;
 mod batches;
-mod cohort;
 mod conv;
+mod fleet;
 mod gather;
 mod gpu;
 mod hopper;
@@ -26,9 +26,8 @@ mod text;
 mod vectors;
 
 pub use batches::{Batches, NOBODY};
-pub use cohort::{Cohort, Recording, Stats};
+pub use fleet::{Fleet, Recording, Stats};
 pub use gpu::{Gpu, Precision, Probe};
 pub use losses::{LossOf, Target};
 pub use memory::{Data, Rows, Vectors};
 pub use optimizer::Moments;
-pub use programs::cache_folder;

@@ -1,7 +1,7 @@
 //! The optimisers' steps on the lanes' flat vectors.
 
 use super::batches::Batches;
-use super::cohort::Cohort;
+use super::fleet::Fleet;
 use super::gpu::{Parameter, parameters};
 use super::memory::{Rows, Vectors, padded};
 use crate::error::Result;
@@ -44,7 +44,7 @@ pub struct Moments {
     mean_square: Vectors,
 }
 
-impl Cohort {
+impl Fleet {
     /// Memory for a rule.
     ///
     /// # Errors

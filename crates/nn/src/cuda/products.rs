@@ -1,7 +1,7 @@
-//! Convolutions and linear layers of a cohort: which kernels compute which pass.
+//! Convolutions and linear layers of a fleet: which kernels compute which pass.
 
-use super::cohort::Cohort;
 use super::conv::{Geometry, Launch, stem_parts, stem_pool_shared, stem_shared, stem_weight_shared};
+use super::fleet::Fleet;
 use super::gather;
 use super::gpu::{Parameter, Pass, Precision, parameters};
 use super::hopper::{AT_ONCE, Dense, Strip, shared_bytes};
@@ -100,7 +100,7 @@ impl Operands {
     }
 }
 
-impl Cohort {
+impl Fleet {
     /// The convolution of a node, a linear layer being one of 1×1; its input's pitch, and whether its weights are aligned.
     fn convolution(&self, node: usize) -> Option<(Conv, usize, bool)> {
         let n = &self.graph.nodes[node];
@@ -288,7 +288,7 @@ impl Cohort {
     /// Weights with input and output swapped, and with taps reversed.
     fn turned_weights(&self, ci: usize, co: usize, taps: usize, w: Rows) -> Result<Rows> {
         let Some(turned) = &self.turned else {
-            return Err(Error::gpu("the gradient of an input", "a cohort without training has no gradients"));
+            return Err(Error::gpu("the gradient of an input", "a fleet without training has no gradients"));
         };
         let (ci_i, co_i, taps_i) = (ci as i32, co as i32, taps as i32);
         let p: [&dyn Parameter; 6] = [&self.lanes.at(), &ci_i, &co_i, &taps_i, &w, &turned.rows()];

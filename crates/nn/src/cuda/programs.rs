@@ -17,7 +17,7 @@ use super::vectors::DeviceBounds;
 use crate::error::{Error, Result};
 use cudarc::nvrtc;
 use std::ffi::CString;
-use std::path::PathBuf;
+use std::path::Path;
 
 const PASSES: [(Pass, &str); 3] = [(Pass::Forward, "FORWARD"), (Pass::Input, "INPUT"), (Pass::Weight, "WEIGHT")];
 const COMMON: &str = include_str!("kernels/common.cu");
@@ -104,15 +104,15 @@ const HOPPER_CAPABILITY: (i32, i32) = (9, 0);
 const HOPPER_COMPILER: (i32, i32) = (12, 0);
 
 impl Program {
-    /// The machine code, from the cache of earlier runs or from the compiler.
-    pub fn cubin(&self, compiler: (i32, i32)) -> Result<Vec<u8>> {
+    /// The machine code, from what earlier runs left in the folder `cache` or from the compiler.
+    pub fn cubin(&self, compiler: (i32, i32), cache: Option<&Path>) -> Result<Vec<u8>> {
         let compiler = format!("{}.{}", compiler.0, compiler.1);
         let key = [&self.source, &self.options.join(" "), &compiler].iter().flat_map(|s| s.bytes().chain([0])).fold(
             0xcbf2_9ce4_8422_2325_u64,
             |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3), // FNV-1a
         );
         let name = self.name.to_lowercase();
-        let cached = cache_folder().map(|folder| folder.join(format!("{name}-{key:016x}.cubin")));
+        let cached = cache.map(|folder| folder.join(format!("{name}-{key:016x}.cubin")));
         if let Some(bytes) = cached.as_ref().and_then(|path| std::fs::read(path).ok()) {
             return Ok(bytes);
         }
@@ -158,14 +158,6 @@ impl Program {
             bytes
         }
     }
-}
-
-/// Where this program keeps what it can make again: `$XDG_CACHE_HOME/fedproj`, else `~/.cache/fedproj`; none if both
-/// variables are unset.
-pub fn cache_folder() -> Option<PathBuf> {
-    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    base.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
-        .map(|base| base.join("fedproj"))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! recorded step serves any texts, and no result depends on the texts of other lanes.
 
 use super::backward::Sum;
-use super::cohort::Cohort;
+use super::fleet::Fleet;
 use super::gpu::{DeviceArray, Gpu, Parameter, parameters};
 use super::memory::{Extent, Rows};
 use crate::error::{Error, Result};
@@ -110,7 +110,7 @@ impl Texts {
     }
 }
 
-impl Cohort {
+impl Fleet {
     /// Finds the tokens of the batch gathered last; does nothing where the network reads no text.
     pub(super) fn find_tokens(&self) -> Result<()> {
         let Some(memory) = &self.texts else { return Ok(()) };

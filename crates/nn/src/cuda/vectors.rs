@@ -1,6 +1,6 @@
 //! Arithmetic on the lanes' flat vectors.
 
-use super::cohort::{Cohort, DOT_CHUNK};
+use super::fleet::{DOT_CHUNK, Fleet};
 use super::gpu::{Parameter, parameters};
 use super::memory::{Extent, Rows, Vectors};
 use crate::error::Result;
@@ -18,7 +18,7 @@ pub(super) struct DeviceBounds {
 }
 parameters!(DeviceBounds = "Bounds");
 
-impl Cohort {
+impl Fleet {
     fn n_params(&self) -> usize {
         self.graph.params().len()
     }

@@ -1,4 +1,4 @@
-//! A cohort: values and gradients of every lane, which lanes take part, what they measured, and recorded steps.
+//! A fleet: values and gradients of every lane, which lanes take part, what they measured, and recorded steps.
 
 use super::batches::{Batches, Slot};
 use super::gpu::{Captured, DeviceArray, Gpu, Parameter, Precision, failed_lane};
@@ -14,7 +14,7 @@ use crate::schedule::{Schedule, Stage};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What a lane has measured since [`Cohort::reset_lanes`].
+/// What a lane has measured since [`Fleet::reset_lanes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Sum of the losses of main batches.
@@ -41,7 +41,7 @@ const BAD_STEP: usize = 7;
 
 /// Networks of one graph that a GPU trains side by side.
 #[derive(Debug)]
-pub struct Cohort {
+pub struct Fleet {
     pub(super) gpu: Arc<Gpu>,
     pub(super) graph: Graph,
     pub(super) schedule: Schedule,
@@ -60,7 +60,7 @@ pub struct Cohort {
     pub(super) partial: Vectors,
     pub(super) coefficients: Vectors,
     pub(super) parts: DeviceArray<f32>,
-    /// How far sums of weights' gradients are split, see [`Cohort::alone`].
+    /// How far sums of weights' gradients are split, see [`Fleet::alone`].
     pub(super) further: usize,
     /// Weights with input and output exchanged, of one layer after another.
     pub(super) turned: Option<Vectors>,
@@ -113,7 +113,7 @@ impl Kept {
     }
 }
 
-impl Cohort {
+impl Fleet {
     /// Memory for `lanes` networks that run side by side.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl Cohort {
         let kept = kept.collect::<Result<_>>()?;
         let channels_max = schedule.stages.iter().map(|stage| graph.nodes[stage.node].shape.c).max().unwrap_or(1);
         let chunks = graph.params().len().div_ceil(DOT_CHUNK) + graph.params().spans().len();
-        let mut cohort = Self {
+        let mut fleet = Self {
             values,
             grads,
             has_grad: vec![false; graph.nodes.len()],
@@ -177,9 +177,9 @@ impl Cohort {
             gpu: Arc::clone(gpu),
         };
         let all: Vec<u32> = (0..k as u32).collect();
-        cohort.set_lanes(&all)?;
-        cohort.reset_lanes()?;
-        Ok(cohort)
+        fleet.set_lanes(&all)?;
+        fleet.reset_lanes()?;
+        Ok(fleet)
     }
 
     /// Splits the sums of weights' gradients so far that one lane fills a large GPU. The sums then have another order, so
@@ -259,7 +259,7 @@ impl Cohort {
         Ok(out)
     }
 
-    /// Copies a lane's vector of any cohort on this GPU to a lane of this one.
+    /// Copies a lane's vector of any fleet on this GPU to a lane of this one.
     ///
     /// # Errors
     /// If the lengths differ or the lane is wrong.
@@ -327,7 +327,7 @@ impl Cohort {
     }
 
     /// Replays the launches recorded under `key` for this number of lanes. Where there are none, the caller makes the
-    /// launches and passes the returned recording to [`Cohort::end_recording`]. The first time they just run, because they
+    /// launches and passes the returned recording to [`Fleet::end_recording`]. The first time they just run, because they
     /// may still allocate, which a recording must not. The second time they are recorded. They must be the same for the
     /// same key, whichever lanes are active.
     ///
