@@ -249,7 +249,8 @@ impl Experiment {
         spans.filter(|span| span.name.ends_with(".running_var")).map(fedproj_nn::Span::range).collect()
     }
 
-    /// The clients of a round, in increasing order: drawn uniformly without replacement, from seed and round alone.
+    /// The clients that the seed draws for a round, in increasing order: uniformly without replacement. Under privacy a round may
+    /// have others; its own are in [`Opening::cohort`](crate::Opening::cohort).
     pub fn cohort(&self, round: u32) -> Vec<u32> {
         let n = self.partition.n_clients();
         let all: Vec<u32> = (0..n as u32).collect();

@@ -5,6 +5,7 @@
 mod small;
 
 use fedproj_core::privacy::accountant::{Accountant, Mechanism, Sampling};
+use fedproj_core::{Coordinator, Experiment};
 use small::{config, simulation};
 
 #[test]
@@ -53,4 +54,17 @@ fn a_runs_epsilon_is_that_of_its_own_sampling_rate() {
         assert!((spent - right).abs() < 1e-12, "{name}: {spent}, not {right}");
         assert!(sampling == Sampling::Public || (of(0.375) - right).abs() > 0.01, "{name}");
     }
+}
+
+#[test]
+fn a_rounds_clients_get_weights_of_their_own_whoever_chose_them() {
+    let config = config("pfedhn", &["method.pfedhn.hidden=8"]);
+    let method = config.method.build().unwrap();
+    let experiment = Experiment::load(config.clone(), method.as_ref(), None).unwrap();
+    let mut server = Coordinator::new(experiment, method, 1).unwrap();
+    let drawn = server.open().unwrap();
+    assert!(drawn.cohort.len() == 3 && drawn.download.personal.keys().eq(&drawn.cohort));
+    let left_out: Vec<u32> = (0..4).filter(|client| !drawn.cohort.contains(client)).collect();
+    assert!(server.open_with(left_out.clone()).unwrap().download.personal.keys().eq(&left_out));
+    assert_eq!(simulation(config, 1).round_of(&left_out, &|_| ()).unwrap().cohort, left_out);
 }
