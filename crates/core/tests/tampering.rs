@@ -139,13 +139,21 @@ fn a_changed_byte_or_a_missing_file_breaks_the_seal() {
         assert!(message.contains(&format!("{file} has changed since the run finished")), "{file}: {message}");
         if file != "manifest.json" && file != "config.toml" {
             std::fs::remove_file(dir.join(file)).unwrap();
-            let told = verified(&dir).unwrap_err();
-            assert!(told.contains(file), "{file}: {told}");
-            let stored = StoredRun::open(&dir);
+            let (told, stored) = (verified(&dir), StoredRun::open(&dir));
             match file {
-                // Not needed to compare results.
-                "metrics.csv" | "model.safetensors" => assert!(stored.is_ok(), "{file}"),
-                _ => assert!(stored.unwrap_err().to_string().contains(&format!("{file} is missing"))),
+                // Not needed to compare results. The seal has their hashes.
+                "metrics.csv" | "model.safetensors" => {
+                    let note = format!("{file} is missing; the rerun's has its hash");
+                    assert!(told.is_ok_and(|found| found.sealed && found.notes == [note]) && stored.is_ok(), "{file}");
+                    edit(&dir, "manifest.json", |manifest| manifest["seal"][file] = "0".repeat(64).into());
+                    let told = verified(&dir).unwrap_err();
+                    assert!(told.contains(&format!("{file}: is missing, and")), "{file}: {told}");
+                }
+                _ => {
+                    let told = told.unwrap_err();
+                    assert!(told.contains(file), "{file}: {told}");
+                    assert!(stored.unwrap_err().to_string().contains(&format!("{file} is missing")));
+                }
             }
         }
     }

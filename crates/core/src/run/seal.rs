@@ -29,6 +29,13 @@ pub(super) struct Broken {
     pub is_missing: bool,
 }
 
+impl Broken {
+    /// Whether all that is wrong is that a run is stored without a file that no reader of results opens.
+    pub fn is_left_out(&self) -> bool {
+        self.is_missing && (OPTIONAL.contains(&&*self.file) || self.file.starts_with("model-"))
+    }
+}
+
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.file, if self.is_missing { "is missing" } else { "has changed since the run finished" })
@@ -76,7 +83,7 @@ pub(super) fn broken(dir: &Path) -> Result<Vec<Broken>> {
 /// Rejects a finished run whose files do not match its seal.
 pub(super) fn check(dir: &Path) -> Result<()> {
     let mut broken = broken(dir)?;
-    broken.retain(|b| !(b.is_missing && (OPTIONAL.contains(&&*b.file) || b.file.starts_with("model-"))));
+    broken.retain(|b| !b.is_left_out());
     if broken.is_empty() {
         return Ok(());
     }
@@ -89,7 +96,7 @@ pub(super) fn check(dir: &Path) -> Result<()> {
     Err(Error::Corrupt { path: dir.into(), problem })
 }
 
-fn hash(bytes: &[u8]) -> String {
+pub(super) fn hash(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }
 

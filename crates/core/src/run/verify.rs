@@ -74,18 +74,22 @@ pub fn verify(
         check.notes.push(UNREPEATABLE.into());
         0
     };
-    let broken: Vec<String> = seal::broken(dir)?.iter().map(|broken| format!("the seal: {broken}")).collect();
+    let (left_out, broken): (Vec<_>, Vec<_>) = seal::broken(dir)?.into_iter().partition(seal::Broken::is_left_out);
+    let broken: Vec<String> = broken.iter().map(|broken| format!("the seal: {broken}")).collect();
     let sealed = check.is_sealed() && broken.is_empty();
     if !is_repeatable || simulation.is_done() || (from + n_rounds) as usize == check.recorded.len() {
         for broken in broken {
             check.found.add(broken);
         }
         check.results(&simulation, is_repeatable)?;
+        let models = left_out.iter().filter(|left_out| !is_repeatable && left_out.file.starts_with("model"));
+        check.notes.extend(models.map(ToString::to_string));
     } else {
         check
             .notes
             .push("not compared, since the last round was not repeated: metrics.csv, summary.json, model".into());
         check.notes.extend(broken);
+        check.notes.extend(left_out.iter().map(ToString::to_string));
     }
     check.found.into_result(dir, check.manifest.as_ref())?;
     Ok(Verified { from, n_rounds, compared: check.compared, sealed, notes: check.notes })
@@ -219,12 +223,16 @@ impl Check<'_> {
         })
     }
 
-    /// Compares a file, and explains where it differs.
+    /// Compares a file, and explains where it differs. Runs are often stored without these files: then the seal has the
+    /// file's hash, if an earlier version did not make the run.
     fn file(&mut self, name: &str, again: &[u8], explain: impl FnOnce(&mut Differences)) -> Result<()> {
         let path = self.dir.join(name);
+        let sealed = self.manifest.as_ref().and_then(|manifest| manifest.seal.get(name));
         match read_if_exists(&path)? {
-            // The seal names a missing file. Earlier runs are often stored without these.
-            None if self.is_sealed() => (),
+            None if sealed.is_some_and(|sealed| *sealed != seal::hash(again)) => {
+                self.found.add(format!("{name}: is missing, and the rerun's does not have its hash"));
+            }
+            None if sealed.is_some() => self.notes.push(format!("{name} is missing; the rerun's has its hash")),
             None => self.notes.push(format!("{name} is missing")),
             Some(bytes) => {
                 self.compared.push(name.to_owned());
