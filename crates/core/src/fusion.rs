@@ -188,7 +188,7 @@ impl Fusion<'_> {
     }
 
     /// The public samples' labels, for methods that need them.
-    pub(crate) fn public_labels(&self) -> &[u32] {
+    pub fn public_labels(&self) -> &[u32] {
         self.experiment.public.as_deref().and_then(fedproj_data::Dataset::labels).unwrap_or_default()
     }
 

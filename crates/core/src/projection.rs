@@ -255,11 +255,8 @@ impl Projection {
                 step.project(g, r, &WHOLE)?;
             }
             Rule::Gem => {
-                let first = reference(step)?;
-                for _ in 1..self.references {
-                    reference(step)?;
-                }
-                step.project_to_cone(g, first, self.references)?;
+                let references: Vec<Vector> = (0..self.references).map(|_| reference(step)).collect::<Result<_>>()?;
+                step.project_to_cone(g, &references)?;
             }
             Rule::Ogd => {
                 let directions: Vec<Vector> = (0..self.references).map(|i| step.state(&format!("ogd.{i}"))).collect();

@@ -224,17 +224,23 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Replaces g by the nearest vector that points against none of several gradients, taken one after another: `first` and
-    /// those that follow it. Not on a GPU, see [`Method::needs_cpu`](crate::Method::needs_cpu).
+    /// Replaces g by the nearest vector that points against none of several gradients, taken one after another. Not on a GPU,
+    /// see [`Method::needs_cpu`](crate::Method::needs_cpu).
     ///
     /// # Errors
-    /// If there are more than 16 of them, or `first` is none.
-    pub fn project_to_cone(&mut self, g: Vector, first: Vector, n: usize) -> Result<()> {
-        let (VectorId::Gradient(first), 1..=REFERENCES_MAX) = (first.0, n) else {
-            return Err(Error::config(format!(
-                "a cone is made of 1 to {REFERENCES_MAX} gradients of the step, not of {n}"
-            )));
+    /// If there are none or more than 16 of them, or they are not gradients taken one after another.
+    pub fn project_to_cone(&mut self, g: Vector, references: &[Vector]) -> Result<()> {
+        let n = references.len();
+        let first = match references.first() {
+            Some(&Vector(VectorId::Gradient(first))) if n <= REFERENCES_MAX => first,
+            _ => {
+                let problem = format!("a cone is made of 1 to {REFERENCES_MAX} gradients of the step, not of {n}");
+                return Err(Error::config(problem));
+            }
         };
+        if (first..first + n).map(VectorId::Gradient).ne(references.iter().map(|v| v.0)) {
+            return Err(Error::config("a cone is made of gradients that are taken one after another"));
+        }
         self.recorder.push(Op::ProjectToCone { g: g.0, first, n });
         Ok(())
     }
@@ -265,8 +271,7 @@ impl Step<'_> {
         };
         let n = places.len();
         if (first..first + n).map(VectorId::Broadcast).ne(places) {
-            let problem = "their names do not follow one another".into();
-            return Err(Error::Internal { what: "directions of inputs", problem });
+            return Err(Error::config("directions of inputs are named one after another"));
         }
         self.recorder.push(Op::ProjectInputs { g: g.0, first, n, scales });
         Ok(())

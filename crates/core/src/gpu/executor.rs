@@ -2,7 +2,7 @@
 
 use super::OnGpu;
 use super::feed::Feed;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::halves::Stop;
 use crate::plan::{LocalPlan, Names, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
@@ -216,7 +216,8 @@ impl Executor {
                 self.project(g, r, &rule, g, 1.0)?;
             }
             Op::ProjectToCone { .. } | Op::ProjectInputs { .. } => {
-                unreachable!("`Method::needs_cpu` keeps it off GPUs")
+                // Built-in methods announce it, see `Method::needs_cpu`.
+                return Err(Error::config("a projection of this step runs on CPUs only\nhint: --device cpu"));
             }
             Op::Update { g } => self.update(g)?,
             Op::UpdateProjected { g, r, rule } => self.update_projected(g, r, &rule)?,
