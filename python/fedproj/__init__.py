@@ -11,6 +11,7 @@ from fedproj._data import Dataset
 from fedproj._fedproj import RunError, SettingsError, StoppedError
 from fedproj._graph import Graph, from_torch
 from fedproj._losses import (
+    absolute_error,
     contrast,
     cross_entropy,
     kl,
@@ -33,6 +34,7 @@ __all__ = [
     "RunError",
     "SettingsError",
     "StoppedError",
+    "absolute_error",
     "compare",
     "contrast",
     "cross_entropy",

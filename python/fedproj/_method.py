@@ -62,6 +62,8 @@ class Method:
     """Whether its ensemble on the public set has features as well as logits."""
     uploads: ClassVar[Sequence[str]] = ()
     """Names of the vectors that a client sends with its weights."""
+    personal_model: ClassVar[str | None] = None
+    """The kept vector that is a client's own model; ``federation.evaluate_clients`` then measures that one."""
     taps: ClassVar[Sequence[str]] = ()
     """Nodes besides the output at which a loss stands: ``"features"``, ``"levels"``, or names."""
     first_memory: ClassVar[str] = "none"
@@ -115,6 +117,7 @@ class Method:
                 "needs_public_labels": bool(self.needs_public_labels),
                 "needs_features": bool(self.needs_features),
                 "uploads": [str(name) for name in self.uploads],
+                "personal_model": self.personal_model,
                 "taps": [str(name) for name in self.taps],
                 "memory": self.memory(),
                 "first_memory": self.first_memory,
@@ -151,7 +154,7 @@ class Method:
     def _record_step(self, facts: str) -> str:
         step = Step(json.loads(facts))
         self.local_step(step)
-        if not any(call["op"] in ("update", "update_projected") for call in step._calls):
+        if not any(call["op"] in ("update", "update_projected", "descend") for call in step._calls):
             raise ValueError("local_step has no step.update, so the client's weights never move")
         return step._answer()
 

@@ -43,6 +43,7 @@ class Server:
         self.n_clients: int = about["n_clients"]
         self.n_classes: int = about["n_classes"]
         self.n_public: int = about["n_public"]
+        self.config: dict[str, Any] = about["config"]
         self.clients: list[Client] = [Client(**client) for client in about["clients"]]
         self._vectors: dict[str, np.ndarray] = {}
         self._weights, self._buffers = self._ask("model")[1]
@@ -121,11 +122,39 @@ class Server:
         self._push()
         return self._outputs(*self._ask("global_outputs", features=bool(features))[1])
 
-    def distill(self, teacher: Outputs, **how: Any) -> None:
-        """Trains ``weights`` towards a teacher on the public set. ``how``: the keys of ``method.fedproj.distill``."""
+    def distill(self, teacher: Outputs, *, absolute: bool = False, aside: bool = False, **how: Any) -> None:
+        """Trains ``weights`` towards a teacher on the public set. ``how``: the keys of ``method.fedproj.distill``.
+
+        ``absolute``: by the mean absolute error of the logits. ``aside``: trains a model that the server keeps to itself
+        from round to round and publishes; ``weights`` stay as they are.
+        """
+        self._distill("scores" if absolute else "teacher", _targets(teacher), aside, how)
+
+    def distill_labels(
+        self, labels: Any, logits: Any = None, *, weights: Any = (1.0, 0.0), aside: bool = False, **how: Any
+    ) -> None:
+        """As :meth:`distill`, towards a label per public sample and, where they are not NaN, towards logits.
+
+        ``weights``: those of the cross-entropy and of the divergence.
+        """
+        labels = np.asarray(labels)
+        if labels.shape != (self.n_public,) or not np.isin(labels, np.arange(self.n_classes)).all():
+            raise ValueError(f"labels are {self.n_public} whole numbers from 0 to {self.n_classes - 1}, one per public sample")
+        logits = np.full((self.n_public, self.n_classes), np.nan) if logits is None else np.asarray(logits)
+        has_logits = np.isfinite(logits.reshape(self.n_public, -1)).all(axis=1)
+        known = np.where(has_logits[:, None], logits.reshape(self.n_public, -1), 0.0)
+        label_weight, logit_weight = map(float, weights)
+        targets = {"consensus": [label_weight, logit_weight]}
+        self._distill(targets, [labels, known, has_logits], aside, how)
+
+    def _distill(self, targets: Any, arrays: list[Any], aside: bool, how: dict[str, Any]) -> None:
         self._push()
-        self._ask("distill", *_targets(teacher), how=how)
+        self._ask("distill", *arrays, how=how, targets=targets, aside=bool(aside))
         self._weights, self._buffers = self._ask("model")[1]
+
+    def public_labels(self) -> np.ndarray:
+        """The labels of the public samples, for methods with ``needs_public_labels``."""
+        return self._ask("public_labels")[1][0].astype(np.int64)
 
     def set_memory(self, targets: Outputs) -> None:
         """The targets of the memory in the next round."""

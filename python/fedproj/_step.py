@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from fedproj._losses import Objective
 _RECORDED = (
     "local_step is recorded once and executed by the engine later, so {what} has no value yet and Python cannot {do} it. "
     "Use the functions of `step`, such as step.add_scaled or step.project; branch only on step.round, step.client, "
-    "step.epoch, step.step, step.has_memory, step.chance_of_step(), step.kept_model(name) and your own settings"
+    "step.epoch, step.step, step.has_memory, step.n_memory_batches, step.chance_of_step(), step.kept_model(name) and your own settings"
 )
 
 
@@ -190,6 +190,9 @@ class Step(_Recording):
     epoch = property(lambda self: self._reader.look("epoch"), doc="Local epoch, counted from 0.")
     step = property(lambda self: self._reader.look("step"), doc="Local step in this round, counted from 0.")
     has_memory = property(lambda self: self._reader.look("has_memory"), doc="Whether the client has a memory with targets.")
+    n_memory_batches = property(
+        lambda self: self._reader.look("n_memory_batches"), doc="Batches in a pass over the memory; 0 without one."
+    )
 
     def chance_of_round(self) -> _Chance:
         """A random number in [0, 1) per client and round, to be compared with a probability."""
@@ -203,20 +206,33 @@ class Step(_Recording):
         """The gradient of an objective on ``step.private`` or ``step.memory``."""
         return self._gradient("gradient", batch, objective)
 
+    def gradient_at(self, at: Vector, batch: str, objective: Objective) -> Vector:
+        """The gradient at a vector that the client keeps. Running averages of batch-norm stay unchanged."""
+        return self._gradient("gradient_at", batch, objective, at=self._source(at))
+
     def gradient_uphill(self, g: Vector, radius: float, batch: str, objective: Objective) -> Vector:
         """The gradient uphill of the weights, at w + radius·g/‖g‖, as sharpness-aware methods take it."""
         return self._gradient("gradient_uphill", batch, objective, g=self._source(g), radius=self._number(radius))
 
+    def descend(self, n: int, batch: str, objective: Objective) -> None:
+        """``n`` steps of the local optimiser, each along the gradient on its own batch."""
+        if not isinstance(n, int) or n < 0:
+            raise ValueError(f"a number of steps is a whole number from 0 on, not {n!r}")
+        self._call("descend", n=n, **self._taken_on(batch, objective))
+
     def _gradient(self, op: str, batch: str, objective: Objective, **more: Any) -> Vector:
+        self._call(op, **self._taken_on(batch, objective), **more)
+        self._n_gradients += 1
+        return Vector({"gradient": self._n_gradients - 1}, "a gradient", writable=True)
+
+    def _taken_on(self, batch: str, objective: Objective) -> dict[str, Any]:
         if batch not in ("private", "memory"):
             raise ValueError(f"a gradient is taken on step.private or step.memory, not on {batch!r}")
         if not isinstance(objective, Objective):
             raise TypeError(f"an objective is a sum of losses such as fedproj.cross_entropy, not {objective!r}")
         if batch == "memory" and not self.has_memory:
             raise ValueError("this client has no memory in this round; look at step.has_memory first")
-        self._call(op, batch=batch, terms=objective._terms, **more)
-        self._n_gradients += 1
-        return Vector({"gradient": self._n_gradients - 1}, "a gradient", writable=True)
+        return {"batch": batch, "terms": objective._terms}
 
     def kept_model(self, name: str) -> Vector | None:
         """The model that ``client.keep_model(name)`` kept in an earlier round; ``None`` if there is none."""
@@ -242,6 +258,22 @@ class Step(_Recording):
     def project(self, g: Vector, r: Vector, **rule: Any) -> None:
         """g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r where g points against r. For the rule, see :func:`projection_rule`."""
         self._call("project", g=self._target(g, r), r=self._source(r), rule=projection_rule(**rule))
+
+    def project_to_cone(self, g: Vector, references: Sequence[Vector]) -> None:
+        """Replaces g by the nearest vector that conflicts with none of up to 16 gradients. On CPUs only.
+
+        Take the gradients one after another.
+        """
+        self._call("project_to_cone", g=self._target(g, *references), references=[self._source(r) for r in references])
+
+    def project_inputs(self, g: Vector, sent: Sequence[Vector], scales: bool = False) -> None:
+        """Takes from g what acts on inputs of the layers: G ← G − Σ_j (G r_j) r_jᵀ per layer. On CPUs only.
+
+        The r_j stand in the rows of vectors that the server sends, named one after another. ``scales``: layers whose G
+        lies mostly along them are scaled there (TRGP).
+        """
+        vectors = [self._source(v) for v in sent]
+        self._call("project_inputs", g=self._target(g), sent=vectors, scales=bool(scales))
 
     def update(self, g: Vector) -> None:
         """One step of the local optimiser along g."""

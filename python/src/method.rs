@@ -21,6 +21,7 @@ struct About {
     needs_public_labels: bool,
     needs_features: bool,
     uploads: Vec<String>,
+    personal_model: Option<String>,
     taps: Vec<String>,
     memory: Option<MemoryConfig>,
     first_memory: FirstMemory,
@@ -142,6 +143,10 @@ impl Method for PythonMethod {
 
     fn uploads(&self) -> Vec<&str> {
         self.about.uploads.iter().map(String::as_str).collect()
+    }
+
+    fn personal_model(&self) -> Option<&str> {
+        self.about.personal_model.as_deref()
     }
 
     fn class_offsets(&self, counts: &[u32]) -> Result<Vec<f32>> {

@@ -49,12 +49,24 @@ enum Question {
     ClientOutputs { features: bool },
     /// The outputs of the weights as they are.
     GlobalOutputs { features: bool },
-    /// Trains the weights towards targets.
-    Distill { how: Box<Distill> },
+    /// Trains the weights, or a model aside, towards targets.
+    Distill { how: Box<Distill>, targets: TargetKind, aside: bool },
+    /// The public samples' labels.
+    PublicLabels,
     /// The targets of the next round's memory.
     SetMemory,
     /// Weights that are evaluated instead of those that are sent.
     EvaluateInstead,
+}
+
+/// What a student is trained towards, see [`DistillTargets`].
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum TargetKind {
+    Teacher,
+    Scores,
+    /// With the weights of the labels and of the logits.
+    Consensus([f32; 2]),
 }
 
 /// A vector of a contribution.
@@ -175,10 +187,12 @@ fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays
             let Targets { logits, features } = round.global_outputs(features)?;
             Ok((Value::Null, vec![logits, features]))
         }
-        Question::Distill { how } => {
-            let targets = targets(round, take("the teacher's logits", n_logits)?, arrays.next())?;
-            round.distill(&how, &DistillTargets::Teacher(&targets), received)?;
+        Question::Distill { how, targets, aside } => {
+            distill(round, received, &how, &targets, aside, arrays)?;
             nothing()
+        }
+        Question::PublicLabels => {
+            Ok((Value::Null, vec![round.public_labels().iter().map(|&label| label as f32).collect()]))
         }
         Question::SetMemory => {
             let targets = targets(round, take("the memory's logits", n_logits)?, arrays.next())?;
@@ -192,6 +206,38 @@ fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays
     }
 }
 
+/// Trains a student on the arrays of [`Question::Distill`].
+fn distill(
+    round: &mut Fusion<'_>,
+    received: &[f32],
+    how: &Distill,
+    kind: &TargetKind,
+    aside: bool,
+    mut arrays: std::vec::IntoIter<Vec<f32>>,
+) -> Result<()> {
+    let (n, n_logits) = (round.n_public(), round.n_public() * round.n_classes());
+    let mut take = |what: &str, len: usize| of_len(what, arrays.next().unwrap_or_default(), len);
+    let (teacher, labels, logits, has_logits);
+    let targets = match *kind {
+        TargetKind::Consensus(weights) => {
+            labels = take("the list of labels", n)?.into_iter().map(|label| label as u32).collect::<Vec<_>>();
+            logits = take("the logits", n_logits)?;
+            has_logits = take("the list of samples", n)?.into_iter().map(|has| has > 0.0).collect::<Vec<_>>();
+            DistillTargets::Consensus { labels: &labels, logits: &logits, has_logits: &has_logits, weights }
+        }
+        TargetKind::Teacher | TargetKind::Scores => {
+            let logits = take("the teacher's logits", n_logits)?;
+            teacher = targets(round, logits, arrays.next())?;
+            if let TargetKind::Scores = kind {
+                DistillTargets::Scores(&teacher)
+            } else {
+                DistillTargets::Teacher(&teacher)
+            }
+        }
+    };
+    if aside { round.distill_aside(how, &targets) } else { round.distill(how, &targets, received) }
+}
+
 /// The round, and what is known of its clients.
 fn about(round: &Fusion<'_>) -> Value {
     let clients = round.heads().map(|head| {
@@ -203,6 +249,7 @@ fn about(round: &Fusion<'_>) -> Value {
         "n_clients": round.n_clients(),
         "n_classes": round.n_classes(),
         "n_public": round.n_public(),
+        "config": round.config(),
         "clients": clients.collect::<Vec<Value>>(),
     })
 }

@@ -29,6 +29,8 @@ pub enum Fact {
     Step,
     /// Whether the client has a memory with targets.
     HasMemory,
+    /// Batches in a pass over the memory.
+    NMemoryBatches,
     /// Whether the client kept a model of this name.
     Kept(String),
     /// How a random number per client and round compares with a limit.
@@ -109,6 +111,8 @@ pub enum Call {
     Declare { v: Name },
     /// The gradient of a sum of terms on a batch.
     Gradient { batch: BatchName, terms: Vec<TermSpec> },
+    /// The gradient at a vector that the client keeps.
+    GradientAt { at: Name, batch: BatchName, terms: Vec<TermSpec> },
     /// The gradient uphill of the weights, at w + radius·g/‖g‖.
     GradientUphill { g: Name, radius: f32, batch: BatchName, terms: Vec<TermSpec> },
     /// Values of a node under other weights.
@@ -123,6 +127,12 @@ pub enum Call {
     Clip { g: Name, norm_max: f32 },
     /// Projects g against r.
     Project { g: Name, r: Name, rule: Rule },
+    /// Projects g onto the vectors that conflict with none of the references.
+    ProjectToCone { g: Name, references: Vec<Name> },
+    /// Takes from g what acts on the layers' inputs along directions that the server sent.
+    ProjectInputs { g: Name, sent: Vec<Name>, scales: bool },
+    /// Steps of the optimiser, each along the gradient on its own batch.
+    Descend { n: usize, batch: BatchName, terms: Vec<TermSpec> },
     /// A step of the optimiser.
     Update { g: Name },
     /// A step of the optimiser that is projected against r.
@@ -235,6 +245,7 @@ impl Recorded for Step<'_> {
             Fact::Epoch => place.epoch.into(),
             Fact::Step => place.step.into(),
             Fact::HasMemory => self.has_memory().into(),
+            Fact::NMemoryBatches => self.n_memory_batches() as u64,
             Fact::Kept(name) => self.kept_model(name).is_some().into(),
             Fact::ChanceOfRound(how, limit) => how.holds(self.chance_of_round(), *limit).into(),
             Fact::ChanceOfStep(how, limit) => how.holds(self.chance_of_step(), *limit).into(),
@@ -252,6 +263,7 @@ impl Recorded for Step<'_> {
             "epoch": place.epoch,
             "step": place.step,
             "has_memory": self.has_memory(),
+            "n_memory_batches": self.n_memory_batches(),
             "kept": self.kept().collect::<Vec<_>>(),
             "chance_of_round": self.chance_of_round(),
             "chance_of_step": self.chance_of_step(),
@@ -271,6 +283,16 @@ impl Recorded for Step<'_> {
                 let g = vector_of(self, g, played)?;
                 let uphill = self.gradient_uphill(g, *radius, (*batch).into(), &terms)?;
                 played.gradients.push(uphill);
+            }
+            Call::GradientAt { at, batch, terms } => {
+                let terms = objective(self.graph(), terms, played, taps)?;
+                let at = vector_of(self, at, played)?;
+                let g = self.gradient_at(at, (*batch).into(), &terms)?;
+                played.gradients.push(g);
+            }
+            Call::Descend { n, batch, terms } => {
+                let terms = objective(self.graph(), terms, played, taps)?;
+                self.descend(*n, (*batch).into(), &terms)?;
             }
             Call::Embed { weights, at } => {
                 let (weights, node) = (vector_of(self, weights, played)?, node(self.graph(), at)?);
@@ -297,6 +319,16 @@ impl Recorded for Step<'_> {
             Call::Project { g, r, rule } => {
                 let (g, r) = (vector_of(self, g, played)?, vector_of(self, r, played)?);
                 self.project(g, r, &(*rule).into())?;
+            }
+            Call::ProjectToCone { g, references } => {
+                let references = references.iter().map(|r| vector_of(self, r, played)).collect::<Result<Vec<_>>>()?;
+                let g = vector_of(self, g, played)?;
+                self.project_to_cone(g, &references)?;
+            }
+            Call::ProjectInputs { g, sent, scales } => {
+                let sent = sent.iter().map(|v| vector_of(self, v, played)).collect::<Result<Vec<_>>>()?;
+                let g = vector_of(self, g, played)?;
+                self.project_inputs(g, &sent, *scales)?;
             }
             Call::Update { g } => {
                 let g = vector_of(self, g, played)?;

@@ -140,6 +140,56 @@ class MyLastGradient(fedproj.Method):
         server.weights[:] = mean + h_mean
 
 
+class MyDitto(fedproj.Method):
+    proximal_weight: float = 1.0
+    lr: float = 0.01
+
+    personal_model = "personal"
+
+    def local_step(self, step):
+        is_new = step.kept_model("personal") is None
+        v = step.state("personal")
+        if is_new:
+            step.assign(v, step.start)
+        own = step.gradient_at(v, step.private, fedproj.cross_entropy)
+        step.add_scaled_diff(own, self.proximal_weight, v, step.start)
+        step.add_scaled(v, -self.lr, own)
+        step.update(step.gradient(step.private, fedproj.cross_entropy))
+
+
+class MyGem(MyProj):
+    """Rule `gem` without distillation."""
+
+    def local_step(self, step):
+        g = step.gradient(step.private, fedproj.cross_entropy)
+        if step.has_memory and step.round >= math.ceil(self.warmup * step.n_rounds):
+            references = [step.gradient(step.memory, fedproj.kl(self.temperature)) for _ in range(4)]
+            step.project_to_cone(g, references)
+        step.update(g)
+
+    def fuse(self, server):
+        server.weights[:] = server.average()
+        server.set_memory(server.ensemble())
+
+
+class MyEt(fedproj.Method):
+    """FedET, for clients whose scores are never without variance."""
+
+    diversity_weight: float = 0.05
+
+    needs_public = True
+
+    def fuse(self, server):
+        server.weights[:] = server.average()
+        scores = np.stack([outputs.logits for outputs in server.client_outputs()])
+        a = scores.var(axis=2, keepdims=True)
+        labels = (a * scores / a.sum(axis=0)).sum(axis=0).argmax(axis=1)
+        differs = (scores.argmax(axis=2) != labels)[:, :, None]
+        with np.errstate(invalid="ignore"):  # samples without a minority have no logits
+            minority = (differs * a * scores).sum(axis=0) / (differs * a).sum(axis=0)
+        server.distill_labels(labels, minority, weights=(1.0, self.diversity_weight), optimizer={"kind": "sgd", "lr": 0.1})
+
+
 class MyAdam(fedproj.Method):
     """FedAdam's server, to see that vectors are kept between rounds."""
 
@@ -169,6 +219,7 @@ SGD = {"local.optimizer": {"kind": "sgd", "lr": 0.05}}
         (MyNtd(), "fedntd", {}),
         (MyLc(margin=0.7), "fedlc", {"method.fedlc.margin": 0.7}),
         (MyLastGradient(), "feddyn", {"method.feddyn.authors": True, "method.feddyn.clip": 5.0}),
+        (MyGem(), "fedproj", {"method.fedproj.projection.rule": "gem", "method.fedproj.distill.epochs": 0}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -181,6 +232,119 @@ def test_a_copy_of_a_built_in_method_gives_its_bytes(tmp_path, copy, name, setti
         assert (tmp_path / "theirs/model.safetensors").read_bytes() == (tmp_path / "ours/model.safetensors").read_bytes()
         assert plain.summary["model_hash"] != ours.summary["model_hash"], "the method does something"
     assert theirs.metrics["projection_rate"].tolist() == pytest.approx(ours.metrics["projection_rate"].tolist(), nan_ok=True)
+
+
+def test_a_copy_of_ditto_keeps_the_same_models_of_its_own(tmp_path):
+    measured = {"federation.evaluate_clients": True, "federation.rounds": 2}
+    ours = made(tmp_path / "ours", "ditto", **measured, **{"method.ditto.lr": 0.05})
+    theirs = made(tmp_path / "theirs", MyDitto(lr=0.05), **measured)
+    plain = made(tmp_path / "plain", "fedavg", **measured)
+    accuracies = [run.metrics["personal_accuracy"].tolist() for run in (ours, theirs, plain)]
+    assert accuracies[0] == accuracies[1] != accuracies[2]
+
+
+def test_students_learn_from_labels_as_fedets_does(tmp_path):
+    # NumPy sums in another order, so the bytes differ. Adam would turn rounding errors into whole steps.
+    one, sgd = {"federation.rounds": 1}, {"method.fedet.optimizer": {"kind": "sgd", "lr": 0.1}}
+    ours, theirs = made(tmp_path / "ours", "fedet", **one, **sgd).model(), made(tmp_path / "theirs", MyEt(), **one).model()
+    start = made(tmp_path / "plain", "fedavg", **one).model()
+    for name, weights in ours.items():
+        moved = np.linalg.norm(weights - start[name])
+        assert moved > 0 and np.linalg.norm(theirs[name] - weights) < 1e-2 * moved, name
+
+
+def test_descending_is_taking_gradients_and_steps(tmp_path):
+    class Descends(fedproj.Method):
+        def local_step(self, step):
+            step.descend(2, step.private, fedproj.cross_entropy)
+
+    class Steps(fedproj.Method):
+        def local_step(self, step):
+            for _ in range(2):
+                step.update(step.gradient(step.private, fedproj.cross_entropy))
+
+    descended, stepped = made(tmp_path / "a", Descends()), made(tmp_path / "b", Steps())
+    assert descended.summary["model_hash"] == stepped.summary["model_hash"]
+    assert descended.summary["model_hash"] != made(tmp_path / "c", "fedavg").summary["model_hash"]
+
+
+def test_a_memory_batch_after_another_passes_over_the_memory_once(tmp_path):
+    class Digests(fedproj.Method):
+        needs_public = True
+
+        def memory(self):
+            return {"size": 100, "batch": 30}
+
+        def local_step(self, step):
+            counts.add(step.n_memory_batches)
+            if step.step == 0 and step.has_memory:
+                step.descend(step.n_memory_batches, step.memory, fedproj.absolute_error)
+            step.update(step.gradient(step.private, fedproj.cross_entropy))
+
+        def fuse(self, server):
+            server.weights[:] = server.average()
+            server.set_memory(server.ensemble())
+
+    counts = set()
+    made(tmp_path / "a", Digests())
+    assert counts == {0, 3}, "none before the first ensemble, then 100 // 30"
+
+
+def test_a_layer_keeps_its_outputs_along_an_input_that_the_server_sent(tmp_path):
+    class Guarded(fedproj.Method):
+        guards: bool = True
+
+        def local_step(self, step):
+            g = step.gradient(step.private, fedproj.cross_entropy)
+            r = step.broadcast("r")
+            if self.guards:
+                step.project_inputs(g, [r])
+            step.update(g)
+
+        def fuse(self, server):
+            # θ begins with fc1.weight (16, 64); a row of it has room for one direction of the layer's input.
+            server.send("r")[:64] = direction
+            moved.append(abs((server.average() - server.weights)[: 16 * 64].reshape(16, 64) @ direction).max())
+            server.weights[:] = server.average()
+
+    direction = np.full(64, 1 / 8, dtype=np.float32)
+    for guards in (True, False):
+        moved = []
+        made(tmp_path / str(guards), Guarded(guards=guards), **SGD)
+        assert moved[0] > 1e-3 and (max(moved[1:]) < 1e-6) == guards, moved
+
+
+def test_a_model_aside_is_published_and_never_sent(tmp_path):
+    class Aside(fedproj.Method):
+        needs_public = True
+
+        def fuse(self, server):
+            assert server.config["model"]["hidden"] == [16]
+            before = server.weights.copy()
+            server.distill(server.ensemble(), absolute=True, aside=True, optimizer={"kind": "adam", "lr": 1e-3})
+            assert (server.weights == before).all()
+            students.append(server.vector("student").copy())
+
+    students = []
+    run = made(tmp_path / "a", Aside())
+    assert len({student.tobytes() for student in students}) == 4
+    published = np.concatenate([values.ravel() for values in run.model().values()])
+    assert np.isin(students[-1], published).all() and published.size == students[-1].size
+
+
+def test_public_labels_are_those_of_the_public_set(tmp_path):
+    class Taught(fedproj.Method):
+        needs_public = True
+        needs_public_labels = True
+
+        def fuse(self, server):
+            labels = server.public_labels()
+            assert labels.shape == (server.n_public,) and set(labels) <= set(range(server.n_classes))
+            server.weights[:] = server.average()
+            server.distill_labels(labels, epochs=5, optimizer={"kind": "adam", "lr": 1e-2})
+
+    taught, plain = made(tmp_path / "a", Taught()), made(tmp_path / "b", "fedavg")
+    assert taught.accuracy > plain.accuracy + 0.1
 
 
 def test_python_is_asked_once_and_not_per_step(tmp_path):
@@ -277,6 +441,22 @@ def test_settings_are_keyword_arguments():
         ("step.gradient(step.private, fedproj.cross_entropy.at('nowhere'))", fedproj.SettingsError, "does not announce"),
         ("step.embed(step.start, 'features')", fedproj.SettingsError, "hint: taps"),
         ("step.project(g, step.start, scope='tensor')", ValueError, "'global' or 'layer'"),
+        ("step.gradient_at(step.start, step.private, fedproj.cross_entropy)", fedproj.SettingsError, "the client keeps"),
+        ("step.descend(-1, step.private, fedproj.cross_entropy)", ValueError, "a whole number from 0 on, not -1"),
+        ("step.project_to_cone(g, [])", fedproj.SettingsError, "1 to 16 gradients of the step, not of 0"),
+        ("step.project_to_cone(g, [step.start])", fedproj.SettingsError, "1 to 16 gradients of the step"),
+        ("step.project_inputs(g, [step.start])", fedproj.SettingsError, "vectors that the server sends"),
+        (
+            "a, b = step.broadcast('a'), step.broadcast('b'); step.project_inputs(g, [b, a])",
+            fedproj.SettingsError,
+            "named one after another",
+        ),
+        (
+            "a, b = (step.gradient(step.private, fedproj.cross_entropy), step.gradient(step.private, fedproj.cross_entropy)); "
+            "step.project_to_cone(g, [b, a])",
+            fedproj.SettingsError,
+            "taken one after another",
+        ),
         ("raise KeyError('mine')", KeyError, "mine"),
     ],
 )
@@ -300,6 +480,8 @@ def test_a_step_that_cannot_be_recorded_is_an_error_with_its_reason(tmp_path, li
         ("server.weights[:] = np.zeros(3)", ValueError, "broadcast"),
         ("server.average([1.0])", fedproj.SettingsError, "the list of clients' weights has 1 values, but needs 2"),
         ("server.distill(fedproj.Outputs(np.zeros(3)))", fedproj.SettingsError, "the teacher's logits has 3 values"),
+        ("server.distill_labels(np.full(server.n_public, 10))", ValueError, "whole numbers from 0 to 9"),
+        ("server.distill_labels(np.zeros(3))", ValueError, "one per public sample"),
         ("server.distill(server.ensemble(), epochs=-1)", fedproj.SettingsError, "invalid value"),
         ("server.set_memory(fedproj.Outputs(np.zeros((2, 10))))", fedproj.SettingsError, "the memory's logits has 20"),
         ("server.ensemble('median')", fedproj.SettingsError, "unknown variant `median`"),
