@@ -79,6 +79,7 @@ fn terms_of(shape: Shape) -> Vec<(String, Loss)> {
     if shape.pixels() > 1 {
         return all;
     }
+    all.push(("absolute error".into(), Loss::AbsoluteError));
     all.push(("cross-entropy".into(), Loss::CrossEntropy));
     all.push(("cross-entropy with offsets".into(), Loss::OffsetCrossEntropy));
     all.push(("KL of not-true classes".into(), Loss::NotTrueKl { teacher: EmbeddingId(1), temperature: 2.0 }));

@@ -67,7 +67,7 @@ pub enum Loss {
     },
     /// Σ (z − t)² over the dimensions where z or t is positive, t = [`LossTargets::features`].
     MaskedSquares,
-    /// The mean over the dimensions of |z − t|, t = [`LossTargets::logits`]. Not on a GPU.
+    /// The mean over the dimensions of |z − t|, t = [`LossTargets::logits`].
     AbsoluteError,
     /// −log( e^{cos(z,z⁺)/τ} / (e^{cos(z,z⁺)/τ} + e^{cos(z,z⁻)/τ}) ): a contrast between two embeddings of the batch.
     Contrast {

@@ -5,7 +5,7 @@ use super::fleet::Fleet;
 use super::gpu::{Parameter, parameters};
 use super::memory::{Data, Rows};
 use crate::cpu::check_loss_at;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::graph::{NodeId, Shape};
 use crate::loss::{Direction, EmbeddingId, Loss, RelaxedContrast};
 
@@ -145,9 +145,7 @@ impl Fleet {
                 self.launch("not_true_divergence", grid, block, 0, &p)
             }
             Loss::MaskedSquares => self.launch("masked_squares", grid, block, 0, &[&args, &batch]),
-            Loss::AbsoluteError => {
-                Err(Error::Gpu { what: "a loss".into(), problem: "the absolute error has no kernel".into() })
-            }
+            Loss::AbsoluteError => self.launch("absolute_error", grid, block, 0, &[&args, &batch]),
             Loss::Contrast { positive, negative, temperature } => {
                 let of = |EmbeddingId(index)| self.slot_rows(Slot::Embedding(index));
                 let (positive, negative) = (of(positive), of(negative));

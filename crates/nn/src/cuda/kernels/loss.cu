@@ -131,6 +131,22 @@ extern "C" __global__ void not_true_divergence(LossArgs a, int batch, const int*
     put_loss(a, r, double(a.weight) * warp_sum(loss));
 }
 
+// The mean of |z − target| over the row. Where both are equal, the slope is 0.
+extern "C" __global__ void absolute_error(LossArgs a, int batch) {
+    const LossRow r(a, batch);
+    if (r.row >= batch) return;
+    if (r.padding) return pad_row(a, r);
+    const float* target = of(a.target, r.lane) + (long long)r.row * a.features;
+    const float scale = a.weight / r.n / a.features;
+    double loss = 0;
+    for (int i = threadIdx.x % 32; i < a.features; i += 32) {
+        const float d = r.z[i] - target[i];
+        loss += fabs(double(d));
+        put_gradient(a, r.grad + i, d > 0.f ? scale : d < 0.f ? -scale : 0.f);
+    }
+    put_loss(a, r, double(a.weight) * warp_sum(loss) / a.features);
+}
+
 // Σ (z − target)² over the dimensions where either is positive.
 extern "C" __global__ void masked_squares(LossArgs a, int batch) {
     const LossRow r(a, batch);
