@@ -76,7 +76,12 @@ const CASES: &[(&str, &[&str])] = &[
     ("fedproj", &["method.fedproj.memory.feature_weight=0.1", "method.fedproj.distill.feature_weight=0.1"]),
     ("fedproj", &["method.fedproj.distill.alpha=0.1", "method.fedproj.distill.anchor=previous_global"]),
     ("fedproj", &["method.fedproj.distill.direction=student_to_teacher", "method.fedproj.distill.t2=false"]),
+    ("fedproj", &[TWO_NETWORKS]),
+    ("fedet", &[TWO_NETWORKS]),
+    ("fedmd", &[TWO_NETWORKS]),
 ];
+
+const TWO_NETWORKS: &str = "model.clients=[{name='mlp', share=0.5}, {name='mlp', hidden=[7], share=0.5}]";
 
 /// The same for deep networks.
 const DEEP_CASES: &[(&str, &[&str])] = &[
@@ -86,6 +91,8 @@ const DEEP_CASES: &[(&str, &[&str])] = &[
     ("moon", &["method.moon.head=6"]),
     ("fedrcl", &[]),
     ("fedspeed", &[]),
+    ("fedbn", &[]),
+    ("fedmd", &["method.fedmd.memory={size=60, batch=30}"]),
     ("fedproj", &["data.augment=true"]),
     ("fedproj", &["method.fedproj.projection.reference=round_start", "method.fedproj.projection.space=update"]),
     ("fedproj", &["method.fedproj.distill.bn=update", "method.fedproj.memory.bn=update"]),
@@ -124,18 +131,22 @@ pub fn compare(
     group.attempt(what, |group| {
         let (reference, share) = suite.reference();
         let (mut found, mut expected) = (simulation(suite.device.clone())?, simulation(reference)?);
-        let (init, init_buffers) = (expected.state().weights.clone(), expected.state().buffers.clone());
         let tolerance = share * tolerance;
         for round in 1..=2 {
             let records = (found.round(&|_| ())?, expected.round(&|_| ())?);
             let what = format!("{what}, round {round}:");
-            let (f, e) = (found.state(), expected.state());
-            let moved = |to: &[f32]| difference(to, &init);
-            group.compare(&format!("{what} movement"), &moved(&f.weights), &moved(&e.weights), tolerance);
-            if !init_buffers.is_empty() {
-                let moved = |to: &[f32]| difference(to, &init_buffers);
-                let place = format!("{what} running statistics");
-                group.compare(&place, &moved(&f.buffers), &moved(&e.buffers), tolerance);
+            for (at, (f, e)) in found.state().groups().zip(expected.state().groups()).enumerate() {
+                let of = if at == 0 { String::new() } else { format!(" network {}", at + 1) };
+                let (f_published, e_published) = (f.published(), e.published());
+                let init = expected.experiment().group(at);
+                for (part, found, expected, init) in [
+                    ("movement", &f.weights[..], &e.weights[..], &init.weights),
+                    ("published movement", f_published.weights, e_published.weights, &init.weights),
+                    ("running statistics", f_published.buffers, e_published.buffers, &init.buffers),
+                ] {
+                    let moved = |to: &[f32]| difference(to, init);
+                    group.compare(&format!("{what}{of} {part}"), &moved(found), &moved(expected), tolerance);
+                }
             }
             compare_records(group, &what, tolerance, &records.0, &records.1);
         }

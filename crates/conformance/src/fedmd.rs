@@ -13,9 +13,6 @@ const TWO: &[&str] = &[
 ];
 
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
-    if suite.gpu.is_some() {
-        return Ok(());
-    }
     let (scene, golden) = (suite.fixture("methods/methods")?, suite.fixture("fedmd/fedmd")?);
     let config = config("fedmd", &[BASE, TWO])?;
     let method = config.method.build()?;

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Model, Score};
 use crate::experiment::Experiment;
 use crate::fusion::{Fusion, GlobalModel, SEND, ServerState};
+use crate::gpu::OnGpu;
 use crate::groups::Groups;
 use crate::machine;
 use crate::memory;
@@ -90,13 +91,8 @@ impl Coordinator {
         let evaluator = |of: &Arc<Experiment>| Evaluator::new(&of.graph, device.n_threads());
         let mut evaluators = experiment.groups().map(evaluator).collect::<Result<Vec<_>>>()?;
         if let Some(gpu) = device.gpu() {
-            if experiment.n_groups() > 1 {
-                let problem =
-                    "model.clients, with groups of clients that have networks of their own, runs on CPUs only";
-                return Err(Error::config(format!("{problem}\nhint: --device cpu")));
-            }
-            let on = crate::gpu::OnGpu::new(gpu, &experiment)?;
-            evaluators.iter_mut().try_for_each(|evaluator| evaluator.use_gpu(&on))?;
+            let on = OnGpu::for_groups(gpu, &experiment)?;
+            evaluators.iter_mut().zip(&on).try_for_each(|(evaluator, on)| evaluator.use_gpu(on))?;
         }
         Ok(Self { experiment, method, device, evaluators, state, last_scores: None, privacy })
     }
@@ -142,8 +138,8 @@ impl Coordinator {
         &self.device
     }
 
-    pub(crate) fn on_gpu(&self) -> Option<&Arc<crate::gpu::OnGpu>> {
-        self.evaluators[0].on_gpu()
+    pub(crate) fn on_gpu(&self) -> Vec<Arc<OnGpu>> {
+        self.evaluators.iter().filter_map(|evaluator| evaluator.on_gpu().cloned()).collect()
     }
 
     /// Whether all rounds are done, or the next one would exceed the privacy budget.

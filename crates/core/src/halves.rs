@@ -44,7 +44,8 @@ pub struct LocalTraining {
     workers: Workers,
     stop: Stop,
     n_threads: usize,
-    on_gpu: Option<Arc<OnGpu>>,
+    /// The data on a GPU, for each group of clients; empty on CPUs.
+    on_gpu: Vec<Arc<OnGpu>>,
     /// Made when a sum first needs the clients' outputs.
     evaluator: Option<Evaluator>,
 }
@@ -53,8 +54,8 @@ pub struct LocalTraining {
 enum Workers {
     /// One client per thread, and on each thread one trainer per group of clients.
     Threads(Vec<Mutex<Vec<Trainer>>>),
-    /// All clients at once, as far as memory allows.
-    Gpu(Box<GpuTrainer>),
+    /// All clients of a group at once, as far as memory allows: one trainer per group.
+    Gpu(Vec<GpuTrainer>),
 }
 
 impl LocalTraining {
@@ -72,8 +73,8 @@ impl LocalTraining {
     /// If the network cannot be laid out or the GPU does not take the data.
     pub fn open(experiment: &Arc<Experiment>, method: &dyn Method, device: impl Into<Device>) -> Result<Self> {
         let device = device.into();
-        let on = device.gpu().map(|gpu| OnGpu::new(gpu, experiment)).transpose()?;
-        Self::on(experiment, method, &device, on.as_ref())
+        let on = device.gpu().map_or(Ok(Vec::new()), |gpu| OnGpu::for_groups(gpu, experiment))?;
+        Self::on(experiment, method, &device, on)
     }
 
     /// Beside a server on the same device, with which it shares the data on a GPU.
@@ -81,15 +82,18 @@ impl LocalTraining {
         Self::on(server.experiment(), server.method(), server.device(), server.on_gpu())
     }
 
-    fn on(experiment: &Arc<Experiment>, method: &dyn Method, device: &Device, on: Option<&Arc<OnGpu>>) -> Result<Self> {
+    fn on(experiment: &Arc<Experiment>, method: &dyn Method, device: &Device, on: Vec<Arc<OnGpu>>) -> Result<Self> {
         let (experiment, stop, n_threads) = (Arc::clone(experiment), Stop::default(), device.n_threads());
-        if let (Some(_), Some(setting)) = (on, method.needs_cpu()) {
-            return Err(Error::config(format!("{setting} runs on CPUs only\nhint: --device cpu")));
-        }
-        let workers = if let Some(on) = on {
-            let mut trainer = GpuTrainer::new(on, method, device.lanes_max())?;
-            trainer.stop_with(&stop);
-            Workers::Gpu(Box::new(trainer))
+        let workers = if !on.is_empty() {
+            if let Some(setting) = method.needs_cpu() {
+                return Err(Error::config(format!("{setting} runs on CPUs only\nhint: --device cpu")));
+            }
+            let trainer = |on: &Arc<OnGpu>| {
+                let mut trainer = GpuTrainer::new(on, method, device.lanes_max())?;
+                trainer.stop_with(&stop);
+                Ok(trainer)
+            };
+            Workers::Gpu(on.iter().map(trainer).collect::<Result<_>>()?)
         } else {
             let cohort = experiment.config.federation.cohort(experiment.partition.n_clients());
             let trainer = |of: &Arc<Experiment>| {
@@ -100,7 +104,7 @@ impl LocalTraining {
             let thread = |_| experiment.groups().map(trainer).collect::<Result<Vec<_>>>().map(Mutex::new);
             Workers::Threads((0..n_threads.min(cohort)).map(thread).collect::<Result<_>>()?)
         };
-        Ok(Self { experiment, workers, stop, n_threads, on_gpu: on.cloned(), evaluator: None })
+        Ok(Self { experiment, workers, stop, n_threads, on_gpu: on, evaluator: None })
     }
 
     /// The experiment.
@@ -145,10 +149,7 @@ impl LocalTraining {
             ));
         }
         let (mut results, lanes) = self.train(method, std::slice::from_ref(download), clients, &|_| ())?;
-        if let (Some(trainer), Some(lanes)) = (self.gpu(), lanes) {
-            let mut all = results.iter_mut().zip(lanes);
-            all.try_for_each(|(result, lane)| trainer.download(lane as usize, result))?;
-        }
+        self.gpu().map_or(Ok(()), |trainer| trainer.download_all(&mut results, lanes))?;
         Ok(results)
     }
 
@@ -192,7 +193,7 @@ impl LocalTraining {
     fn n_at_once(&self) -> usize {
         match &self.workers {
             Workers::Threads(trainers) => trainers.len(),
-            Workers::Gpu(trainer) => trainer.n_lanes(),
+            Workers::Gpu(trainers) => trainers[0].n_lanes(),
         }
     }
 
@@ -201,7 +202,7 @@ impl LocalTraining {
             made
         } else {
             let mut made = Evaluator::new(&self.experiment.graph, self.n_threads)?;
-            self.on_gpu.as_ref().map_or(Ok(()), |on| made.use_gpu(on))?;
+            self.on_gpu.first().map_or(Ok(()), |on| made.use_gpu(on))?;
             made
         };
         Ok(self.evaluator.insert(evaluator))
@@ -232,14 +233,28 @@ impl LocalTraining {
             Workers::Threads(trainers) => {
                 Ok((train(&self.experiment, trainers, method, &jobs, downloads, progress)?, None))
             }
-            Workers::Gpu(trainer) => trainer.train(method, &downloads[0], &jobs, progress),
+            Workers::Gpu(trainers) => {
+                if let [trainer] = &mut trainers[..] {
+                    return trainer.train(method, &downloads[0], &jobs, progress);
+                }
+                let mut all = Vec::with_capacity(jobs.len());
+                for (group, trainer) in trainers.iter_mut().enumerate() {
+                    let is_member = |(client, _): &&(u32, _)| self.experiment.group_of(*client) == group;
+                    let members: Vec<_> = jobs.iter().filter(is_member).copied().collect();
+                    let (mut results, lanes) = trainer.train(method, &downloads[group], &members, progress)?;
+                    trainer.download_all(&mut results, lanes)?;
+                    all.append(&mut results);
+                }
+                all.sort_by_key(|result| result.client);
+                Ok((all, None))
+            }
         }
     }
 
     pub(crate) fn gpu(&self) -> Option<&GpuTrainer> {
         match &self.workers {
             Workers::Threads(_) => None,
-            Workers::Gpu(trainer) => Some(trainer),
+            Workers::Gpu(trainers) => trainers.first(),
         }
     }
 }

@@ -72,7 +72,7 @@ impl Simulation {
     }
 
     pub(crate) fn with_server(server: Coordinator, clients: ClientStates) -> Result<Self> {
-        if server.on_gpu().is_none() {
+        if server.on_gpu().is_empty() {
             let experiment = server.experiment();
             let n_clients = experiment.partition.n_clients();
             let n_vectors = machine::n_vectors(&experiment.config, n_clients, server.device().n_threads());
@@ -102,9 +102,8 @@ impl Simulation {
     /// # Errors
     /// If they are on a GPU that does not respond.
     pub fn last_results(&mut self) -> Result<&[ClientResult]> {
-        if let (Some(trainer), Some(lanes)) = (self.training.gpu(), self.last_lanes.take()) {
-            let mut results = self.last_results.iter_mut().zip(lanes);
-            results.try_for_each(|(result, lane)| trainer.download(lane as usize, result))?;
+        if let Some(trainer) = self.training.gpu() {
+            trainer.download_all(&mut self.last_results, self.last_lanes.take())?;
         }
         Ok(&self.last_results)
     }
@@ -186,7 +185,7 @@ impl Simulation {
         let mut record = self.server.close(opening, &results, local)?;
         self.server.describe_personal(&kept, &results, &mut record)?;
         self.clients.extend(kept);
-        self.last_results = results;
+        (self.last_results, self.last_lanes) = (results, None);
         Ok(record)
     }
 }

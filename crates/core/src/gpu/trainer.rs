@@ -9,6 +9,7 @@ use crate::evaluate::Which;
 use crate::halves::Stop;
 use crate::memory::MemoryConfig;
 use crate::method::Method;
+use crate::own::Own;
 use crate::plan::{LocalPlan, Planner, VectorId};
 use crate::simulate::Progress;
 use crate::trainer::{ClientResult, ClientState, Download, LocalStats};
@@ -25,6 +26,8 @@ pub(crate) struct GpuTrainer {
     on: Arc<OnGpu>,
     pub(super) planner: Planner,
     pub(super) executor: Executor,
+    /// The part of a model that stays with its client.
+    own: Own,
     /// What each lane of the last wave sends, by index in the executor's uploads.
     pub(super) uploaded: Vec<Vec<usize>>,
 }
@@ -48,7 +51,7 @@ impl GpuTrainer {
                 made => break made?,
             }
         };
-        Ok(Self { on: Arc::clone(on), planner, executor, uploaded: Vec::new() })
+        Ok(Self { on: Arc::clone(on), planner, executor, own: Own::new(method, graph), uploaded: Vec::new() })
     }
 
     /// Ends training within a wave when asked.
@@ -127,7 +130,7 @@ impl GpuTrainer {
         let all: Vec<u32> = (0..plans.len() as u32).collect();
         self.executor.fleet.set_lanes(&all)?;
         self.executor.fleet.reset_lanes()?;
-        self.begin(&plans, jobs)?;
+        self.begin(download, &plans, jobs)?;
         self.embed(&plans)?;
         self.executor.set_tables(&plans, self.on.experiment.config.local.batch)?;
         self.executor.run(&plans, &self.planner.programs)?;
@@ -162,6 +165,11 @@ impl GpuTrainer {
         seconds: f64,
     ) -> Result<ClientResult> {
         let n_steps = plan.steps.len() as u32;
+        let mut state = self.state_of(lane, &plan.kept)?;
+        if !self.own.is_empty() {
+            let Executor { fleet, theta, buffers, .. } = &self.executor;
+            self.own.keep(&fleet.read(theta, lane)?, &fleet.read(buffers, lane)?, &mut state);
+        }
         Ok(ClientResult {
             client: plan.client,
             n_samples: plan.samples.len(),
@@ -169,7 +177,7 @@ impl GpuTrainer {
             weights: Vec::new(),
             buffers: Vec::new(),
             uploads: BTreeMap::new(),
-            state: self.state_of(lane, &plan.kept)?,
+            state,
             stats: LocalStats {
                 loss: found.loss_total / f64::from(n_steps.max(1)),
                 n_compared: found.n_compared,
@@ -183,13 +191,19 @@ impl GpuTrainer {
     }
 
     /// Weights, buffers, moments and each client's state, at the start of a wave.
-    fn begin(&mut self, plans: &[LocalPlan], jobs: &[(u32, &ClientState)]) -> Result<()> {
+    fn begin(&mut self, download: &Download, plans: &[LocalPlan], jobs: &[(u32, &ClientState)]) -> Result<()> {
         let Executor { fleet, moments, start, start_buffers, theta, buffers, uploads, states, .. } = &mut self.executor;
         fleet.assign(start.rows(), theta.rows(), theta.len())?;
         fleet.assign(start_buffers.rows(), buffers.rows(), buffers.len())?;
         fleet.reset_moments(moments)?;
         uploads.iter().try_for_each(|upload| fleet.clear(upload.rows(), upload.len()))?;
-        for (lane, (plan, (_, state))) in plans.iter().zip(jobs).enumerate() {
+        for (lane, (plan, (client, state))) in plans.iter().zip(jobs).enumerate() {
+            if !self.own.is_empty() || !download.personal.is_empty() {
+                let (mut weights, mut own_buffers) = (download.weights_of(*client)?.to_vec(), download.buffers.clone());
+                self.own.restore(state, &mut weights, &mut own_buffers)?;
+                fleet.write(theta, lane, &weights)?;
+                fleet.write(buffers, lane, &own_buffers)?;
+            }
             for &at in &plan.kept {
                 let zeros = || Cow::Owned(vec![0.0; states[at].len()]);
                 let kept = state.get(&self.planner.names().states[at]);
@@ -277,8 +291,14 @@ impl GpuTrainer {
         kept.iter().map(|&at| Ok((names.states[at].clone(), fleet.read(&states[at], lane)?))).collect()
     }
 
+    /// Copies the vectors of results that are still in lanes.
+    pub fn download_all(&self, results: &mut [ClientResult], lanes: Option<Vec<u32>>) -> Result<()> {
+        let mut in_lanes = results.iter_mut().zip(lanes.unwrap_or_default());
+        in_lanes.try_for_each(|(result, lane)| self.download(lane as usize, result))
+    }
+
     /// Copies a result's vectors from its lane.
-    pub fn download(&self, lane: usize, result: &mut ClientResult) -> Result<()> {
+    fn download(&self, lane: usize, result: &mut ClientResult) -> Result<()> {
         let (names, Executor { fleet, theta, buffers, uploads, .. }) = (self.planner.names(), &self.executor);
         let upload = |&at: &usize| Ok((names.uploads[at].clone(), fleet.read(&uploads[at], lane)?));
         result.weights = fleet.read(theta, lane)?;
@@ -296,13 +316,9 @@ fn feeds(method: &dyn Method, config: &Config) -> Feeds {
     };
     let truncates = method.truncates_memory();
     let memory = |config: &MemoryConfig| Feed { truncates, ..feed(Which::Public, config.bn, Dropout::Off) };
-    let objective = |config: &MemoryConfig| {
-        let (terms, n) = config.loss();
-        terms[..n].to_vec()
-    };
     Feeds {
         own: Feed { moves: config.data.augment, ..feed(Which::Private, NormMode::Update, Dropout::OfStep) },
         memory: method.memory().map(memory),
-        memory_objective: method.memory().map_or_else(Vec::new, objective),
+        memory_objective: method.memory_objective(),
     }
 }

@@ -27,8 +27,4 @@ impl Method for FedBn {
         (!has_norm)
             .then(|| "fedbn: the network has no batch-norm, so this is FedAvg; model.name=resnet8-thin has".into())
     }
-
-    fn needs_cpu(&self) -> Option<String> {
-        Some("method.name = \"fedbn\"".into())
-    }
 }

@@ -81,10 +81,6 @@ impl Method for FedGems {
         whole_model(graph)
     }
 
-    fn needs_cpu(&self) -> Option<String> {
-        Some("method.name = \"fedgems\"".into())
-    }
-
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let g = step.gradient(Batch::Private, &[Loss::CrossEntropy])?;
         step.update(g);

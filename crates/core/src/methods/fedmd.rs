@@ -95,8 +95,4 @@ impl Method for FedMd {
     fn memory_objective(&self) -> Vec<Term> {
         vec![Loss::AbsoluteError.into()]
     }
-
-    fn needs_cpu(&self) -> Option<String> {
-        Some("method.name = \"fedmd\"".into())
-    }
 }

@@ -122,10 +122,6 @@ impl Method for PFedHn {
         Some("method.name = \"pfedhn\" sends each client weights of its own, and a federation sends all the same")
     }
 
-    fn needs_cpu(&self) -> Option<String> {
-        Some("method.name = \"pfedhn\"".into())
-    }
-
     fn means(&self) -> Option<Vec<Mean>> {
         None
     }

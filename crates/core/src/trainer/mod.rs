@@ -49,6 +49,18 @@ pub struct Download {
 }
 
 impl Download {
+    /// The weights that a client receives.
+    pub(crate) fn weights_of(&self, client: u32) -> Result<&[f32]> {
+        match self.personal.get(&client) {
+            Some(own) => Ok(own),
+            None if self.personal.is_empty() => Ok(&self.weights),
+            None => {
+                let problem = format!("it has no weights for client {client}, which was not drawn");
+                Err(Error::Message { what: "a download for this client", problem })
+            }
+        }
+    }
+
     /// Values that a real federation would send: weights and buffers if these travel, a method's vectors, and the memory's
     /// indices and targets, of `n_public` samples in all.
     pub(crate) fn n_floats(&self, n_public: usize, with_model: bool) -> usize {
@@ -159,15 +171,7 @@ impl Trainer {
         let start = std::time::Instant::now();
         self.planner.receive(download);
         let plan = self.planner.plan(method, download, client, state)?;
-        let start_from = match download.personal.get(&client) {
-            Some(own) => own,
-            None if download.personal.is_empty() => &download.weights,
-            None => {
-                let problem = format!("it has no weights for client {client}, which was not drawn");
-                return Err(Error::Message { what: "a download for this client", problem });
-            }
-        };
-        self.executor.begin(start_from, &download.buffers, download);
+        self.executor.begin(download.weights_of(client)?, &download.buffers, download);
         let Vectors { theta, buffers, .. } = &mut self.executor.vectors;
         self.own.restore(state, theta, buffers)?;
         self.place_vectors(&plan, download, state)?;
