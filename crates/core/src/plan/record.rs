@@ -14,6 +14,7 @@ pub(crate) struct Recorder {
     pub kept: Vec<usize>,
     pub uploaded: Vec<usize>,
     pub has_memory: bool,
+    pub has_generator: bool,
     /// Batches in a pass over the memory.
     pub n_memory_batches: usize,
     pub lr_total: f32,
@@ -29,6 +30,7 @@ impl Recorder {
             kept: Vec::new(),
             uploaded: Vec::new(),
             has_memory: false,
+            has_generator: false,
             n_memory_batches: 0,
             lr_total: 0.0,
             program: Program::default(),
