@@ -292,6 +292,24 @@ mod tests {
     }
 
     #[test]
+    fn fedgen_adds_generated_features_once_there_is_a_generator() {
+        let mut clients =
+            Clients::new("fedgen", &["method.fedgen={generated_weight=2.0, distill_weight=3.0, decay=1.0}"]);
+        assert_eq!(
+            clients.step(&mut Vec::new()),
+            chain(&gradient(PRIVATE, &[Loss::CrossEntropy], 0), &[Op::Update { g: G }])
+        );
+        clients.recorder.has_generator = true;
+        let ops = clients.step(&mut Vec::new());
+        let batches: Vec<Batch> = Program { ops: ops.clone() }.batches().collect();
+        assert_eq!(batches, [Batch::Taught, Batch::Generated]);
+        let of = |op: &Op| if let Op::Loss { term } = op { Some((term.loss, term.weight)) } else { None };
+        let terms: Vec<_> = ops.iter().filter_map(of).collect();
+        assert_eq!(terms, [(Loss::CrossEntropy, 1.0), (Loss::kl(1.0), 3.0), (Loss::CrossEntropy, 2.0)]);
+        assert_eq!(ops[ops.len() - 2..], [Op::AddScaled { y: G, a: 1.0, x: R }, Op::Update { g: G }]);
+    }
+
+    #[test]
     fn names_are_shared_between_clients() {
         let mut clients = Clients::new("scaffold", &["local.optimizer={kind='sgd', lr=0.1}"]);
         let (mut first, mut second) = (Vec::new(), Vec::new());
