@@ -19,6 +19,14 @@ pub const TRACES: &[(&str, &str, &[&str])] = &[
         &[PLAIN, "method.fedproj.projection.rule=trgp", "method.fedproj.projection.energy=0.7"],
     ),
     ("pfedhn", "pfedhn", &["method.pfedhn={hidden=6, lr=0.1}"]),
+    (
+        "fedgen",
+        "fedgen",
+        &[
+            "method.fedgen={generated_weight=0.5, distill_weight=0.7, decay=0.9, steps=3, generator={noise=4, hidden=6, batch=5}}",
+            "method.fedgen.optimizer.lr=0.01",
+        ],
+    ),
     ("fedkd", "fedkd", &["method.fedkd={levels=10, noise=0.5, batch=4}"]),
     ("fedgems", "fedgems", &["method.fedgems={label_weight=0.4, batch=4}", "method.fedgems.memory={size=8, batch=4}"]),
 ];

@@ -218,7 +218,7 @@ impl LocalTraining {
         progress: &(dyn Fn(Progress) + Sync),
     ) -> Result<(Vec<ClientResult>, Option<Vec<u32>>)> {
         let groups = self.experiment.groups().zip(downloads);
-        groups.into_iter().try_for_each(|(of, download)| download.check(of))?;
+        groups.into_iter().try_for_each(|(of, download)| download.check(of, method))?;
         let partition = &self.experiment.partition;
         let (mut jobs, n) = (clients.to_vec(), partition.n_clients());
         if let Some((client, _)) = jobs.iter().find(|(client, _)| *client as usize >= n) {
@@ -261,12 +261,14 @@ impl LocalTraining {
 
 impl Download {
     /// Whether it fits the network and the public set.
-    pub(crate) fn check(&self, experiment: &Experiment) -> Result<()> {
+    pub(crate) fn check(&self, experiment: &Experiment, method: &dyn Method) -> Result<()> {
         let (graph, n) = (&experiment.graph, experiment.weights.len());
         Error::check_len("the global weights", self.weights.len(), n)?;
         Error::check_len("the global buffers", self.buffers.len(), experiment.buffers.len())?;
-        let vectors = self.vectors.values().chain(self.personal.values());
-        vectors.into_iter().try_for_each(|v| Error::check_len("a vector of the server", v.len(), n))?;
+        for (name, vector) in &self.vectors {
+            Error::check_len("a vector of the server", vector.len(), method.len_of_sent(name, graph)?)?;
+        }
+        self.personal.values().try_for_each(|v| Error::check_len("a client's own weights", v.len(), n))?;
         let (Some((indices, targets)), Some(public)) = (&self.memory, &experiment.public) else { return Ok(()) };
         let n = public.n_samples();
         if let Some(index) = indices.iter().find(|index| **index as usize >= n) {

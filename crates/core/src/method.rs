@@ -5,6 +5,7 @@ use crate::distill::EnsembleWeights;
 use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::fusion::{Fusion, GlobalModel, ServerState};
+use crate::generator::{GENERATOR, GeneratorConfig};
 use crate::memory::{MemoryConfig, Targets};
 use crate::partial::{Mean, averages};
 use crate::step::{Batch, Finish, Step, Term};
@@ -121,6 +122,12 @@ pub trait Method: Send + Sync + Debug {
         None
     }
 
+    /// The generator of features that the server sends under the name `generator`, if the method has one. Not on a GPU, see
+    /// [`Method::needs_cpu`].
+    fn generator(&self) -> Option<&GeneratorConfig> {
+        None
+    }
+
     /// The loss on the memory, which is measured before and after local training.
     fn memory_objective(&self) -> Vec<Term> {
         self.memory().map_or_else(Vec::new, |memory| {
@@ -150,6 +157,17 @@ pub trait Method: Send + Sync + Debug {
     fn weights_of(&self, experiment: &Experiment, state: &ServerState, clients: &[u32]) -> Result<Vec<Vec<f32>>> {
         let _ = (experiment, state, clients);
         Ok(Vec::new())
+    }
+
+    /// The number of values of a vector that the server sends: the model's, except for a generator.
+    ///
+    /// # Errors
+    /// If this network cannot have the method's generator.
+    fn len_of_sent(&self, name: &str, graph: &Graph) -> Result<usize> {
+        match self.generator().filter(|_| name == GENERATOR) {
+            Some(generator) => Ok(generator.network(graph)?.params().len()),
+            None => Ok(graph.params().len()),
+        }
     }
 
     /// What a client does with one mini-batch.

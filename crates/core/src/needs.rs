@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::error::Result;
+use crate::generator::GENERATOR;
 use crate::method::Method;
 use crate::own::Own;
 use crate::plan::Recorder;
@@ -16,7 +17,7 @@ pub struct Needs {
     pub public: bool,
     /// What a client keeps between rounds.
     pub bytes_kept: usize,
-    /// What a client receives: the model, a method's vectors, and the memory's indices and targets.
+    /// What a client receives: the model, a method's vectors or generator, and the memory's indices and targets.
     pub bytes_down: usize,
     /// What a client sends: the model and a method's vectors.
     pub bytes_up: usize,
@@ -29,7 +30,7 @@ impl Needs {
     /// If the network cannot take a batch.
     pub fn of(config: &Config, method: &dyn Method, graph: &Graph, n_public: usize) -> Result<Self> {
         let mut recorder = Recorder::new(graph);
-        recorder.has_memory = method.memory().is_some();
+        (recorder.has_memory, recorder.has_generator) = (method.memory().is_some(), method.generator().is_some());
         let n_rounds = config.federation.rounds;
         let place = Place { seed: config.seed, round: n_rounds - 1, n_rounds, client: 0, epoch: 0, step: 0 };
         // The second time the client finds what it kept.
@@ -47,13 +48,14 @@ impl Needs {
             let features = graph.features().filter(|_| method.needs_features()).map_or(0, width);
             memory.size.min(n_public) * (1 + width(graph.output()) + features)
         });
+        let generator = method.generator().map_or(Ok(0), |_| method.len_of_sent(GENERATOR, graph))?;
         // A client's logits on the memory's samples take the place of its model.
         let model = |n: usize| if method.sends_weights() { n } else { 0 };
         let logits = if method.sends_weights() { 0 } else { memory - memory / (1 + graph.shape(graph.output()).len()) };
         Ok(Self {
             public: method.needs_public(),
             bytes_kept: 4 * ((0..names.states.len()).map(kept).sum::<usize>() + Own::new(method, graph).n_values()),
-            bytes_down: 4 * (model(n + n_buffers) + names.broadcasts.len() * n + memory),
+            bytes_down: 4 * (model(n + n_buffers) + names.broadcasts.len() * n + generator + memory),
             bytes_up: 4 * (model(n + n_buffers) + method.uploads().len() * n + logits),
         })
     }

@@ -19,6 +19,12 @@ pub enum Batch {
     Private,
     /// The next batch of the memory of public samples.
     Memory,
+    /// The client's current mini-batch, with logits as the targets of [`Loss::Kl`]: those that its own head gives to features
+    /// that the server's generator makes for the same labels.
+    Taught,
+    /// Features that the server's generator makes for random labels, and these labels; they enter the network where its own
+    /// features are.
+    Generated,
 }
 
 /// A vector as long as the parameters.
@@ -140,6 +146,11 @@ impl Step<'_> {
         self.recorder.n_memory_batches
     }
 
+    /// Whether the server has sent a generator, see [`Method::generator`](crate::Method::generator).
+    pub fn has_generator(&self) -> bool {
+        self.recorder.has_generator
+    }
+
     /// A random number in [0, 1) per client and round.
     pub fn chance_of_round(&self) -> f64 {
         let Place { seed, round, client, .. } = self.place;
@@ -155,8 +166,9 @@ impl Step<'_> {
     /// The gradient of a sum of terms on a batch. A plain [`Loss`] is a term at the output.
     ///
     /// # Errors
-    /// If the loss is not finite.
+    /// If the loss is not finite, or the batch is of generated features and there is no generator.
     pub fn gradient(&mut self, batch: Batch, objective: &[impl Into<Term> + Copy]) -> Result<Vector> {
+        self.check(batch)?;
         Ok(Vector(self.recorder.gradient(batch, VectorId::Weights, objective)))
     }
 
@@ -169,6 +181,7 @@ impl Step<'_> {
         let VectorId::State(_) = at.0 else {
             return Err(Error::config("a gradient is taken at the weights or at a vector that the client keeps"));
         };
+        self.check(batch)?;
         Ok(Vector(self.recorder.gradient(batch, at.0, objective)))
     }
 
@@ -183,8 +196,17 @@ impl Step<'_> {
         batch: Batch,
         objective: &[impl Into<Term> + Copy],
     ) -> Result<Vector> {
+        self.check(batch)?;
         self.recorder.push(Op::Perturb { g: g.0, radius });
         Ok(Vector(self.recorder.gradient(batch, VectorId::Perturbed, objective)))
+    }
+
+    /// Whether there is such a batch: features are generated once the server has sent a generator.
+    fn check(&self, batch: Batch) -> Result<()> {
+        if matches!(batch, Batch::Taught | Batch::Generated) && !self.has_generator() {
+            return Err(Error::config("a step asks for generated features, but the server has sent no generator"));
+        }
+        Ok(())
     }
 
     /// Values of a node for the private batch under other weights, in evaluation mode, for [`Loss::Contrast`].
@@ -250,6 +272,7 @@ impl Step<'_> {
     /// # Errors
     /// If a loss is not finite.
     pub fn descend(&mut self, n: usize, batch: Batch, objective: &[impl Into<Term> + Copy]) -> Result<()> {
+        self.check(batch)?;
         let place = self.recorder.program.n_gradients();
         for _ in 0..n {
             let g = self.recorder.gradient_into(place, batch, VectorId::Weights, objective);

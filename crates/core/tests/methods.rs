@@ -240,6 +240,30 @@ fn pfedhns_clients_start_from_weights_of_their_own_which_its_rate_moves() {
 }
 
 #[test]
+fn fedgen_without_its_terms_is_fedavg() {
+    let off = ["method.fedgen.generated_weight=0.0", "method.fedgen.distill_weight=0.0"];
+    check_equal(("fedgen", &off), FEDAVG, &[]);
+    check_equal(("fedgen", &off), FEDAVG, &["model.name=resnet8-thin", "federation.rounds=2"]);
+}
+
+#[test]
+fn fedgens_generator_reaches_the_clients_in_the_second_round() {
+    let run = |method: &str, settings: &[&str]| hashes(simulation(config(method, settings), 2));
+    let plain = run("fedavg", &[]);
+    for off in ["generated_weight", "distill_weight"] {
+        let one = run("fedgen", &[&format!("method.fedgen.{off}=0.0")]);
+        assert_eq!(one[0], plain[0], "without {off}");
+        assert!(one[1] != plain[1] && one[1] != run("fedgen", &[])[1], "without {off}");
+    }
+    let mut simulation = simulation(config("fedgen", &["method.fedgen.generator={noise=4, hidden=6}"]), 2);
+    let before = simulation.round(&|_| ()).unwrap().bytes_down;
+    let after = simulation.round(&|_| ()).unwrap().bytes_down;
+    let n_params = (4 + 10) * 6 + 6 + 6 * 12 + 12;
+    assert_eq!(simulation.state().vectors["send.generator"].len(), n_params);
+    assert_eq!(after - before, 3 * 4 * n_params as u64, "three clients receive it");
+}
+
+#[test]
 fn a_gem_is_fedproj_without_epsilon() {
     let (rule, eps) = ("method.fedproj.projection.rule=a-gem", "method.fedproj.projection.eps=0.0");
     check_equal(("fedproj", &[rule]), ("fedproj", &[eps]), &[]);
@@ -367,6 +391,19 @@ fn settings_of_server_side_methods_are_live() {
         ["levels=2", "noise=0.1", "weights=samples", "epochs=2", "batch=40", "optimizer.lr=0.01", "temperature=1.0"];
     check_live("fedkd", &[], &settings);
     check_live("pfedhn", &[], &["lr=0.1", "hidden=20"]);
+    let settings = [
+        "generated_weight=1.0",
+        "distill_weight=1.0",
+        "diversity_weight=0.0",
+        "decay=0.9",
+        "weights=samples",
+        "generator.noise=8",
+        "generator.hidden=100",
+        "generator.batch=20",
+        "steps=10",
+        "optimizer.lr=0.001",
+    ];
+    check_live("fedgen", &[], &settings);
     let settings =
         ["label_weight=0.2", "memory.size=20", "memory.batch=10", "memory.temperature=3.0", "epochs=2", "batch=40"];
     check_live("fedgems", &[], &settings);

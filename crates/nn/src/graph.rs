@@ -3,6 +3,7 @@
 mod op;
 mod products;
 mod shape;
+mod tail;
 mod text;
 
 use crate::error::{Error, Result};
@@ -15,6 +16,7 @@ use std::ops::Range;
 pub(crate) use op::{Node, Norm, Op, Saved};
 pub use products::Product;
 pub use shape::{Shape, Window};
+pub use tail::Tail;
 pub use text::Tables;
 
 /// A node of a graph.

@@ -177,6 +177,23 @@ impl Layout {
         range
     }
 
+    /// Adds the spans that make up a range of another layout, and notes in `from` where they stood; returns where they stand
+    /// now.
+    pub(crate) fn copy_spans(
+        &mut self,
+        other: &Self,
+        range: &Range<usize>,
+        from: &mut Vec<Range<usize>>,
+    ) -> Range<usize> {
+        let start = self.len;
+        for Span { name, shape, storage, role, .. } in other.spans.iter().filter(|span| is_within(span, range)).cloned()
+        {
+            self.push(name, shape, storage, role);
+        }
+        from.extend((!range.is_empty()).then(|| range.clone()));
+        if range.is_empty() { 0..0 } else { start..self.len }
+    }
+
     /// Sets the role of every span to the result of `role`.
     pub(crate) fn set_roles(&mut self, role: impl Fn(&Span) -> Role) {
         self.spans.iter_mut().for_each(|span| span.role = role(span));
@@ -210,6 +227,10 @@ impl Layout {
         }
         flat
     }
+}
+
+fn is_within(span: &Span, range: &Range<usize>) -> bool {
+    range.start <= span.offset && span.offset + span.len() <= range.end
 }
 
 #[cfg(test)]

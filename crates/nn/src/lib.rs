@@ -51,7 +51,7 @@ pub mod weights;
 
 pub use cpu::Workspace;
 pub use error::{Error, Result};
-pub use graph::{Graph, NodeId, Product, Shape, Tables, Window};
+pub use graph::{Graph, NodeId, Product, Shape, Tables, Tail, Window};
 pub use kernels::{Activation, Buffer, Cpu, Isa, NormMode, Team};
 pub use layout::{Init, Layout, Role, Span, Storage};
 pub use loss::{Direction, EmbeddingId, Loss, LossTargets, RelaxedContrast};

@@ -54,6 +54,8 @@ pub enum Purpose {
     Image = 15,
     /// Laplace noise on an ensemble's logits; ids: round.
     LaplaceNoise = 20,
+    /// Labels and noise of generated features; ids: round, client (the server: the largest number), step.
+    Generator = 22,
 }
 
 /// A source of random bits.

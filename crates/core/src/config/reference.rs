@@ -19,6 +19,7 @@ const SOURCES: &[&str] = &[
     include_str!("local.rs"),
     include_str!("../authors.rs"),
     include_str!("../distill.rs"),
+    include_str!("../generator.rs"),
     include_str!("../memory.rs"),
     include_str!("../averages.rs"),
     include_str!("../correction.rs"),

@@ -189,7 +189,7 @@ impl Executor {
             Op::Backward { batch, at, out } => {
                 let of = match (at, batch) {
                     (VectorId::Perturbed | VectorId::State(_), _) => LossOf::Perturbed,
-                    (_, Batch::Private) => LossOf::Samples,
+                    (_, Batch::Private | Batch::Taught | Batch::Generated) => LossOf::Samples,
                     (_, Batch::Memory) => LossOf::Replay,
                 };
                 self.fleet.record_loss(of)?;
@@ -231,6 +231,9 @@ impl Executor {
 
     fn forward(&mut self, batch: Batch, at: VectorId) -> Result<()> {
         let (feed, table, offset) = match batch {
+            Batch::Taught | Batch::Generated => {
+                return Err(Error::config("generated features are made on CPUs only\nhint: --device cpu"));
+            }
             Batch::Private => (Some(&self.feeds.own), Batches::Samples, 0),
             Batch::Memory => (self.feeds.memory.as_ref(), Batches::Replay, self.n_memory),
         };

@@ -106,7 +106,7 @@ impl Method for FedKd {
 }
 
 /// n_k^c / Σ_j n_j^c; equal shares of a class that no client has.
-fn class_shares(counts: &[Vec<u32>]) -> Vec<Vec<f32>> {
+pub(super) fn class_shares(counts: &[Vec<u32>]) -> Vec<Vec<f32>> {
     let total = |class: usize| counts.iter().map(|counts| counts[class]).sum::<u32>();
     let share = |n: u32, class: usize| match total(class) {
         0 => 1.0 / counts.len() as f32,

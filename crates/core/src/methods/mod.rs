@@ -17,6 +17,7 @@ mod feddf;
 mod feddyn;
 mod fedet;
 mod fedgems;
+mod fedgen;
 mod fedkd;
 mod fedlc;
 mod fedmd;
@@ -119,6 +120,7 @@ registry! {
     fedkd: FedKd, "FedKD", "distillation of quantised, noised logits on cross-domain data (Gong et al. 2022)";
     fedgems: FedGems, "FedGEMS", "selective distillation both ways on a labelled public set (Cheng et al. 2021)";
     pfedhn: PFedHn, "pFedHN", "a hypernetwork on the server makes each client's weights (Shamsian et al. 2021)";
+    fedgen: FedGen, "FedGen", "a generator of features that the server learns from the clients (Zhu et al. 2021)";
 }
 
 impl MethodConfig {

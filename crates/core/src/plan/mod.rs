@@ -13,10 +13,11 @@ pub(crate) use record::Recorder;
 use crate::augment;
 use crate::error::Result;
 use crate::experiment::Experiment;
+use crate::generator::{GENERATOR, GeneratorConfig, draw_noise};
 use crate::memory::{Cursor, MemoryConfig};
 use crate::method::Method;
 use crate::own::Own;
-use crate::step::{Finish, Place, Step};
+use crate::step::{Batch, Finish, Place, Step};
 use crate::trainer::{ClientState, Download};
 use fedproj_rng::{Purpose, Stream};
 use std::ops::Range;
@@ -37,6 +38,10 @@ pub(crate) struct LocalPlan {
     pub memory: Vec<u32>,
     /// Samples in a memory batch.
     pub memory_batch: usize,
+    /// Labels of generated features, one batch after another.
+    pub generated: Vec<u32>,
+    /// The noise of these features, and of those that teach own samples, in the order of the steps.
+    pub noise: Vec<f32>,
     /// Offsets of the classes, see [`Method::class_offsets`].
     pub offsets: Vec<f32>,
     /// Embeddings that its steps use, by their places in [`Names::embeddings`].
@@ -66,6 +71,7 @@ pub(crate) struct LocalStep {
 pub(crate) struct Planner {
     experiment: Arc<Experiment>,
     memory: Option<MemoryConfig>,
+    generator: Option<GeneratorConfig>,
     recorder: Recorder,
     pub programs: Vec<Program>,
 }
@@ -75,6 +81,7 @@ impl Planner {
         Self {
             recorder: Recorder::new(&experiment.graph),
             memory: method.memory().cloned(),
+            generator: method.generator().cloned(),
             programs: Vec::new(),
             experiment: Arc::clone(experiment),
         }
@@ -88,6 +95,11 @@ impl Planner {
     pub fn batch_max(&self) -> usize {
         let batch = self.experiment.config.local.batch;
         self.memory.as_ref().map_or(batch, |m| m.batch.min(m.size).max(batch))
+    }
+
+    /// The largest batch of features that a step takes.
+    pub fn features_max(&self) -> usize {
+        self.generator.as_ref().map_or(0, |generator| generator.batch.max(self.experiment.config.local.batch))
     }
 
     /// Names the vectors that came with the weights.
@@ -115,6 +127,7 @@ impl Planner {
         let n_memory_batches = |(config, (indices, _)): (&MemoryConfig, &(Vec<u32>, _))| {
             indices.len() / config.batch.min(indices.len()).max(1)
         };
+        self.recorder.has_generator = self.generator.is_some() && download.vectors.contains_key(GENERATOR);
         let memory = self.memory.as_ref().zip(download.memory.as_ref());
         self.recorder.n_memory_batches = memory.map_or(0, n_memory_batches);
         let mut place = Place {
@@ -137,6 +150,7 @@ impl Planner {
                 for _ in 0..self.programs[program].n_updates() {
                     lr_factor_total += f64::from(lr_factor);
                 }
+                self.generate(program, place, chunk.len(), &mut plan);
                 let ids = [place.round, client, place.step];
                 let dropout_key = Stream::new(place.seed, Purpose::Dropout, ids).next_u64();
                 let first = plan.order.len();
@@ -178,6 +192,23 @@ impl Planner {
             self.programs.push(recorded.clone());
             self.programs.len() - 1
         }))
+    }
+
+    /// Draws the features that a step's program takes.
+    fn generate(&self, program: usize, place: Place, n_own: usize, plan: &mut LocalPlan) {
+        let Some(GeneratorConfig { noise, batch: n_generated, .. }) = self.generator else { return };
+        let n_classes = self.recorder.graph.shape(self.recorder.graph.output()).len() as u32;
+        let mut stream = Stream::new(place.seed, Purpose::Generator, [place.round, place.client, place.step]);
+        for batch in self.programs[program].batches() {
+            match batch {
+                Batch::Taught => draw_noise(&mut stream, n_own * noise, &mut plan.noise),
+                Batch::Generated => {
+                    plan.generated.extend((0..n_generated).map(|_| stream.below(n_classes)));
+                    draw_noise(&mut stream, n_generated * noise, &mut plan.noise);
+                }
+                Batch::Private | Batch::Memory => (),
+            }
+        }
     }
 
     fn uses(&self, plan: &LocalPlan, index: usize) -> bool {

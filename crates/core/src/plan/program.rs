@@ -67,7 +67,12 @@ pub(crate) struct Program {
 impl Program {
     /// Memory batches that it takes.
     pub fn n_memory(&self) -> usize {
-        self.count(|op| matches!(op, Op::Forward { batch: Batch::Memory, .. }))
+        self.batches().filter(|batch| *batch == Batch::Memory).count()
+    }
+
+    /// The batches that it takes, in order.
+    pub fn batches(&self) -> impl Iterator<Item = Batch> {
+        self.ops.iter().filter_map(|op| if let Op::Forward { batch, .. } = op { Some(*batch) } else { None })
     }
 
     /// Gradients that it holds at a time.

@@ -14,6 +14,7 @@ pub(crate) struct Recorder {
     pub kept: Vec<usize>,
     pub uploaded: Vec<usize>,
     pub has_memory: bool,
+    pub has_generator: bool,
     /// Batches in a pass over the memory.
     pub n_memory_batches: usize,
     pub lr_total: f32,
@@ -29,6 +30,7 @@ impl Recorder {
             kept: Vec::new(),
             uploaded: Vec::new(),
             has_memory: false,
+            has_generator: false,
             n_memory_batches: 0,
             lr_total: 0.0,
             program: Program::default(),
@@ -287,6 +289,24 @@ mod tests {
         // A second client finds the same embeddings.
         assert_eq!(clients.step_at(&mut kept, true, 1, 4), ops);
         assert_eq!(clients.recorder.names.embeddings.len(), 2);
+    }
+
+    #[test]
+    fn fedgen_adds_generated_features_once_there_is_a_generator() {
+        let mut clients =
+            Clients::new("fedgen", &["method.fedgen={generated_weight=2.0, distill_weight=3.0, decay=1.0}"]);
+        assert_eq!(
+            clients.step(&mut Vec::new()),
+            chain(&gradient(PRIVATE, &[Loss::CrossEntropy], 0), &[Op::Update { g: G }])
+        );
+        clients.recorder.has_generator = true;
+        let ops = clients.step(&mut Vec::new());
+        let batches: Vec<Batch> = Program { ops: ops.clone() }.batches().collect();
+        assert_eq!(batches, [Batch::Taught, Batch::Generated]);
+        let of = |op: &Op| if let Op::Loss { term } = op { Some((term.loss, term.weight)) } else { None };
+        let terms: Vec<_> = ops.iter().filter_map(of).collect();
+        assert_eq!(terms, [(Loss::CrossEntropy, 1.0), (Loss::kl(1.0), 3.0), (Loss::CrossEntropy, 2.0)]);
+        assert_eq!(ops[ops.len() - 2..], [Op::AddScaled { y: G, a: 1.0, x: R }, Op::Update { g: G }]);
     }
 
     #[test]

@@ -63,6 +63,23 @@ impl Gathered {
         }
     }
 
+    /// The batch's labels.
+    pub fn labels(&self) -> &[u32] {
+        &self.labels
+    }
+
+    /// The labels of a batch that was not gathered.
+    pub fn set_labels(&mut self, labels: &[u32]) {
+        self.labels.clear();
+        self.labels.extend_from_slice(labels);
+    }
+
+    /// The teacher's logits for the batch.
+    pub fn set_logits(&mut self, logits: &[f32]) {
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+    }
+
     /// Room for an embedding of the batch.
     pub fn embedded(&mut self, index: usize) -> &mut Vec<f32> {
         if self.embedded.len() <= index {

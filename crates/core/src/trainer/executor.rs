@@ -1,10 +1,12 @@
 //! Execution of plans on the CPU, by one thread for a client or by a team for a student.
 
 use super::batch::{Feed, Gathered};
+use super::head::Head;
 use super::vectors::Vectors;
 use super::{Download, LocalStats};
 use crate::cone;
 use crate::error::{Error, Result};
+use crate::generator::GENERATOR;
 use crate::halves::Stop;
 use crate::plan::{LocalPlan, LocalStep, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
@@ -51,8 +53,15 @@ pub(crate) struct Executor {
     pub embeddings: Vec<Vec<f32>>,
     /// The objective of the current batch.
     loss: f64,
+    /// What runs on generated features, where there are any.
+    pub head: Option<Head>,
+    /// Whether the last pass was the head's.
+    is_on_head: bool,
     /// Memory batches taken so far.
     n_memory: usize,
+    /// Generated features and values of noise taken so far.
+    n_generated: usize,
+    n_noise: usize,
     /// Looked at before every step.
     pub stop: Stop,
 }
@@ -75,7 +84,11 @@ impl Executor {
             projector: Projector::default(),
             embeddings: Vec::new(),
             loss: 0.0,
+            head: None,
+            is_on_head: false,
             n_memory: 0,
+            n_generated: 0,
+            n_noise: 0,
             stop: Stop::default(),
             ws,
             optimizer,
@@ -88,7 +101,7 @@ impl Executor {
         self.vectors.begin(weights, buffers, download);
         self.optimizer.reset();
         self.tally = Tally::default();
-        self.n_memory = 0;
+        (self.n_memory, self.n_generated, self.n_noise) = (0, 0, 0);
     }
 
     /// Runs all steps of a plan.
@@ -105,7 +118,8 @@ impl Executor {
         match *op {
             Op::Forward { batch, at } => self.forward(batch, at, current),
             Op::Loss { term } => {
-                self.loss += self.gathered.add_term(&mut self.ws, &term)?;
+                let ws = self.head.as_mut().filter(|_| self.is_on_head).map_or(&mut self.ws, |head| &mut head.ws);
+                self.loss += self.gathered.add_term(ws, &term)?;
                 Ok(())
             }
             Op::Backward { batch, at, out } => self.backward(batch, at, out, current),
@@ -188,6 +202,14 @@ impl Executor {
 
     fn forward(&mut self, batch: Batch, at: VectorId, current: Current<'_>) -> Result<()> {
         let Current { plan, feeds, step, .. } = current;
+        self.is_on_head = batch == Batch::Generated;
+        if let (Batch::Generated, Some(head)) = (batch, &self.head) {
+            let from = self.n_generated;
+            self.n_generated += head.batch;
+            self.gathered.set_labels(&plan.generated[from..self.n_generated]);
+            self.loss = 0.0;
+            return self.run_head(plan, at);
+        }
         if let (Batch::Memory, Some(feed)) = (batch, &feeds.memory) {
             let first = self.n_memory * plan.memory_batch;
             self.n_memory += 1;
@@ -197,7 +219,22 @@ impl Executor {
         let samples = plan.order[step.batch.clone()].iter().map(|&p| plan.samples[p as usize]);
         let dropout = if feeds.own.drops { Dropout::Key(step.dropout_key) } else { Dropout::Off };
         let moves = plan.moves.get(step.batch.clone()).unwrap_or(&[]);
-        self.pass(&feeds.own, samples, moves, at, Mode { norm: feeds.own.norm, dropout })
+        self.pass(&feeds.own, samples, moves, at, Mode { norm: feeds.own.norm, dropout })?;
+        if batch == Batch::Taught {
+            self.run_head(plan, at)?;
+            self.gathered.set_logits(self.head.as_ref().map_or(&[], |head| head.ws.output()));
+        }
+        Ok(())
+    }
+
+    /// Runs the head on features of the gathered labels.
+    fn run_head(&mut self, plan: &LocalPlan, at: VectorId) -> Result<()> {
+        let Self { head, gathered, vectors, n_noise: from, .. } = self;
+        let Some(head) = head else { return Ok(()) };
+        let noise = &plan.noise[*from..][..gathered.labels().len() * head.n_noise];
+        *from += noise.len();
+        let generator = vectors.download.vectors.get(GENERATOR).map_or(&[][..], Vec::as_slice);
+        head.forward((vectors.get(at), &vectors.buffers), generator, gathered.labels(), noise)
     }
 
     /// Gathers samples and runs the network on them, at θ, at the perturbed weights or at a state.
@@ -228,8 +265,8 @@ impl Executor {
             return Err(Error::NotFinite { round, client, epoch: current.step.epoch, step: current.at, loss });
         }
         match (at, batch) {
-            (VectorId::Perturbed | VectorId::State(_), _) => (),
-            (_, Batch::Private) => self.tally.loss_total += loss,
+            (VectorId::Perturbed | VectorId::State(_), _) | (_, Batch::Generated) => (),
+            (_, Batch::Private | Batch::Taught) => self.tally.loss_total += loss,
             (_, Batch::Memory) => {
                 self.tally.memory_loss = loss;
                 self.tally.stats.memory_loss_before.get_or_insert(loss);
@@ -238,6 +275,9 @@ impl Executor {
         let Vectors { theta, perturbed, states, gradients, .. } = &mut self.vectors;
         while gradients.len() <= out {
             gradients.push(Buffer::zeros(theta.len()));
+        }
+        if let Some(head) = self.head.as_mut().filter(|_| self.is_on_head) {
+            return head.backward(&mut gradients[out]);
         }
         let params = match at {
             VectorId::Perturbed => &*perturbed,

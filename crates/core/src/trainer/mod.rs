@@ -2,6 +2,7 @@
 
 mod batch;
 mod executor;
+mod head;
 mod student;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use crate::step::Term;
 use batch::Feed;
 use executor::{Executor, Feeds};
 use fedproj_nn::{Buffer, Cpu, Mode, NodeId, NormMode, Optimizer, Options, Workspace};
+use head::Head;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -142,13 +144,17 @@ impl Trainer {
         let options = Options { batch: planner.batch_max(), taps: &taps, training: true };
         let ws = Workspace::new(graph, &options, Cpu::new(1))?;
         let optimizer = Optimizer::new(local.optimizer.rule(), graph.params().len())?;
+        let mut executor = Executor::new(ws, optimizer, local.clip);
+        if let Some(generator) = method.generator() {
+            executor.head = Some(Head::new(generator, graph, planner.features_max())?);
+        }
         Ok(Self {
             experiment: Arc::clone(experiment),
             memory: method.memory().cloned(),
             memory_objective: method.memory_objective(),
             truncates_memory: method.truncates_memory(),
             planner,
-            executor: Executor::new(ws, optimizer, local.clip),
+            executor,
             taps,
             own: Own::new(method, graph),
             embed_ws: None,

@@ -116,6 +116,7 @@ fn local_steps_after_the_first_allocate_nothing() {
     check("fedlc", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::OffsetCrossEntropy, .. } }));
     check("fedntd", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::NotTrueKl { .. }, .. } }));
     check("moon", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::Contrast { .. }, .. } }));
+    check("fedgen", &[], |op| matches!(op, Op::Forward { batch: Batch::Generated, .. }));
     check("fedrcl", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::RelaxedContrast(_), .. } }));
     check("fedproj", &["method.fedproj.projection.mode=soft"], |op| matches!(op, Op::AddScaled { .. }));
     for setting in ["space=gradient", "scope=layer", "reference=round_start"] {

@@ -171,7 +171,10 @@ impl Session {
     fn download(&self, task: &Task, cache: &Store) -> Result<Download> {
         let e = &self.experiment;
         let n = e.weights.len();
-        let named = |v: &NamedBlob| Ok((v.name.clone(), decode_f32(&cache.get(&v.blob)?, n, &v.name)?));
+        let named = |v: &NamedBlob| {
+            let n = self.method.len_of_sent(&v.name, &e.graph)?;
+            Ok((v.name.clone(), decode_f32(&cache.get(&v.blob)?, n, &v.name)?))
+        };
         Ok(Download {
             round: task.round,
             weights: decode_f32(&cache.get(&task.weights)?, n, "weights")?,
