@@ -28,6 +28,7 @@ fn a_plan_answers_with_the_noise_and_rejects_what_cannot_be() {
         (&["--epsilon", "-1", "--cohort", "10"][..], "--epsilon = -1: must be positive"),
         (&["--epsilon", "1", "--cohort", "2000"], "--cohort = 2000: must be at most the 1000 clients"),
         (&["--epsilon", "1", "--cohort", "10", "--delta", "0.1"], "--delta = 0.1: must be above 0 and below one over"),
+        (&["--epsilon", "0.01", "--cohort", "10", "--delta", "1e-200"], "no noise multiplier up to 1e9 keeps it"),
     ] {
         let (code, message) = failure(fedproj(folder, &plan(more)));
         assert!(code == 2 && message.contains(words), "{message}");
