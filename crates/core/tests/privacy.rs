@@ -5,8 +5,8 @@
 mod small;
 
 use fedproj_core::{
-    ClientResult, ClientState, Config, Contributions, Coordinator, Error, Experiment, LocalStats, RoundRecord, Run,
-    Seconds, ServerState, VerifyPart, verify,
+    ClientResult, ClientState, Config, Contributions, Coordinator, Error, Experiment, LocalStats, PrivacyConfig,
+    PrivacySpent, RoundRecord, Run, Seconds, ServerState, VerifyPart, verify,
 };
 use small::{config, hashes, run_all, simulation};
 
@@ -201,6 +201,25 @@ fn the_budget_ends_a_run_with_a_valid_model() {
 }
 
 #[test]
+fn settings_that_do_nothing_without_noise_are_said_to() {
+    let notes = |settings: &[&str]| {
+        let config = config("fedavg", settings);
+        let method = config.method.build().unwrap();
+        let all = Experiment::load(config, method.as_ref(), None).unwrap().notes();
+        all.into_iter().filter(|note| note.contains("no privacy")).count()
+    };
+    assert_eq!((notes(&[]), notes(&["privacy.clip=0.5"])), (0, 1));
+    assert_eq!(notes(&["privacy.clip=0.5", "privacy.noise_multiplier=1.0"]), 0);
+}
+
+#[test]
+fn a_large_epsilon_is_shown_short() {
+    let shown = |epsilon, nominal| PrivacySpent { epsilon, delta: 1e-5, nominal, clip: 1.0, clip_logits: None }.shown();
+    assert_eq!((shown(7.981, false), shown(999_999.0, true)), ("7.98".into(), "999999.00 (nominal)".into()));
+    assert_eq!((shown(4.4e300, false), shown(1.25e8, true)), ("4.40e300".into(), "1.25e8 (nominal)".into()));
+}
+
+#[test]
 fn noise_of_nodes_needs_a_federation() {
     let config = config("fedavg", &["privacy.noise_multiplier=1.0", "privacy.noise=nodes", "privacy.sampling=public"]);
     let dir = tempfile::tempdir().unwrap();
@@ -283,6 +302,8 @@ fn what_is_not_accounted_for_is_rejected() {
             "batch-norm",
         ),
         (&["privacy.delta=0.5"], "below one over the 4 clients"),
+        (&["privacy.noise_multiplier=1e-300"], "with so little noise, no ε bounds"),
+        (&["privacy.noise_multiplier=0.0", "privacy.epsilon_max=3.0"], "without noise there is no such ε"),
         (&["privacy.clip=0.0"], "privacy.clip = 0"),
         (&["privacy.split=1.0"], "privacy.split = 1"),
     ] {
