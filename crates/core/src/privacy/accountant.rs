@@ -273,6 +273,7 @@ mod tests {
         rdp_exact: Vec<(Sampling, f64, f64, f64, f64)>,
         epsilon: Vec<(Sampling, f64, f64, u32, f64, f64)>,
         noise: Vec<(Sampling, f64, u32, f64, f64, f64)>,
+        two_releases: Vec<(Sampling, f64, f64, f64, u32, f64, f64)>,
     }
 
     fn golden() -> Golden {
@@ -313,6 +314,15 @@ mod tests {
     }
 
     #[test]
+    /// Noise of z/√s and z/√(1 − s) on weights and logits is one release of z, whatever s is.
+    #[test]
+    fn weights_and_logits_together_agree_with_dp_accountings_composition() {
+        for (sampling, rate, noise_multiplier, split, rounds, delta, expected) in golden().two_releases {
+            let found = Accountant::new(&Mechanism { sampling, rate, noise_multiplier }).epsilon(rounds, delta);
+            check(&format!("{sampling:?} {noise_multiplier} split {split}"), found, expected);
+        }
+    }
+
     fn noise_for_an_epsilon_agrees_with_dp_accounting_and_keeps_it() {
         for (sampling, rate, rounds, epsilon, delta, expected) in golden().noise {
             let noise_multiplier = noise_for(sampling, rate, rounds, epsilon, delta).unwrap();
