@@ -23,7 +23,8 @@ pub enum Sampling {
     Fixed,
     /// Each client by its own coin. Neighbours differ in the presence of one client (add-or-remove-one).
     Poisson,
-    /// Any clients, known to everyone: sampling hides nobody. Neighbours differ in the presence of one client.
+    /// Any clients, known to everyone: sampling hides nobody. Neighbours differ in the presence of one client's vectors: everyone
+    /// knows how many clients a sum has.
     Public,
 }
 
@@ -272,8 +273,8 @@ mod tests {
         rdp: Vec<(Sampling, f64, f64, f64, f64)>,
         rdp_exact: Vec<(Sampling, f64, f64, f64, f64)>,
         epsilon: Vec<(Sampling, f64, f64, u32, f64, f64)>,
-        noise: Vec<(Sampling, f64, u32, f64, f64, f64)>,
         two_releases: Vec<(Sampling, f64, f64, f64, u32, f64, f64)>,
+        noise: Vec<(Sampling, f64, u32, f64, f64, f64)>,
     }
 
     fn golden() -> Golden {
@@ -313,7 +314,6 @@ mod tests {
         }
     }
 
-    #[test]
     /// Noise of z/√s and z/√(1 − s) on weights and logits is one release of z, whatever s is.
     #[test]
     fn weights_and_logits_together_agree_with_dp_accountings_composition() {
@@ -323,6 +323,7 @@ mod tests {
         }
     }
 
+    #[test]
     fn noise_for_an_epsilon_agrees_with_dp_accounting_and_keeps_it() {
         for (sampling, rate, rounds, epsilon, delta, expected) in golden().noise {
             let noise_multiplier = noise_for(sampling, rate, rounds, epsilon, delta).unwrap();
