@@ -105,8 +105,12 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
-        """One array per quantity, one value per round; NaN where it was not measured. pandas and polars take it as it is."""
-        rounds = [{**{f"seconds_{k}": v for k, v in r["seconds"].items()}, **r} for r in self._rounds]
+        """One array per quantity, one value per round; NaN where it was not measured. pandas and polars take it as it is.
+
+        Under privacy ``privacy_epsilon`` is the ε of all rounds so far, and ``privacy_nominal`` is 1 where it is nominal.
+        """
+        nested = ("seconds", "privacy")
+        rounds = [{**{f"{n}_{k}": v for n in nested for k, v in r.get(n, {}).items()}, **r} for r in self._rounds]
         columns = {key: [r.get(key) for r in rounds] for key in (rounds[0] if rounds else ())}
         return {key: _column(values) for key, values in columns.items() if not _is_nested(values)}
 
@@ -170,8 +174,15 @@ class Run:
         """The accuracies of all rounds as an SVG picture."""
         return _fedproj.curves([self.directory])
 
+    @property
+    def _epsilon(self) -> str:
+        """What the run has revealed, as tables show it; empty without privacy."""
+        spent = self.summary.get("privacy")
+        return f"{spent['epsilon']:.2f}{' (nominal)' if spent['nominal'] else ''}" if spent else ""
+
     def __repr__(self) -> str:
         state = f"accuracy {100 * self.accuracy:.2f} %" if self.is_finished else f"{len(self._rounds)} rounds so far"
+        state += f", ε = {self._epsilon}" if self._epsilon else ""
         return f"<Run {self.summary['method']}, seed {self.summary['seed']}, {state}, {str(self.directory)!r}>"
 
     def _repr_html_(self) -> str:
@@ -185,6 +196,7 @@ class Run:
             "time": f"{self.summary['seconds']:.1f} s",
             "directory": str(self.directory),
         }
+        rows |= {"ε": self._epsilon} if self._epsilon else {}
         cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows.items())
         return f"{self.curves() if self._rounds else ''}<table>{cells}</table>"
 

@@ -7,6 +7,7 @@ import sys
 import fedproj
 import numpy as np
 import pytest
+from fedproj import _trackers
 
 SMALL = {"federation.rounds": 3, "local.epochs": 1, "model.hidden": [8]}
 
@@ -24,6 +25,21 @@ def test_a_run_gives_its_metrics_as_arrays(tmp_path):
     assert np.isnan(metrics["distill_loss"]).all(), "FedAvg distils nothing"
     assert {len(column) for column in metrics.values()} == {3}
     assert (metrics["seconds_local"] > 0).all() and metrics["model_hash"][-1] == run.summary["model_hash"]
+
+
+@pytest.mark.parametrize(("noise", "mark"), [("seeded", " (nominal)"), ("system", "")])
+def test_a_run_under_privacy_shows_its_epsilon_and_whether_it_is_nominal(tmp_path, noise, mark):
+    private = {**SMALL, "privacy.noise_multiplier": 2.0, "privacy.noise": noise}
+    run = fedproj.run(method="fedavg", settings=private, out=tmp_path / "a", progress=False)
+    metrics = run.metrics
+    assert (np.diff(metrics["privacy_epsilon"]) > 0).all()
+    assert metrics["privacy_epsilon"][-1] == run.summary["privacy"]["epsilon"]
+    assert metrics["privacy_nominal"].tolist() == [1 if mark else 0] * 3
+    numbers = dict(_trackers._rounds(run))[2]
+    assert numbers["privacy_nominal"] == float(bool(mark)) and numbers["privacy_epsilon"] > 0
+    shown = f"{run.summary['privacy']['epsilon']:.2f}{mark}"
+    assert f"ε = {shown}, " in repr(run) and f"<td>{shown}</td>" in run._repr_html_()
+    assert "ε" not in repr(small(tmp_path / "b")) and "privacy_epsilon" not in small(tmp_path / "b").metrics
 
 
 def test_the_model_has_pytorch_names_and_shapes(tmp_path):

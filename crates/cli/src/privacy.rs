@@ -4,7 +4,7 @@ use crate::{commands, give, say};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use fedproj_core::Error;
-use fedproj_core::privacy::accountant::{Sampling, noise_for};
+use fedproj_core::privacy::accountant::{NOISE_MAX, Sampling, noise_for};
 use fedproj_report::Table;
 use serde::Serialize;
 
@@ -78,7 +78,13 @@ impl PlanArgs {
             SamplingArg::Poisson => Sampling::Poisson,
             SamplingArg::Public => Sampling::Public,
         };
-        let noise_multiplier = noise_for(sampling, f64::from(cohort) / f64::from(clients), rounds, epsilon, delta);
+        let rate = f64::from(cohort) / f64::from(clients);
+        let noise_multiplier = noise_for(sampling, rate, rounds, epsilon, delta).ok_or_else(|| {
+            let hint = "a larger --epsilon or --delta, or fewer --rounds";
+            Error::config(format!(
+                "--epsilon = {epsilon:e}: no noise multiplier up to {NOISE_MAX:e} keeps it with δ = {delta:e}\nhint: {hint}"
+            ))
+        })?;
         let noise_on_mean = noise_multiplier / f64::from(cohort);
         let adjacency = sampling.adjacency();
         let answer =

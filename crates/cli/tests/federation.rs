@@ -120,6 +120,23 @@ fn a_secure_demo_ends_with_the_simulators_model_though_a_node_leaves() {
 }
 
 #[test]
+fn a_demo_that_could_not_end_or_be_repeated_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let private = ["privacy.noise_multiplier=8.0", "privacy.sampling=public", "privacy.delta=1e-3"];
+    for (args, told) in [
+        (&["--nodes", "3", "--drop", "3"][..], "of 3 nodes, 2 must stay"),
+        (&["--nodes", "5", "--drop", "3"], "of 5 nodes, 3 must stay"),
+        (&["--nodes", "3", "--drop", "1", "--secure"], "of 3 nodes, 3 must stay"),
+        (&["--nodes", "8", "--drop", "5", "--secure"], "of 8 nodes, 4 must stay"),
+        (&[&private[..], &["--nodes", "4"]].concat(), "noise that protects cannot be repeated"),
+        (&[&private[..], &["--secure", "privacy.noise=nodes"]].concat(), "noise that protects cannot be repeated"),
+    ] {
+        let (code, message) = command::failure(fedproj(folder.path(), &[&["demo"], args].concat()));
+        assert!(code == 2 && message.contains(told), "{args:?}: {message}");
+    }
+}
+
+#[test]
 fn a_secure_sum_survives_kills_of_anyone() {
     let n_kills: u64 = std::env::var("FEDPROJ_KILLS").map_or(20, |n| n.parse().unwrap());
     let rounds = format!("federation.rounds={n_kills}");

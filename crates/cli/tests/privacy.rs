@@ -28,6 +28,7 @@ fn a_plan_answers_with_the_noise_and_rejects_what_cannot_be() {
         (&["--epsilon", "-1", "--cohort", "10"][..], "--epsilon = -1: must be positive"),
         (&["--epsilon", "1", "--cohort", "2000"], "--cohort = 2000: must be at most the 1000 clients"),
         (&["--epsilon", "1", "--cohort", "10", "--delta", "0.1"], "--delta = 0.1: must be above 0 and below one over"),
+        (&["--epsilon", "0.01", "--cohort", "10", "--delta", "1e-200"], "no noise multiplier up to 1e9 keeps it"),
     ] {
         let (code, message) = failure(fedproj(folder, &plan(more)));
         assert!(code == 2 && message.contains(words), "{message}");
@@ -46,7 +47,8 @@ fn every_output_of_a_run_shows_its_epsilon_and_whether_it_is_nominal() {
     assert_eq!(rounds(&folder.join("all/private"))[2]["privacy"], summary["privacy"]);
     let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
     assert!(read("all/private/manifest.json").contains("ε is nominal"));
-    assert!(read("all/private/metrics.csv").ends_with(&format!(",{epsilon}\n")));
+    let csv = read("all/private/metrics.csv");
+    assert!(csv.lines().next().unwrap().ends_with(",epsilon_nominal") && csv.ends_with(&format!(",{epsilon}\n")));
     assert!(
         read("all/open/metrics.csv").starts_with("round,accuracy") && !read("all/open/metrics.csv").contains("epsilon")
     );
@@ -54,6 +56,11 @@ fn every_output_of_a_run_shows_its_epsilon_and_whether_it_is_nominal() {
     assert!(table.contains(&shown) && table.contains('∞'), "{table}");
     stdout(folder, &["report", "all", "--out", "page"]);
     assert!(read("page/report.html").contains(&shown));
+    assert!(read("page/tables/accuracy.tex").contains(&shown));
+    // The table for machines marks it, too: 1 for this run, nothing for the other.
+    let raw = read("page/tables/accuracy.csv");
+    let last: Vec<&str> = raw.lines().map(|line| line.rsplit(',').next().unwrap()).collect();
+    assert!(last.len() == 3 && last[0] == "epsilon_is_nominal" && last.contains(&"1") && last.contains(&""), "{raw}");
     stdout(folder, &["verify", "all/private"]);
     // A run of a real generator is checked as far as it can be.
     run(folder, "system", &["method.name=fedavg", "privacy.noise_multiplier=1.0"]);
@@ -62,6 +69,24 @@ fn every_output_of_a_run_shows_its_epsilon_and_whether_it_is_nominal() {
     assert!(stdout(folder, &["verify", "system"]).starts_with("no round was repeated; manifest.json"));
     let (code, message) = failure(fedproj(folder, &["serve", "privacy.noise_multiplier=1.0", "method.name=fedavg"]));
     assert!(code == 2 && message.contains("privacy: a federation's server"), "{message}");
+}
+
+#[test]
+fn a_table_of_an_earlier_version_that_marks_no_epsilon_still_verifies() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    run(folder, "run", &["method.name=fedavg", "privacy.noise_multiplier=1.0", "privacy.noise=seeded"]);
+    let path = |file: &str| folder.join("run").join(file);
+    let [csv, manifest] = ["metrics.csv", "manifest.json"].map(|file| std::fs::read_to_string(path(file)).unwrap());
+    let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex().to_string();
+    for (head, is_fine) in [("epsilon", true), ("epsilon_of_others", false)] {
+        let earlier = csv.replacen("epsilon_nominal", head, 1);
+        let sealed = manifest.replace(&hash(&csv), &hash(&earlier));
+        assert!(earlier != csv && sealed != manifest);
+        std::fs::write(path("metrics.csv"), earlier).unwrap();
+        std::fs::write(path("manifest.json"), sealed).unwrap();
+        assert_eq!(fedproj(folder, &["verify", "run"]).status().unwrap().success(), is_fine, "{head}");
+    }
 }
 
 /// The methods of the studies.

@@ -239,7 +239,8 @@ impl Experiment {
             let (n, all, name, test) = (self.n_public_in_test, public.n_samples(), public.name(), self.test.name());
             format!("{n} of {all} samples of the public set `{name}` are in the test set of `{test}`; their labels are not used")
         });
-        let privacy = self.config.privacy.statement().map(|statement| format!("privacy: {statement}"));
+        let privacy = &self.config.privacy;
+        let privacy = privacy.statement().map(|statement| format!("privacy: {statement}")).or_else(|| privacy.note());
         cut.chain(unused).chain(shared).chain(privacy).chain(self.note.clone()).collect()
     }
 

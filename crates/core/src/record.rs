@@ -82,6 +82,10 @@ impl Seconds {
     }
 }
 
+/// Heads of the column for ε in `metrics.csv`.
+const EPSILON: &str = ",epsilon";
+const EPSILON_NOMINAL: &str = ",epsilon_nominal";
+
 impl RoundRecord {
     /// Records the scores of the published models: the first group's, and the accuracies of all groups where there are more.
     pub(crate) fn set_scores(&mut self, scores: &[Score]) {
@@ -103,12 +107,21 @@ impl RoundRecord {
         projection_rate,cosine,memory_loss_before,memory_loss_after,forgetting,client_accuracy,personal_accuracy,\
         seconds_local,seconds_fusion,seconds_evaluation,bytes_down,bytes_up,model_hash";
 
-    /// `metrics.csv`, with a last column for ε under privacy.
+    /// `metrics.csv`, with a last column for ε under privacy. Its head states where ε is nominal.
     pub fn csv(rounds: &[Self]) -> String {
         let epsilon = |r: &Self| r.privacy.as_ref().map_or(String::new(), |p| format!(",{}", p.epsilon));
         let lines: String = rounds.iter().map(|r| r.to_csv() + &epsilon(r) + "\n").collect();
-        let head = if rounds.iter().any(|r| r.privacy.is_some()) { ",epsilon" } else { "" };
+        let head = match rounds.iter().find_map(|r| r.privacy.as_ref()) {
+            None => "",
+            Some(spent) if spent.nominal => EPSILON_NOMINAL,
+            Some(_) => EPSILON,
+        };
         format!("{}{head}\n{lines}", Self::CSV_HEADER)
+    }
+
+    /// The same as earlier versions wrote it, which marked no ε as nominal.
+    pub(crate) fn unmarked_csv(rounds: &[Self]) -> String {
+        Self::csv(rounds).replacen(EPSILON_NOMINAL, EPSILON, 1)
     }
 
     /// A line of `metrics.csv`.

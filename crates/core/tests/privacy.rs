@@ -5,8 +5,8 @@
 mod small;
 
 use fedproj_core::{
-    ClientResult, ClientState, Config, Contributions, Coordinator, Error, Experiment, LocalStats, RoundRecord, Run,
-    Seconds, ServerState, VerifyPart, verify,
+    ClientResult, ClientState, Config, Contributions, Coordinator, Error, Experiment, LocalStats, PrivacyConfig,
+    PrivacySpent, RoundRecord, Run, Seconds, ServerState, VerifyPart, verify,
 };
 use small::{config, hashes, run_all, simulation};
 
@@ -201,6 +201,101 @@ fn the_budget_ends_a_run_with_a_valid_model() {
 }
 
 #[test]
+fn clients_are_drawn_as_the_account_assumes() {
+    const N: u32 = 4000;
+    // Each of four clients by a coin of its own, or three of them: the chance of a client, and of a pair.
+    for (sampling, pair) in [("poisson", 0.75 * 0.75), ("fixed", 0.5)] {
+        let sampling_is = format!("privacy.sampling={sampling}");
+        let mut server = coordinator("fedavg", &["privacy.noise_multiplier=1.0", &sampling_is]);
+        let (mut n_drawn, mut n_pairs) = ([0; 4], [[0; 4]; 4]);
+        for _ in 0..N {
+            // A round that begins again draws again.
+            let cohort = server.open().unwrap().cohort;
+            assert!(sampling == "poisson" || cohort.len() == 3, "{cohort:?}");
+            for (at, client) in cohort.iter().enumerate() {
+                n_drawn[*client as usize] += 1;
+                cohort[..at].iter().for_each(|other| n_pairs[*other as usize][*client as usize] += 1);
+            }
+        }
+        let check = |found: u32, chance: f64| {
+            let (mean, deviation) = (f64::from(N) * chance, (f64::from(N) * chance * (1.0 - chance)).sqrt());
+            assert!((f64::from(found) - mean).abs() < 5.0 * deviation, "{sampling}: {found} of {N}, expected {mean}");
+        };
+        for (client, found) in n_drawn.into_iter().enumerate() {
+            check(found, 0.75);
+            for found in &n_pairs[client][client + 1..] {
+                check(*found, pair);
+            }
+        }
+    }
+}
+
+#[test]
+fn where_clients_are_drawn_in_a_fixed_number_none_keeps_anything() {
+    // The methods that each kind of sampling permits, and those of them whose clients keep something.
+    let permitted = |sampling: &str| -> (usize, Vec<String>) {
+        let (mut n, mut keeping) = (0, Vec::new());
+        let variants = fedproj_core::methods::CATALOGUE.iter().map(|(name, _)| (*name, "seed=5"));
+        for (name, more) in variants.chain([("fedproj", "method.fedproj.correction.alpha=0.1")]) {
+            let (name_is, sampling_is) = (format!("method.name={name}"), format!("privacy.sampling={sampling}"));
+            let private = ["privacy.noise_multiplier=1.0", &sampling_is];
+            let settings = [&private[..], small::settings_of(name), &[more, &name_is]].concat();
+            let all: Vec<String> = small::BASE.iter().chain(&settings).map(|s| (*s).to_owned()).collect();
+            let Ok(config) = Config::from_layers(None, &all) else { continue };
+            let mut simulation = simulation(config, 2);
+            run_all(&mut simulation);
+            n += 1;
+            if simulation.clients().values().any(|kept| !kept.is_empty()) {
+                keeping.push(name.to_owned());
+            }
+        }
+        (n, keeping)
+    };
+    let (n_poisson, keeping) = permitted("poisson");
+    assert_eq!(keeping, ["feddyn", "moon", "fedspeed", "fedproj"]);
+    assert_eq!(permitted("fixed"), (n_poisson - keeping.len(), Vec::new()));
+}
+
+#[test]
+fn shares_of_the_noise_of_nodes_spend_one_rounds_budget() {
+    let (z, n) = (3.0, 7);
+    for split in [0.2, 0.7] {
+        let config = PrivacyConfig { noise_multiplier: z, split, ..PrivacyConfig::default() };
+        for (has_logits, shares) in [(false, vec![1.0]), (true, vec![1.0 - split, split])] {
+            let released = config.released(has_logits);
+            // Variance of a sum over n, as a multiple of the squared limit: (z² / share) for each vector.
+            let unit = f64::from(1 << 20);
+            let squares = released.iter().map(|of| config.share_of(of, n).variance * n as f64 / (unit * unit));
+            let due = shares.iter().map(|share| z * z / share);
+            for (found, due) in squares.clone().zip(due) {
+                assert!((found / due - 1.0).abs() < 1e-9, "{found}, {due} is due");
+            }
+            let spent: f64 = squares.map(f64::recip).sum();
+            assert!((spent - 1.0 / (z * z)).abs() < 1e-9 && released.len() == shares.len(), "{spent}");
+        }
+    }
+}
+
+#[test]
+fn settings_that_do_nothing_without_noise_are_said_to() {
+    let notes = |settings: &[&str]| {
+        let config = config("fedavg", settings);
+        let method = config.method.build().unwrap();
+        let all = Experiment::load(config, method.as_ref(), None).unwrap().notes();
+        all.into_iter().filter(|note| note.contains("no privacy")).count()
+    };
+    assert_eq!((notes(&[]), notes(&["privacy.clip=0.5"])), (0, 1));
+    assert_eq!(notes(&["privacy.clip=0.5", "privacy.noise_multiplier=1.0"]), 0);
+}
+
+#[test]
+fn a_large_epsilon_is_shown_short() {
+    let shown = |epsilon, nominal| PrivacySpent { epsilon, delta: 1e-5, nominal, clip: 1.0, clip_logits: None }.shown();
+    assert_eq!((shown(7.981, false), shown(999_999.0, true)), ("7.98".into(), "999999.00 (nominal)".into()));
+    assert_eq!((shown(4.4e300, false), shown(1.25e8, true)), ("4.40e300".into(), "1.25e8 (nominal)".into()));
+}
+
+#[test]
 fn noise_of_nodes_needs_a_federation() {
     let config = config("fedavg", &["privacy.noise_multiplier=1.0", "privacy.noise=nodes", "privacy.sampling=public"]);
     let dir = tempfile::tempdir().unwrap();
@@ -283,6 +378,8 @@ fn what_is_not_accounted_for_is_rejected() {
             "batch-norm",
         ),
         (&["privacy.delta=0.5"], "below one over the 4 clients"),
+        (&["privacy.noise_multiplier=1e-300"], "with so little noise, no ε bounds"),
+        (&["privacy.noise_multiplier=0.0", "privacy.epsilon_max=3.0"], "without noise there is no such ε"),
         (&["privacy.clip=0.0"], "privacy.clip = 0"),
         (&["privacy.split=1.0"], "privacy.split = 1"),
     ] {

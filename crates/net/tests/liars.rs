@@ -149,7 +149,7 @@ impl Played {
             match step {
                 InstructionKind::Wait(_) => (),
                 InstructionKind::Share(_) if self.lie == Lie::Stalls => {
-                    tokio::time::sleep(Duration::from_millis(100)).await
+                    tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 InstructionKind::Share(message) => {
                     let accepted = Roster::check(&run, round, &announce.member, message, 0.5, &key_of).unwrap();

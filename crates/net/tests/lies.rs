@@ -13,9 +13,9 @@ use fedproj_net::node::{Home, Summing};
 use fedproj_net::secure::{Party, Roster, shared_for};
 use fedproj_net::server::Authority;
 use fedproj_net::wire::{
-    Accepted, Announce, Blob, Contribution, EnrolReply, Instruction, InstructionKind, Member, NamedBlob, PLAIN,
-    Rejected, Request, Reveal, RevealFor, Shares, SharesFor, Survivors, Task, Verdict, VerdictKind, Wait, decode,
-    encode_u64,
+    Accepted, Announce, Blob, Contribution, EnrolReply, Instruction, InstructionKind, Member, NOISE_CLIENTS, NamedBlob,
+    PLAIN, Rejected, Request, Reveal, RevealFor, Shares, SharesFor, Survivors, Task, Verdict, VerdictKind, Wait,
+    decode, encode_u64,
 };
 use fedproj_net::{Link, Policy};
 use prost::Message;
@@ -217,7 +217,18 @@ impl Scene {
     /// The node has trained: its vector waits for a sum.
     fn trained(&self, run: &str, vector: u64) -> Contribution {
         let blob: Blob = self.home.outbox().unwrap().put(&encode_u64(&[vector, 2, 3, 4])).unwrap();
-        let parts = vec![NamedBlob { name: PLAIN.into(), blob }];
+        self.pending(run, vec![NamedBlob { name: PLAIN.into(), blob }])
+    }
+
+    /// The same with a share of noise that protects sums of so many clients.
+    fn trained_with_noise(&self, vector: u64, n_clients: u64) -> Contribution {
+        let mut parts = self.trained("r", vector).parts;
+        let blob = self.home.outbox().unwrap().put(&encode_u64(&[n_clients])).unwrap();
+        parts.push(NamedBlob { name: NOISE_CLIENTS.into(), blob });
+        self.pending("r", parts)
+    }
+
+    fn pending(&self, run: &str, parts: Vec<NamedBlob>) -> Contribution {
         let pending = Contribution { run: run.into(), round: ROUND, client: 0, parts, ..Contribution::default() };
         self.home.set_pending(&task(), &pending, &ClientState::new()).unwrap();
         pending
@@ -305,6 +316,23 @@ async fn a_node_reveals_nothing_to_a_server_that_changes_what_it_has_said() {
         let (error, _, revealed) = scene.says(&pending, policy, script).await;
         let error = error.unwrap_or_default();
         assert!(error.contains(told) && revealed == 0, "{script:?}: {error}; {revealed} revealed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_reveals_nothing_for_a_sum_with_less_noise_than_promised() {
+    let (scene, policy) = (Scene::new().await, Policy { threshold_min: 0.5, ..Policy::default() });
+    let start = [Share(3, None), Mask(ALL)];
+    let signing = [&start[..], &[Sign(FOUR), Show(FOUR, &[1, 2, 3])]].concat();
+    let at_once = [&start[..], &[Show(FOUR, &[1, 2, 3])]].concat();
+    for (vector, least, script, is_enough) in
+        [(1, 4, &signing, true), (2, 5, &signing, false), (3, 4, &at_once, true), (4, 5, &at_once, false)]
+    {
+        let pending = scene.trained_with_noise(vector, least);
+        let (error, _, revealed) = scene.says(&pending, &policy, script).await;
+        let is_told =
+            error.as_ref().is_some_and(|e| e.contains("4 clients are left, and the noise that the run promises"));
+        assert_eq!((is_told, revealed), (!is_enough, usize::from(is_enough)), "{least}, {script:?}: {error:?}");
     }
 }
 

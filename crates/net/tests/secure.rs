@@ -56,6 +56,22 @@ async fn a_masked_run_is_the_simulators_for_every_kind_of_sum() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nodes_hold_their_updates_to_the_limit_that_the_server_cannot_apply() {
+    let mut hashes = Vec::new();
+    for clip in ["federation.robust.clip=0.0", "federation.robust.clip=0.01"] {
+        let settings = ["method.name=fedavg", "federation.rounds=2", FIXED, clip];
+        let mut scene = Scene::new(3, &settings, |server| server.secure = true).await;
+        let nodes: Vec<_> = (0..3).map(|client| scene.honest(client)).collect();
+        let served = (&mut scene.serving).await.unwrap().unwrap();
+        nodes.iter().for_each(tokio::task::JoinHandle::abort);
+        // The simulator limits each update. So do the nodes, or the models differ.
+        repeats(&scene);
+        hashes.push(served.summary.model_hash);
+    }
+    assert_ne!(hashes[0], hashes[1], "no update is longer than the limit");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nodes_drop_out_at_any_moment_and_the_rest_is_the_simulators() {
     let with_drop = |wait_ms| async move {
         let mut scene = Scene::new(5, &["federation.rounds=3", FIXED], |server| {

@@ -57,7 +57,7 @@ pub fn export_tensorboard(run: &Path, out: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Every number of a round under its name; those of a table under `table/name`.
+/// Every number of a round under its name, and what is true or not as 1 or 0; those of a table under `table/name`.
 fn scalars(round: &RoundRecord) -> Result<Vec<Scalar>> {
     fn collect(value: &Json, tag: &str, into: &mut Vec<Scalar>) {
         match value {
@@ -65,6 +65,10 @@ fn scalars(round: &RoundRecord) -> Result<Vec<Scalar>> {
                 for (key, value) in table {
                     collect(value, &if tag.is_empty() { key.clone() } else { format!("{tag}/{key}") }, into);
                 }
+            }
+            // Whether ε is nominal: a curve of 1.
+            Json::Bool(is_so) => {
+                into.push(Scalar { tag: tag.to_owned(), simple_value: Some(f32::from(u8::from(*is_so))) });
             }
             Json::Number(number) if tag != "round" => {
                 into.push(Scalar { tag: tag.to_owned(), simple_value: number.as_f64().map(|v| v as f32) });
@@ -96,6 +100,7 @@ fn masked_crc(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fedproj_core::PrivacySpent;
 
     #[test]
     fn checksums_are_crc_32c() {
@@ -111,5 +116,16 @@ mod tests {
         let value = |tag: &str| scalars.iter().find(|s| s.tag == tag).map(|s| s.simple_value);
         assert_eq!((value("accuracy"), value("seconds/local")), (Some(Some(0.5)), Some(Some(0.0))));
         assert_eq!((value("loss"), value("per_class"), value("round")), (None, None, None));
+    }
+
+    #[test]
+    fn epsilon_is_a_curve_and_so_is_whether_it_is_nominal() {
+        for (nominal, mark) in [(true, 1.0), (false, 0.0)] {
+            let spent = PrivacySpent { epsilon: 2.5, delta: 1e-5, nominal, clip: 1.0, clip_logits: None };
+            let round = RoundRecord { privacy: Some(spent), ..RoundRecord::default() };
+            let scalars = scalars(&round).unwrap();
+            let value = |tag: &str| scalars.iter().find(|s| s.tag == tag).and_then(|s| s.simple_value);
+            assert_eq!((value("privacy/epsilon"), value("privacy/nominal")), (Some(2.5), Some(mark)));
+        }
     }
 }

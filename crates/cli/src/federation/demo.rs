@@ -75,16 +75,11 @@ impl Demo {
             self.settings.settings.push("server.secure=true".into());
         }
         if self.drop > 0 {
-            if self.drop >= self.nodes {
-                bail!(fedproj_net::Error::Config(format!(
-                    "--drop {}: of {} nodes, some must stay",
-                    self.drop, self.nodes
-                )));
-            }
             // The others do not wait long for those that are gone.
             self.settings.settings.push("server.lost_after_s=5.0".into());
         }
         let (config, _, mut server) = self.settings.federation()?;
+        self.check(&config, &server)?;
         let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
         // Nodes get these addresses from us, so any free port will do. People may want a fixed address for the status page.
         (server.listen, server.enrol) = (loopback, Some(loopback));
@@ -104,6 +99,27 @@ impl Demo {
             let _ = std::fs::remove_dir_all(&temporary);
         }
         shown
+    }
+
+    /// Rejects what would never end, or what the simulator cannot repeat.
+    fn check(&self, config: &Config, server: &ServerConfig) -> Result<()> {
+        let (n_nodes, n_staying) = (usize::from(self.nodes), usize::from(self.nodes.saturating_sub(self.drop)));
+        let least = server.fewest_in_round(config, n_nodes, config.federation.cohort(n_nodes));
+        if n_staying < least {
+            bail!(fedproj_net::Error::Config(format!(
+                "--drop {}: of {n_nodes} nodes, {least} must stay, for a round to close\nhint: more --nodes, or a smaller \
+                 server.quorum",
+                self.drop
+            )));
+        }
+        if config.privacy.is_on() {
+            bail!(fedproj_net::Error::Config(
+                "privacy: a demo compares its model with the simulator's, and noise that protects cannot be repeated\n\
+                 hint: `fedproj run` simulates privacy; `fedproj serve` and `fedproj join` run it"
+                    .into()
+            ));
+        }
+        Ok(())
     }
 
     fn show(&self, report: &DemoReport) -> Result<()> {

@@ -23,7 +23,8 @@ pub enum Sampling {
     Fixed,
     /// Each client by its own coin. Neighbours differ in the presence of one client (add-or-remove-one).
     Poisson,
-    /// Any clients, known to everyone: sampling hides nobody. Neighbours differ in the presence of one client.
+    /// Any clients, known to everyone: sampling hides nobody. Neighbours differ in the presence of one client's vectors: everyone
+    /// knows how many clients a sum has.
     Public,
 }
 
@@ -72,14 +73,21 @@ impl Accountant {
     }
 }
 
-/// The least noise multiplier, to one part in a million, that keeps ε after so many rounds.
-pub fn noise_for(sampling: Sampling, rate: f64, rounds: u32, epsilon: f64, delta: f64) -> f64 {
+/// The largest noise multiplier that [`noise_for`] answers with. No model learns below so much noise.
+pub const NOISE_MAX: f64 = 1e9;
+
+/// The least noise multiplier, to one part in a million, that keeps ε after so many rounds. None if it is above [`NOISE_MAX`]:
+/// with a tiny δ, no order gives a small ε, however much noise there is.
+pub fn noise_for(sampling: Sampling, rate: f64, rounds: u32, epsilon: f64, delta: f64) -> Option<f64> {
     let keeps = |noise_multiplier: f64| {
         Accountant::new(&Mechanism { sampling, rate, noise_multiplier }).epsilon(rounds, delta) <= epsilon
     };
     let (mut low, mut high) = (0.0, 1.0);
     while !keeps(high) {
-        (low, high) = (high, 2.0 * high);
+        if high >= NOISE_MAX {
+            return None;
+        }
+        (low, high) = (high, (2.0 * high).min(NOISE_MAX));
     }
     while high - low > 1e-6 * high {
         let middle = f64::midpoint(low, high);
@@ -89,7 +97,7 @@ pub fn noise_for(sampling: Sampling, rate: f64, rounds: u32, epsilon: f64, delta
             low = middle;
         }
     }
-    high
+    Some(high)
 }
 
 /// The orders of dp-accounting: 1.1, 1.2, … 10.9, 11, 12, … 63, 128, 256, 512, 1024.
@@ -97,6 +105,10 @@ fn orders() -> impl Iterator<Item = f64> {
     let tenths = (1..100).map(|tenth| 1.0 + f64::from(tenth) / 10.0);
     tenths.chain((11..64).map(f64::from)).chain([128.0, 256.0, 512.0, 1024.0])
 }
+
+/// More than rounding takes from an RDP where the bound is the logarithm of almost 1. An RDP of zero, or below, would be an ε of
+/// zero after any number of rounds.
+const ROUNDING: f64 = 1e-14;
 
 /// The RDP of one round at an order above 1.
 fn rdp(mechanism: &Mechanism, moments: &Moments, order: f64) -> f64 {
@@ -112,8 +124,8 @@ fn rdp(mechanism: &Mechanism, moments: &Moments, order: f64) -> f64 {
         _ if order.fract() == 0.0 => poisson_whole(rate, sigma, order as u32),
         _ => poisson_fractional(rate, sigma, order),
     };
-    // Sampling never reveals more, whatever a bound loses.
-    (bound / (order - 1.0)).min(whole)
+    // Sampling never reveals more, whatever a bound loses; a bound that is not a number (noise near zero) loses all.
+    (bound / (order - 1.0)).min(whole).max(ROUNDING.min(whole))
 }
 
 /// ln A_α of the Poisson-sampled Gaussian at a whole order: ln Σ_i C(α, i) (1 − q)^(α − i) q^i e^((i² − i) / 2σ²).
@@ -261,6 +273,7 @@ mod tests {
         rdp: Vec<(Sampling, f64, f64, f64, f64)>,
         rdp_exact: Vec<(Sampling, f64, f64, f64, f64)>,
         epsilon: Vec<(Sampling, f64, f64, u32, f64, f64)>,
+        two_releases: Vec<(Sampling, f64, f64, f64, u32, f64, f64)>,
         noise: Vec<(Sampling, f64, u32, f64, f64, f64)>,
     }
 
@@ -301,10 +314,19 @@ mod tests {
         }
     }
 
+    /// Noise of z/√s and z/√(1 − s) on weights and logits is one release of z, whatever s is.
+    #[test]
+    fn weights_and_logits_together_agree_with_dp_accountings_composition() {
+        for (sampling, rate, noise_multiplier, split, rounds, delta, expected) in golden().two_releases {
+            let found = Accountant::new(&Mechanism { sampling, rate, noise_multiplier }).epsilon(rounds, delta);
+            check(&format!("{sampling:?} {noise_multiplier} split {split}"), found, expected);
+        }
+    }
+
     #[test]
     fn noise_for_an_epsilon_agrees_with_dp_accounting_and_keeps_it() {
         for (sampling, rate, rounds, epsilon, delta, expected) in golden().noise {
-            let noise_multiplier = noise_for(sampling, rate, rounds, epsilon, delta);
+            let noise_multiplier = noise_for(sampling, rate, rounds, epsilon, delta).unwrap();
             assert!((noise_multiplier - expected).abs() < 2e-6 * expected, "{noise_multiplier}, expected {expected}");
             let spent = Accountant::new(&Mechanism { sampling, rate, noise_multiplier }).epsilon(rounds, delta);
             assert!(spent <= epsilon && spent > epsilon - 1e-4, "{spent} of {epsilon}");
@@ -327,6 +349,36 @@ mod tests {
                     assert!(epsilon(rate, 1000) >= found, "{place}");
                     last = found;
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_never_makes_a_release_free() {
+        for (sampling, rate) in [(Sampling::Fixed, 0.01), (Sampling::Poisson, 0.01), (Sampling::Poisson, 1e-9)] {
+            for order in [1.1, 1.5, 2.0, 3.7, 10.9, 16.0, 63.0, 1024.0] {
+                for noise_multiplier in [1e3, 1e6, 1e9] {
+                    let found = at_order(sampling, rate, noise_multiplier, order);
+                    let most = 2.0 * order / (noise_multiplier * noise_multiplier);
+                    assert!(found > 0.0 && found <= most, "{sampling:?} {rate} {noise_multiplier} at {order}: {found}");
+                }
+                // Almost without noise, nothing bounds what is revealed.
+                assert!(at_order(sampling, rate, 1e-300, order).is_infinite(), "{sampling:?} {rate} at {order}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_plan_ends_for_every_request() {
+        for sampling in [Sampling::Fixed, Sampling::Poisson, Sampling::Public] {
+            let plan = |epsilon, delta, rounds| noise_for(sampling, 0.01, rounds, epsilon, delta);
+            // With so small a δ, the best order gives an ε above 0.4 for any noise.
+            assert_eq!((plan(0.1, 1e-200, 100), plan(1e-300, 1e-100, 1)), (None, None), "{sampling:?}");
+            for (epsilon, delta, rounds) in [(1e3, 1e-200, 100), (8.0, 1e-5, u32::MAX), (1e-6, 1e-6, 100_000)] {
+                let noise = plan(epsilon, delta, rounds).unwrap();
+                assert!(noise > 0.0 && noise < NOISE_MAX, "{sampling:?} {epsilon} {delta} {rounds}: {noise}");
+                let spent = Accountant::new(&Mechanism { sampling, rate: 0.01, noise_multiplier: noise });
+                assert!(spent.epsilon(rounds, delta) <= epsilon);
             }
         }
     }

@@ -121,6 +121,14 @@ impl PrivacyConfig {
         discrete::Share::new(released.limit, self.noise_multiplier / released.share.sqrt(), n_adders)
     }
 
+    /// What a user should know before a run without privacy: its other settings change nothing.
+    pub fn note(&self) -> Option<String> {
+        let is_idle = !self.is_on() && *self != Self { noise_multiplier: self.noise_multiplier, ..Self::default() };
+        is_idle.then(|| {
+            "privacy.noise_multiplier = 0: no privacy, and the other settings of [privacy] change nothing".into()
+        })
+    }
+
     /// What a run's files say beside its ε; none if privacy is off.
     pub fn statement(&self) -> Option<String> {
         let nominal = "; ε is nominal: noise and clients come from the run's public seed";
@@ -147,7 +155,17 @@ impl PrivacyConfig {
         require(self.split > 0.0 && self.split < 1.0, "split", self.split, "in (0, 1)")?;
         require(self.delta > 0.0 && self.delta < 1.0, "delta", self.delta, "in (0, 1)")?;
         require(self.epsilon_max >= 0.0, "epsilon_max", self.epsilon_max, "0 (no limit) or positive")?;
-        if self.is_on() { permitted::check(config) } else { Ok(()) }
+        if self.is_on() {
+            return permitted::check(config);
+        }
+        if self.epsilon_max > 0.0 {
+            return Err(Error::config(format!(
+                "privacy.epsilon_max = {}: without noise there is no such ε\nhint: a positive privacy.noise_multiplier; \
+                 `fedproj privacy plan` finds it",
+                self.epsilon_max
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -170,9 +188,14 @@ pub struct PrivacySpent {
 }
 
 impl PrivacySpent {
-    /// `7.98`, or `7.98 (nominal)`.
+    /// `7.98`, or `7.98 (nominal)`; from a million on `1.25e8`.
     pub fn shown(&self) -> String {
-        format!("{:.2}{}", self.epsilon, if self.nominal { " (nominal)" } else { "" })
+        let nominal = if self.nominal { " (nominal)" } else { "" };
+        if self.epsilon < 1e6 {
+            format!("{:.2}{nominal}", self.epsilon)
+        } else {
+            format!("{:.2e}{nominal}", self.epsilon)
+        }
     }
 }
 
@@ -221,6 +244,13 @@ impl Privacy {
             has_logits: method.needs_public(),
             n_lost: 0,
         };
+        if !privacy.epsilon(experiment.config.federation.rounds).is_finite() {
+            return Err(Error::config(format!(
+                "privacy.noise_multiplier = {:e}: with so little noise, no ε bounds what the run reveals\nhint: a larger \
+                 privacy.noise_multiplier; `fedproj privacy plan` finds it",
+                config.noise_multiplier
+            )));
+        }
         if !privacy.allows_after(0) {
             return Err(Error::config(format!(
                 "privacy.epsilon_max = {}: the first round alone takes ε = {:.3}\nhint: a larger privacy.noise_multiplier; \

@@ -74,7 +74,7 @@ impl Summing<'_> {
                 Some(InstructionKind::Share(message)) => accepted = Some(self.share(&mut kept, message).await?),
                 Some(InstructionKind::Mask(shared)) => self.mask(&mut kept, known(accepted.as_ref())?, shared).await?,
                 Some(InstructionKind::Sign(survivors)) => {
-                    self.sign(&mut kept, known(accepted.as_ref())?, &survivors)?
+                    self.sign(&mut kept, known(accepted.as_ref())?, &survivors)?;
                 }
                 Some(InstructionKind::Reveal(survivors)) => {
                     self.sign(&mut kept, known(accepted.as_ref())?, &survivors)?;

@@ -137,6 +137,12 @@ impl ServerConfig {
         with_noise.max(COHORT_MIN)
     }
 
+    /// The fewest contributions that close a round which asks for so many.
+    pub fn fewest_in_round(&self, config: &Config, n_clients: usize, needed: usize) -> usize {
+        let least = if self.secure { self.fewest_in_sum(config, n_clients).min(needed) } else { 1 };
+        ((self.quorum * needed as f64).ceil() as usize).clamp(least, needed)
+    }
+
     /// Checks that the privacy of a run is one that a federation with these settings can keep.
     ///
     /// # Errors

@@ -72,9 +72,7 @@ impl Rounds {
     /// The fewest contributions that close a round.
     pub(super) fn quorum(&self, needed: usize) -> usize {
         let experiment = self.coordinator.experiment();
-        let fewest = self.config.fewest_in_sum(&experiment.config, experiment.partition.n_clients());
-        let least = if self.config.secure { fewest.min(needed) } else { 1 };
-        ((self.config.quorum * needed as f64).ceil() as usize).clamp(least, needed)
+        self.config.fewest_in_round(&experiment.config, experiment.partition.n_clients(), needed)
     }
 
     /// Offers the task and waits until the round has what it needs.

@@ -113,7 +113,7 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
         ("best %", &["best_mean"]),
     ];
     if is_private {
-        columns.push(("ε", &["epsilon"]));
+        columns.push(("ε", &["epsilon", "epsilon_is_nominal"]));
     }
     let has_networks = results.iter().flat_map(|setting| &setting.rows).any(|row| !row.compared.networks.is_empty());
     if has_networks {
@@ -137,7 +137,9 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
             (format!("{:.2}", 100.0 * c.best), vec![Some(c.best)]),
         ];
         if is_private {
-            cells.push((c.epsilon(), vec![c.privacy.as_ref().map(|p| p.epsilon)]));
+            let spent = c.privacy.as_ref();
+            let numbers = vec![spent.map(|p| p.epsilon), spent.map(|p| f64::from(u8::from(p.nominal)))];
+            cells.push((c.epsilon(), numbers));
         }
         if has_networks {
             cells.push((NetworkAccuracy::text(&c.networks), Vec::new()));
