@@ -41,23 +41,25 @@ impl Methods {
         let method = first.method.build()?;
         let experiment = Experiment::load(first.clone(), &*method, data_dir.as_deref())?;
         let n_public = experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
+        let n_own = experiment.private.n_samples() / experiment.partition.n_clients().max(1);
         let row = |&(name, about): &(&'static str, &'static str)| {
             let mut config = first.clone();
             config.method.name = name.into();
             let method = config.method.build()?;
             let graph = Experiment::network(&config, &*method, &experiment.private, data_dir.as_deref())?;
-            Ok(Row { name, about, needs: Needs::of(&config, &*method, &graph, n_public)? })
+            let needs = Needs::of(&config, &*method, &graph, n_public)?;
+            Ok(Row { name, about, needs: needs.for_samples(&*method, &graph, n_own) })
         };
         CATALOGUE.iter().map(row).collect()
     }
 }
 
 fn print(rows: &[Row]) {
-    let sent = rows.iter().map(|row| row.needs.bytes_down.min(row.needs.bytes_up)).min().unwrap_or(0);
+    let model = rows.iter().find(|row| row.name == "fedavg").map_or(0, |row| row.needs.bytes_up);
     let group = |needs: &Needs| match needs {
         Needs { public: true, .. } => "public data",
         Needs { bytes_kept: 1.., .. } => "client state",
-        _ if needs.bytes_down + needs.bytes_up > 2 * sent => "more traffic",
+        _ if needs.bytes_down + needs.bytes_up > 2 * model => "more traffic",
         _ => "nothing more",
     };
     let size = |bytes: usize| if bytes == 0 { "–".into() } else { Measure::Size.text(bytes as f64) };

@@ -21,10 +21,11 @@ fn demo_ends_with_the_simulators_model() {
     assert_eq!(told["model_hash"], told["simulator_hash"]);
     assert_eq!(told["rounds"], 3);
     assert!(told["bytes"].as_u64().unwrap() > 100_000, "{told}");
-    // State on the nodes' disks, a further vector both ways, and logits from the clients.
+    // State on the nodes' disks, a further vector both ways, one of another length down, and logits from the clients.
     for settings in [
         &["method.name=scaffold", "local.optimizer={kind='sgd', lr=0.05}"][..],
         &["method.name=moon", "method.moon.head=16"],
+        &["method.name=fedgen", "method.fedgen.weights=samples"],
         &["server.ensemble=clients", "method.fedproj.memory.feature_weight=0.5", "model.name=cnn", "data.augment=true"],
     ] {
         let told = json(

@@ -27,6 +27,11 @@ pub const TRACES: &[(&str, &str, &[&str])] = &[
             "method.fedgen.optimizer.lr=0.01",
         ],
     ),
+    (
+        "fedgkt",
+        "fedgkt",
+        &["method.fedgkt={distill_weight=0.7, temperature=2.0, epochs=2, batch=5}", "method.fedgkt.optimizer.lr=0.01"],
+    ),
     ("fedkd", "fedkd", &["method.fedkd={levels=10, noise=0.5, batch=4}"]),
     ("fedgems", "fedgems", &["method.fedgems={label_weight=0.4, batch=4}", "method.fedgems.memory={size=8, batch=4}"]),
 ];

@@ -137,6 +137,7 @@ fn follow(
     let (graph, init) = (experiment.graph.clone(), experiment.weights.clone());
     let (from, prefix) = match trace {
         "fedbn" => (fixture, "init_norm"),
+        "fedgkt" => (fixture, "init_exit"),
         _ => (scene, if trace.starts_with("moon") { "init_moon" } else { "init" }),
     };
     group.require(init == from.flat(graph.params(), prefix)?, &format!("{trace}: the initial weights"));

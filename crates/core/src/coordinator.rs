@@ -2,7 +2,7 @@
 //! share it, so the same contributions give the same bytes.
 
 use crate::config::SumKind;
-use crate::contributions::{Contributions, Measured, Part};
+use crate::contributions::{Contributions, Head, Measured, Part};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Model, Score};
@@ -327,8 +327,14 @@ impl Coordinator {
         let with_models = self.method.sends_weights();
         let floats: Vec<usize> =
             opening.downloads().iter().map(|download| download.n_floats(n_public, with_models)).collect();
-        let floats_down: usize = all().map(|head| floats[self.experiment.group_of(head.client)]).sum();
+        let exchanged = |head: &Head<'_>| self.method.exchanged(&self.experiment.graph, head.n_samples);
+        let in_all = |head: Head<'_>| floats[self.experiment.group_of(head.client)];
+        let floats_down: usize =
+            all().map(|head| exchanged(&head).map_or_else(|| in_all(head), |[down, _]| down)).sum();
         let floats_up = |at: usize| {
+            if let Some([_, up]) = exchanged(&results.head(at)) {
+                return up;
+            }
             let memory = self.method.memory().filter(|_| !with_models);
             memory.map_or_else(|| results.n_values(at), |memory| memory.size.min(n_public) * self.n_classes())
         };

@@ -207,7 +207,7 @@ impl Experiment {
                 if is_text { "texts" } else { "numbers" },
             )));
         }
-        Ok(match (bert, model.name.as_str()) {
+        Ok(method.network(match (bert, model.name.as_str()) {
             (Some(bert), _) => models::bert(&bert, shape.len(), classes, variant)?,
             (None, "mlp") => models::mlp(shape, &model.hidden, classes, variant)?,
             // What the configuration says is wrong, not the network.
@@ -220,7 +220,7 @@ impl Experiment {
                 }
                 other => other.into(),
             })?,
-        })
+        }))
     }
 
     /// What a user should know before trusting a run: texts that were cut, tensors that were left out, public samples that

@@ -165,8 +165,9 @@ pub(crate) fn closeness_slope(z: &[f32], noise: &[f32], n: usize, weight: f32) -
             // A pair counts twice, once from each side.
             let share = apart(i, j) / (n * n * width) as f64;
             for (d, (a, b)) in row(i).iter().zip(row(j)).enumerate() {
-                mean += share * f64::from((a - b).abs());
-                slope[i * width + d] += 2.0 * share * f64::from(if a == b { 0.0 } else { (a - b).signum() });
+                let gap = a - b;
+                mean += share * f64::from(gap.abs());
+                slope[i * width + d] += 2.0 * share * f64::from(if gap == 0.0 { 0.0 } else { gap.signum() });
             }
         }
     }

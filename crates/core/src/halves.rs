@@ -266,7 +266,7 @@ impl Download {
         Error::check_len("the global weights", self.weights.len(), n)?;
         Error::check_len("the global buffers", self.buffers.len(), experiment.buffers.len())?;
         for (name, vector) in &self.vectors {
-            Error::check_len("a vector of the server", vector.len(), method.len_of_sent(name, graph)?)?;
+            Error::check_len("a vector of the server", vector.len(), method.len_of_sent(name, experiment)?)?;
         }
         self.personal.values().try_for_each(|v| Error::check_len("a client's own weights", v.len(), n))?;
         let (Some((indices, targets)), Some(public)) = (&self.memory, &experiment.public) else { return Ok(()) };

@@ -14,6 +14,9 @@ use fedproj_nn::{Graph, Loss, NodeId};
 use std::fmt::Debug;
 use std::ops::Range;
 
+/// The name of [`Method::sends_logits`].
+pub(crate) const LOGITS: &str = "logits";
+
 /// A federated method: what a client does with a mini-batch, and how the server fuses the clients' models. The defaults
 /// are FedAvg, so a method's file holds only the differences.
 ///
@@ -42,6 +45,12 @@ pub trait Method: Send + Sync + Debug {
         variant
     }
 
+    /// The network of this run, from the one that is configured. Where that does not fit, [`Method::check_network`]
+    /// rejects it.
+    fn network(&self, graph: Graph) -> Graph {
+        graph
+    }
+
     /// Nodes besides the output whose values or gradients a local step uses.
     fn taps(&self, graph: &Graph) -> Vec<NodeId> {
         let _ = graph;
@@ -68,6 +77,17 @@ pub trait Method: Send + Sync + Debug {
     /// from its model.
     fn sends_weights(&self) -> bool {
         true
+    }
+
+    /// Values that a client with so many samples receives and sends, where that is neither a model nor vectors of its length.
+    fn exchanged(&self, graph: &Graph, n_samples: usize) -> Option<[usize; 2]> {
+        let _ = (graph, n_samples);
+        None
+    }
+
+    /// Whether the server sends logits for the clients' own samples: the vector `logits`, with a row per private sample.
+    fn sends_logits(&self) -> bool {
+        false
     }
 
     /// Whether its ensemble on the public set has features as well as logits.
@@ -159,13 +179,17 @@ pub trait Method: Send + Sync + Debug {
         Ok(Vec::new())
     }
 
-    /// The number of values of a vector that the server sends: the model's, except for a generator.
+    /// The number of values of a vector that the server sends: the model's, except for a generator and for logits.
     ///
     /// # Errors
     /// If this network cannot have the method's generator.
-    fn len_of_sent(&self, name: &str, graph: &Graph) -> Result<usize> {
+    fn len_of_sent(&self, name: &str, experiment: &Experiment) -> Result<usize> {
+        let Experiment { graph, private, .. } = experiment;
         match self.generator().filter(|_| name == GENERATOR) {
             Some(generator) => Ok(generator.network(graph)?.params().len()),
+            None if self.sends_logits() && name == LOGITS => {
+                Ok(private.n_samples() * graph.shape(graph.output()).len())
+            }
             None => Ok(graph.params().len()),
         }
     }

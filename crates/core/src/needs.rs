@@ -2,7 +2,6 @@
 
 use crate::config::Config;
 use crate::error::Result;
-use crate::generator::GENERATOR;
 use crate::method::Method;
 use crate::own::Own;
 use crate::plan::Recorder;
@@ -24,6 +23,15 @@ pub struct Needs {
 }
 
 impl Needs {
+    /// The same for a client with so many samples, on which some methods' traffic depends.
+    #[must_use]
+    pub fn for_samples(self, method: &dyn Method, graph: &Graph, n_samples: usize) -> Self {
+        match method.exchanged(graph, n_samples) {
+            Some([down, up]) => Self { bytes_down: 4 * down, bytes_up: 4 * up, ..self },
+            None => self,
+        }
+    }
+
     /// The needs of a method on this network, with so many public samples.
     ///
     /// # Errors
@@ -48,7 +56,8 @@ impl Needs {
             let features = graph.features().filter(|_| method.needs_features()).map_or(0, width);
             memory.size.min(n_public) * (1 + width(graph.output()) + features)
         });
-        let generator = method.generator().map_or(Ok(0), |_| method.len_of_sent(GENERATOR, graph))?;
+        let generator =
+            method.generator().map_or(Ok(0), |how| how.network(graph).map(|network| network.params().len()))?;
         // A client's logits on the memory's samples take the place of its model.
         let model = |n: usize| if method.sends_weights() { n } else { 0 };
         let logits = if method.sends_weights() { 0 } else { memory - memory / (1 + graph.shape(graph.output()).len()) };

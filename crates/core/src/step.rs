@@ -19,8 +19,8 @@ pub enum Batch {
     Private,
     /// The next batch of the memory of public samples.
     Memory,
-    /// The client's current mini-batch, with logits as the targets of [`Loss::Kl`]: those that its own head gives to features
-    /// that the server's generator makes for the same labels.
+    /// The client's current mini-batch, with logits as the targets of [`Loss::Kl`]: those that the server sent for it, or those
+    /// that the client's own head gives to features that the server's generator makes for the same labels.
     Taught,
     /// Features that the server's generator makes for random labels, and these labels; they enter the network where its own
     /// features are.
@@ -151,6 +151,12 @@ impl Step<'_> {
         self.recorder.has_generator
     }
 
+    /// Whether the server has sent logits for the client's own samples, see
+    /// [`Method::sends_logits`](crate::Method::sends_logits).
+    pub fn has_logits(&self) -> bool {
+        self.recorder.has_logits
+    }
+
     /// A random number in [0, 1) per client and round.
     pub fn chance_of_round(&self) -> f64 {
         let Place { seed, round, client, .. } = self.place;
@@ -201,12 +207,15 @@ impl Step<'_> {
         Ok(Vector(self.recorder.gradient(batch, VectorId::Perturbed, objective)))
     }
 
-    /// Whether there is such a batch: features are generated once the server has sent a generator.
+    /// Whether there is such a batch: a generator and logits come from the server, and not before its first fusion.
     fn check(&self, batch: Batch) -> Result<()> {
-        if matches!(batch, Batch::Taught | Batch::Generated) && !self.has_generator() {
-            return Err(Error::config("a step asks for generated features, but the server has sent no generator"));
-        }
-        Ok(())
+        let is_there = match batch {
+            Batch::Private | Batch::Memory => true,
+            Batch::Taught => self.has_generator() || self.has_logits(),
+            Batch::Generated => self.has_generator(),
+        };
+        let problem = "a step asks for generated features or a teacher's logits, but the server has sent none yet";
+        if is_there { Ok(()) } else { Err(Error::config(problem)) }
     }
 
     /// Values of a node for the private batch under other weights, in evaluation mode, for [`Loss::Contrast`].

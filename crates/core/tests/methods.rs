@@ -264,6 +264,58 @@ fn fedgens_generator_reaches_the_clients_in_the_second_round() {
 }
 
 #[test]
+fn without_distillation_fedgkts_clients_learn_nothing_from_its_server() {
+    let own = |weight: &str, lr: &str| {
+        let settings = [format!("method.fedgkt.distill_weight={weight}"), format!("method.fedgkt.optimizer.lr={lr}")];
+        let mut simulation = simulation(config("fedgkt", &settings.each_ref().map(String::as_str)), 2);
+        run_all(&mut simulation);
+        simulation.clients().clone()
+    };
+    assert_eq!(own("0.0", "0.01"), own("0.0", "0.1"));
+    assert_ne!(own("1.0", "0.01"), own("1.0", "0.1"));
+}
+
+#[test]
+fn fedgkt_names_what_would_work_on_a_network_that_it_cannot_cut() {
+    let load = |settings: &[&str]| {
+        let config = config("fedgkt", settings);
+        let method = config.method.build().unwrap();
+        Experiment::load(config, method.as_ref(), None).map(drop).map_err(|error| error.to_string())
+    };
+    assert!(load(&["model.name=resnet8-thin"]).unwrap_err().contains("model.group_norm=8"));
+    assert_eq!(load(&["model.name=resnet8-thin", "model.group_norm=8"]), Ok(()));
+    let deep = load(&["method.fedgkt.level=1"]).unwrap_err();
+    assert!(deep.contains("method.fedgkt.level = 1") && deep.contains("it has 1"), "{deep}");
+}
+
+#[test]
+fn fedgkts_clients_keep_the_first_layers_and_its_server_moves_the_rest() {
+    let run = |settings: &[&str]| {
+        let mut simulation = simulation(config("fedgkt", &[settings, &["federation.fraction=1.0"]].concat()), 2);
+        let start = simulation.experiment().weights.clone();
+        let records = run_all(&mut simulation);
+        (simulation, start, records)
+    };
+    let (mut moving, start, records) = run(&[]);
+    let graph = moving.experiment().graph.clone();
+    let server: Vec<usize> =
+        ["fc2.weight", "fc2.bias"].iter().flat_map(|n| graph.params().find(n).unwrap().range()).collect();
+    let own: Vec<usize> = (0..start.len()).filter(|at| !server.contains(at)).collect();
+    let stays = moving.clients().clone();
+    for result in moving.last_results().unwrap() {
+        let sent: Vec<f32> = own.iter().map(|at| result.weights[*at]).collect();
+        assert_eq!(sent, stays[&result.client]["stays"]);
+    }
+    assert!(server.iter().all(|at| moving.state().weights[*at] != start[*at]));
+    let (still, start, _) = run(&["method.fedgkt.epochs=0"]);
+    assert!(server.iter().all(|at| still.state().weights[*at] == start[*at]), "without passes it does not learn");
+    // Every sample of every client: 12 features, 10 logits and a label up, 10 logits down.
+    let n = moving.experiment().private.n_samples() as u64;
+    assert_eq!((records[1].bytes_up, records[1].bytes_down), (4 * 23 * n, 4 * 10 * n));
+    assert!(moving.state().vectors["send.logits"].chunks(10).all(|row| row.iter().any(|z| *z != 0.0)));
+}
+
+#[test]
 fn a_gem_is_fedproj_without_epsilon() {
     let (rule, eps) = ("method.fedproj.projection.rule=a-gem", "method.fedproj.projection.eps=0.0");
     check_equal(("fedproj", &[rule]), ("fedproj", &[eps]), &[]);
@@ -404,6 +456,8 @@ fn settings_of_server_side_methods_are_live() {
         "optimizer.lr=0.001",
     ];
     check_live("fedgen", &[], &settings);
+    let settings = ["level=1", "distill_weight=0.0", "temperature=1.0", "epochs=1", "batch=20", "optimizer.lr=0.01"];
+    check_live("fedgkt", &["model.hidden=[12, 12]"], &settings);
     let settings =
         ["label_weight=0.2", "memory.size=20", "memory.batch=10", "memory.temperature=3.0", "epochs=2", "batch=40"];
     check_live("fedgems", &[], &settings);

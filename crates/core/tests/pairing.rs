@@ -23,8 +23,11 @@ fn partition_cohorts_and_initial_weights_are_the_same_for_every_method() {
         assert_eq!(base.partition, other.partition, "{name}");
         assert_eq!((base.private.hash(), base.test.hash()), (other.private.hash(), other.test.hash()), "{name}");
         assert!((0..20).all(|round| base.cohort(round) == other.cohort(round)), "{name}");
-        if *name != "moon" {
-            assert_eq!(base.weights, other.weights, "{name}");
+        match *name {
+            "moon" => (),
+            // Its second classifier comes behind all other weights.
+            "fedgkt" => assert_eq!(base.weights, other.weights[..base.weights.len()]),
+            _ => assert_eq!(base.weights, other.weights, "{name}"),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A network as a static graph: nodes with known shapes, parameters as named spans of one flat vector.
 
+mod exit;
 mod op;
 mod products;
 mod shape;

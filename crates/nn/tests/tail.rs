@@ -1,4 +1,4 @@
-//! The part of a network behind a node: a network of its own that computes the same.
+//! The part of a network behind a node, a network of its own that computes the same; and a second classifier at a node.
 
 #![allow(clippy::unwrap_used, reason = "a case that cannot be set up fails its test")]
 #![allow(clippy::float_cmp, reason = "where numbers are compared, they must be equal")]
@@ -74,4 +74,47 @@ fn a_node_that_does_not_cut_the_network_is_refused() {
     let inside = whole.find("layers.0.conv1").unwrap();
     assert!(message(inside).contains("around it"), "{}", message(inside));
     assert!(message(whole.output()).contains("nothing follows"));
+}
+
+#[test]
+fn an_exit_leaves_the_network_as_it_was_and_reads_its_node() {
+    for name in ["cnn", "resnet8-thin"] {
+        let whole = models::build(name, Shape::image(8, 8, 3), 5, Variant::default()).unwrap();
+        let level = whole.levels()[0];
+        let with = whole.with_exit("exit", level, 5).unwrap();
+        let (n, params) = (whole.params().len(), with.init_params(1, Init::Torch));
+        assert_eq!(params[..n], whole.init_params(1, Init::Torch));
+        assert_eq!(with.name(with.output()), whole.name(whole.output()));
+        let named = |graph: &Graph| {
+            graph.levels().iter().chain(&graph.features()).map(|n| graph.name(*n).to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(named(&with), named(&whole));
+        let x: Vec<f32> = (0..N * 8 * 8 * 3).map(|i| (i as f32 * 0.7).sin()).collect();
+        let buffers = whole.init_buffers();
+        let [value, _, output, gradient] = run(&whole, level, [&params[..n], &buffers, &x]);
+        let found = run(&with, level, [&params, &buffers, &x]);
+        assert_eq!([&found[0], &found[2]], [&value, &output], "{name}");
+        assert_eq!(found[3], [gradient, vec![0.0; params.len() - n]].concat(), "{name}");
+        // A loss at the exit reaches what is before it and nothing behind.
+        let exit = with.find("exit").unwrap();
+        let mut ws = Workspace::new(&with, &Options { batch: N, taps: &[exit], training: true }, Cpu::new(1)).unwrap();
+        ws.forward(&params, &mut buffers.clone(), &x, Mode::EVAL).unwrap();
+        ws.add_loss(exit, &(Loss::CrossEntropy, LossTargets::labels(&[4, 0, 2])), 1.0).unwrap();
+        let mut gradient = vec![f32::NAN; params.len()];
+        ws.backward(&params, &mut gradient).unwrap();
+        let behind = with.tail(with.levels()[0]).unwrap();
+        assert!(behind.params.iter().all(|range| gradient[range.clone()].iter().all(|v| *v == 0.0)), "{name}");
+        assert!(gradient[n..].iter().all(|v| *v != 0.0) && gradient[0] != 0.0, "{name}");
+        let channels = whole.shape(level).c;
+        let pooled = |c: usize| {
+            let pixels = value[..value.len() / N].chunks_exact(channels);
+            pixels.clone().map(|pixel| pixel[c].max(0.0)).sum::<f32>() / pixels.len() as f32
+        };
+        let (weight, bias) = (&params[n..n + 5 * channels], &params[n + 5 * channels..]);
+        // `value` is of the batch's statistics, the exit's of the running ones: they agree without batch-norm.
+        if name == "cnn" {
+            let logit: f32 = (0..channels).map(|c| weight[c] * pooled(c)).sum::<f32>() + bias[0];
+            assert!((logit - ws.value(exit).unwrap()[0]).abs() < 1e-5);
+        }
+    }
 }

@@ -18,6 +18,7 @@ mod feddyn;
 mod fedet;
 mod fedgems;
 mod fedgen;
+mod fedgkt;
 mod fedkd;
 mod fedlc;
 mod fedmd;
@@ -121,6 +122,7 @@ registry! {
     fedgems: FedGems, "FedGEMS", "selective distillation both ways on a labelled public set (Cheng et al. 2021)";
     pfedhn: PFedHn, "pFedHN", "a hypernetwork on the server makes each client's weights (Shamsian et al. 2021)";
     fedgen: FedGen, "FedGen", "a generator of features that the server learns from the clients (Zhu et al. 2021)";
+    fedgkt: FedGkt, "FedGKT", "clients with the first layers, taught by a server with the rest (He et al. 2020)";
 }
 
 impl MethodConfig {

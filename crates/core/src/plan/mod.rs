@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::generator::{GENERATOR, GeneratorConfig, draw_noise};
 use crate::memory::{Cursor, MemoryConfig};
-use crate::method::Method;
+use crate::method::{LOGITS, Method};
 use crate::own::Own;
 use crate::step::{Batch, Finish, Place, Step};
 use crate::trainer::{ClientState, Download};
@@ -91,6 +91,11 @@ impl Planner {
         &self.recorder.names
     }
 
+    /// Whether the client that was planned last has logits for its own samples.
+    pub fn has_logits(&self) -> bool {
+        self.recorder.has_logits
+    }
+
     /// The largest batch that a step takes.
     pub fn batch_max(&self) -> usize {
         let batch = self.experiment.config.local.batch;
@@ -128,6 +133,8 @@ impl Planner {
             indices.len() / config.batch.min(indices.len()).max(1)
         };
         self.recorder.has_generator = self.generator.is_some() && download.vectors.contains_key(GENERATOR);
+        // A client that keeps nothing is here for the first time: the server has not seen its samples.
+        self.recorder.has_logits = method.sends_logits() && download.vectors.contains_key(LOGITS) && !state.is_empty();
         let memory = self.memory.as_ref().zip(download.memory.as_ref());
         self.recorder.n_memory_batches = memory.map_or(0, n_memory_batches);
         let mut place = Place {

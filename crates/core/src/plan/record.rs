@@ -15,6 +15,7 @@ pub(crate) struct Recorder {
     pub uploaded: Vec<usize>,
     pub has_memory: bool,
     pub has_generator: bool,
+    pub has_logits: bool,
     /// Batches in a pass over the memory.
     pub n_memory_batches: usize,
     pub lr_total: f32,
@@ -31,6 +32,7 @@ impl Recorder {
             uploaded: Vec::new(),
             has_memory: false,
             has_generator: false,
+            has_logits: false,
             n_memory_batches: 0,
             lr_total: 0.0,
             program: Program::default(),

@@ -222,7 +222,7 @@ impl Executor {
         self.pass(&feeds.own, samples, moves, at, Mode { norm: feeds.own.norm, dropout })?;
         if batch == Batch::Taught {
             self.run_head(plan, at)?;
-            self.gathered.set_logits(self.head.as_ref().map_or(&[], |head| head.ws.output()));
+            self.head.iter().for_each(|head| self.gathered.set_logits(head.ws.output()));
         }
         Ok(())
     }

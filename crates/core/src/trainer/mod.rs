@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::halves::Stop;
 use crate::memory::{MemoryConfig, TargetTables, Targets};
-use crate::method::Method;
+use crate::method::{LOGITS, Method};
 use crate::own::Own;
 use crate::plan::{LocalPlan, Planner, VectorId};
 use crate::step::Term;
@@ -183,7 +183,10 @@ impl Trainer {
         self.place_vectors(&plan, download, state)?;
         self.embed(&plan)?;
         let Self { experiment, memory, memory_objective, truncates_memory, planner, executor, .. } = self;
-        let feeds = feeds(experiment, (memory.as_ref(), memory_objective), *truncates_memory, download);
+        let mut feeds = feeds(experiment, (memory.as_ref(), memory_objective), *truncates_memory, download);
+        if planner.has_logits() {
+            feeds.own.targets.logits = &download.vectors[LOGITS];
+        }
         executor.run(&plan, &planner.programs, &feeds)?;
         if executor.tally.stats.memory_loss_before.is_some() {
             executor.tally.stats.memory_loss_after = Some(executor.first_memory_loss(&plan, &feeds)?);

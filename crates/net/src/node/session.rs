@@ -172,7 +172,7 @@ impl Session {
         let e = &self.experiment;
         let n = e.weights.len();
         let named = |v: &NamedBlob| {
-            let n = self.method.len_of_sent(&v.name, &e.graph)?;
+            let n = self.method.len_of_sent(&v.name, e)?;
             Ok((v.name.clone(), decode_f32(&cache.get(&v.blob)?, n, &v.name)?))
         };
         Ok(Download {

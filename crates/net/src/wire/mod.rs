@@ -72,12 +72,15 @@ pub(crate) fn reject_simulated(config: &Config) -> Result<()> {
              hint: model.clients=[], and one network for all with model.name",
         ));
     }
-    if config.method.build().is_ok_and(|method| !method.sends_weights()) {
-        return Err(Error::config(format!(
+    if let Ok(method) = config.method.build()
+        && !method.sends_weights()
+    {
+        let logits = format!(
             "method `{}` sends logits in the place of models, which only the simulator does so far\n\
              hint: method.name=feddf distils the clients' models on public data",
             config.method.name
-        )));
+        );
+        return Err(Error::config(method.needs_simulator().map_or(logits, str::to_owned)));
     }
     Ok(())
 }
@@ -97,7 +100,11 @@ mod tests {
             assert!(message.contains("do not take from the network"), "{message}");
         }
         let two = "model.clients=[{name='mlp', share=0.5}, {name='cnn', share=0.5}]";
-        for (pairs, told) in [(&["method=feddf", two][..], "model.clients"), (&["method=fedmd"], "sends logits")] {
+        for (pairs, told) in [
+            (&["method=feddf", two][..], "model.clients"),
+            (&["method=fedmd"], "sends logits"),
+            (&["method=fedgkt"], "labels of private samples"),
+        ] {
             let message = reject_simulated(&config(pairs)).unwrap_err().to_string();
             assert!(message.contains(told) && message.contains("only the simulator"), "{message}");
         }
