@@ -145,7 +145,8 @@ impl Block {
             for warp in self.warps.iter_mut().filter(|warp| warp.is_alive()) {
                 let number = warp.number as usize;
                 let stop = warp.run(code, &mut self.shared, memory, reduced);
-                let stop = stop.map_err(|(line, fault)| describe(code, launch, at, number, line, &fault))?;
+                let stop = stop
+                    .map_err(|(instruction, fault)| describe(code, launch, at, number, instruction as usize, &fault))?;
                 given |= stop == Stop::Barrier(true);
             }
             self.shared.barrier();
@@ -156,9 +157,10 @@ impl Block {
 }
 
 /// A fault and its place.
-fn describe(code: &Code, launch: &Launch, at: [usize; 3], warp: usize, line: u32, fault: &Fault) -> String {
+fn describe(code: &Code, launch: &Launch, at: [usize; 3], warp: usize, instruction: usize, fault: &Fault) -> String {
     let (thread, [x, y, _]) = (warp * LANES + fault.lane, launch.block);
     let thread = [thread % x, thread / x % y, thread / (x * y)];
-    let (name, text, what) = (&code.name, code.line(line), &fault.what);
+    let (name, text, what) = (&code.name, &code.texts[instruction], &fault.what);
+    let line = code.instructions[instruction].line;
     format!("kernel {name}, block {at:?}, thread {thread:?}, line {line} of its PTX (`{text}`): {what}")
 }

@@ -92,15 +92,8 @@ pub struct Code {
     pub shared_bytes: usize,
     pub local_bytes: usize,
     pub threads_max: usize,
-    /// The text of each line that holds an instruction.
-    pub lines: Vec<(u32, String)>,
-}
-
-impl Code {
-    /// The text of a line.
-    pub fn line(&self, number: u32) -> &str {
-        self.lines.iter().find(|line| line.0 == number).map_or("", |line| &line.1)
-    }
+    /// Each instruction's text, for messages.
+    pub texts: Vec<String>,
 }
 
 /// A fault of a lane.

@@ -84,6 +84,7 @@ impl Warp {
     }
 
     /// Runs up to the next barrier or the end. `reduced` is the result of the barrier before.
+    /// A fault comes with the number of its instruction.
     pub fn run(
         &mut self,
         code: &Code,
@@ -104,7 +105,8 @@ impl Warp {
                     group.at += 1;
                     continue;
                 }
-                let failed = |fault| (instruction.line, fault);
+                let at = group.at;
+                let failed = |fault| (at, fault);
                 match &instruction.step {
                     Step::Compute(run) => run(&mut self.registers, mask),
                     Step::Memory(run) => {
@@ -182,8 +184,7 @@ impl Warp {
         let Some(group) = self.groups.pop() else { return Ok(None) };
         let missing = self.alive & !group.mask;
         let what = format!("lanes {missing:#010x} of the warp do not come here, or must not run this instruction");
-        let line = code.instructions.get(group.at as usize).map_or(0, |instruction| instruction.line);
-        Err((line, Fault { lane: lanes(group.mask).next().unwrap_or(0), what }))
+        Err((group.at, Fault { lane: lanes(group.mask).next().unwrap_or(0), what }))
     }
 
     /// Joins groups that are at the same place. True if another one is further behind; then that one is next.

@@ -161,7 +161,7 @@ impl Decoder {
         let name = statement.mnemonic().to_owned();
         let step = self.step(&name)?;
         self.code.instructions.push(Instruction { guard, step, line: statement.line });
-        self.code.lines.push((statement.line, statement.text.clone()));
+        self.code.texts.push(statement.text.clone());
         Ok(())
     }
 
