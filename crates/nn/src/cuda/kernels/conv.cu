@@ -377,7 +377,7 @@ __device__ __forceinline__ void conv_tile(const Conv& s, const int* lanes, Rows 
     // One half of a tile is multiplied while the next half is read, so products never wait for shared memory.
     u32 stage = 0;
     Fragments first, second;
-    load(first, stage, 0);
+    if (k_begin < k_end) load(first, stage, 0);
     for (int kt = k_begin; kt < k_end; kt++) {
         load(second, stage, 8);
         Fragments packed;

@@ -102,7 +102,7 @@ REDUCE_KERNEL(COLUMNS, 4)
 
 constexpr int SHARES = 32;  // threads that share the chunks of a channel
 
-// The sums of all chunks for one channel, computed by SHARES threads.
+// The sums of all chunks for one channel, computed by SHARES threads. The first of them gets the sums.
 __device__ __forceinline__ void sum_chunks(const float* partial, int n_chunks, int channels, int c, double& s1, double& s2) {
     __shared__ double parts[2][SHARES][32];
     s1 = 0, s2 = 0;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void sum_chunks(const float* partial, int n_chunks, i
         parts[0][threadIdx.y][threadIdx.x] += parts[0][threadIdx.y + half][threadIdx.x];
         parts[1][threadIdx.y][threadIdx.x] += parts[1][threadIdx.y + half][threadIdx.x];
     }
-    s1 = parts[0][0][threadIdx.x], s2 = parts[1][0][threadIdx.x];
+    if (threadIdx.y == 0) s1 = parts[0][0][threadIdx.x], s2 = parts[1][0][threadIdx.x];
 }
 
 // saved[4][C]: mean, 1/σ, and the coefficients of y = scale·x + shift. The sums are about `about`: the first values of x,
