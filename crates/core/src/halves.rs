@@ -84,7 +84,16 @@ impl LocalTraining {
 
     fn on(experiment: &Arc<Experiment>, method: &dyn Method, device: &Device, on: Vec<Arc<OnGpu>>) -> Result<Self> {
         let (experiment, stop, n_threads) = (Arc::clone(experiment), Stop::default(), device.n_threads());
-        let workers = if !on.is_empty() {
+        let workers = if on.is_empty() {
+            let cohort = experiment.config.federation.cohort(experiment.partition.n_clients());
+            let trainer = |of: &Arc<Experiment>| {
+                let mut trainer = Trainer::new(of, method)?;
+                trainer.stop_with(&stop);
+                Ok(trainer)
+            };
+            let thread = |_| experiment.groups().map(trainer).collect::<Result<Vec<_>>>().map(Mutex::new);
+            Workers::Threads((0..n_threads.min(cohort)).map(thread).collect::<Result<_>>()?)
+        } else {
             if let Some(setting) = method.needs_cpu() {
                 return Err(Error::config(format!("{setting} runs on CPUs only\nhint: --device cpu")));
             }
@@ -94,15 +103,6 @@ impl LocalTraining {
                 Ok(trainer)
             };
             Workers::Gpu(on.iter().map(trainer).collect::<Result<_>>()?)
-        } else {
-            let cohort = experiment.config.federation.cohort(experiment.partition.n_clients());
-            let trainer = |of: &Arc<Experiment>| {
-                let mut trainer = Trainer::new(of, method)?;
-                trainer.stop_with(&stop);
-                Ok(trainer)
-            };
-            let thread = |_| experiment.groups().map(trainer).collect::<Result<Vec<_>>>().map(Mutex::new);
-            Workers::Threads((0..n_threads.min(cohort)).map(thread).collect::<Result<_>>()?)
         };
         Ok(Self { experiment, workers, stop, n_threads, on_gpu: on, evaluator: None })
     }

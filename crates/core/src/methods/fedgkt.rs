@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::method::Method;
 use crate::partial::Mean;
+use crate::robust::RobustRule;
 use crate::step::{At, Batch, Step, Term};
 use fedproj_nn::{Direction, Graph, Loss, NodeId, Tail};
 use serde::{Deserialize, Serialize};
@@ -57,7 +58,13 @@ impl Default for FedGkt {
 }
 
 impl Method for FedGkt {
-    fn check(&self, _: &Config) -> Result<()> {
+    fn check(&self, config: &Config) -> Result<()> {
+        if config.federation.robust.rule == RobustRule::Krum {
+            return Err(Error::config(
+                "federation.robust.rule = \"krum\" leaves clients out, and method.name = \"fedgkt\" answers every client\n\
+                 hint: federation.robust.rule=none",
+            ));
+        }
         let Self { distill_weight, temperature, batch, .. } = *self;
         Error::require(distill_weight >= 0.0, "method.fedgkt.distill_weight", distill_weight, "0 or positive")?;
         Error::require(temperature > 0.0, "method.fedgkt.temperature", temperature, "positive")?;
