@@ -89,9 +89,14 @@ pub fn gpu() -> &'static Gpu {
     GPU.get_or_init(|| {
         let wanted = std::env::var("EMULATED_GPU_CAPABILITY").unwrap_or_default();
         let kind = KINDS.iter().find(|kind| format!("{}.{}", kind.capability.0, kind.capability.1) == wanted);
-        let n_threads = std::env::var("EMULATED_GPU_THREADS").ok().and_then(|n| n.parse().ok());
+        let mut kind = *kind.unwrap_or(&KINDS[0]);
+        let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<usize>().ok());
+        if let Some(processors) = number("EMULATED_GPU_PROCESSORS") {
+            kind.processors = processors as i32;
+        }
+        let n_threads = number("EMULATED_GPU_THREADS");
         let n_threads = n_threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
-        Gpu::new(*kind.unwrap_or(&KINDS[0]), n_threads.unwrap_or(1))
+        Gpu::new(kind, n_threads.unwrap_or(1))
     })
 }
 

@@ -22,8 +22,8 @@
 //! The compiler's last step, from PTX to machine code, is not run either; it may fuse products and sums.
 //!
 //! Environment variables: `EMULATED_GPU_NVRTC` is the real compiler's path, `EMULATED_GPU_CAPABILITY` the compute
-//! capability (`8.0`), `EMULATED_GPU_THREADS` the number of threads. In the file `EMULATED_GPU_KERNELS`, each kernel
-//! gets a line when it is first launched.
+//! capability (`8.0`), `EMULATED_GPU_PROCESSORS` the number of multiprocessors, `EMULATED_GPU_THREADS` the number of
+//! threads. In the file `EMULATED_GPU_KERNELS`, each kernel gets a line when it is first launched.
 
 pub mod driver;
 pub mod gpu;
