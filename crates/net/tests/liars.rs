@@ -216,7 +216,7 @@ async fn with_a_liar(lie: Lie) -> Scene {
 
 /// `counted`: how many are in each sum. `told`: why a round had none.
 async fn check(lie: Lie, counted: &[usize], told: &str) {
-    let scene = with_a_liar(lie).await;
+    let scene = Box::pin(with_a_liar(lie)).await;
     let events = scene.journal();
     let reason = |e: &Event| if let Event::RoundEmpty { reason, .. } = e { Some(reason.clone()) } else { None };
     let reasons: Vec<String> = events.iter().filter_map(reason).collect();

@@ -95,7 +95,7 @@ async fn a_contribution_out_of_the_range_of_sums_is_left_out() {
 
 async fn logits_of_a_million_are_left_out(setting: &str, why: &str) {
     let settings = ["federation.rounds=2", "method.name=feddf", setting];
-    let mut scene = Scene::new(3, &settings, |server| server.ensemble = Ensemble::Clients).await;
+    let mut scene = Box::pin(Scene::new(3, &settings, |server| server.ensemble = Ensemble::Clients)).await;
     let honest: Vec<_> = (1..3).map(|client| scene.honest(client)).collect();
     for round in 0..2 {
         let link = scene.attacker(0);
