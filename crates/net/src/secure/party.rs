@@ -92,8 +92,8 @@ impl Party {
         let of = |secret: &Secret, polynomials: &[u8]| {
             split(secret, &self.secret(polynomials), roster.threshold(), near.len())
         };
-        let masks = of(&self.own_mask(), b"polynomials of the own mask");
-        let keys = of(&self.mask_key(), b"polynomials of the mask key");
+        let masks = of(&self.own_mask(), b"polynomials of the own mask")?;
+        let keys = of(&self.mask_key(), b"polynomials of the mask key")?;
         let mut sealed = Vec::with_capacity(near.len());
         for (at, to) in near.iter().enumerate().filter(|(_, to)| **to != self.client) {
             let mut pair = Zeroizing::new([&masks[at][..], &keys[at][..]].concat());
@@ -135,7 +135,7 @@ impl Party {
         let mut opened = Vec::with_capacity(near.len());
         for (_, from) in near {
             let pair = if from == self.client {
-                Some(self.kept(roster))
+                Some(self.kept(roster)?)
             } else {
                 let mut bytes = Zeroizing::new(sealed.next().cloned().unwrap_or_default());
                 let (key, from_to) = self.seal_key(roster, from, (from, self.client))?;
@@ -155,15 +155,16 @@ impl Party {
     }
 
     /// The node's own shares of its own secrets.
-    fn kept(&self, roster: &Roster) -> Zeroizing<[u8; PAIR]> {
+    fn kept(&self, roster: &Roster) -> Result<Zeroizing<[u8; PAIR]>> {
         let near = roster.neighbourhood(self.client);
         let at = near.binary_search(&self.client).unwrap_or_default();
         let of = |secret: &Secret, polynomials: &[u8]| {
-            split(secret, &self.secret(polynomials), roster.threshold(), near.len()).swap_remove(at)
+            let shares = split(secret, &self.secret(polynomials), roster.threshold(), near.len());
+            shares.map(|mut shares| shares.swap_remove(at))
         };
-        let mask = of(&self.own_mask(), b"polynomials of the own mask");
-        let key = of(&self.mask_key(), b"polynomials of the mask key");
-        Zeroizing::new(std::array::from_fn(|i| if i < 32 { mask[i] } else { key[i - 32] }))
+        let mask = of(&self.own_mask(), b"polynomials of the own mask")?;
+        let key = of(&self.mask_key(), b"polynomials of the mask key")?;
+        Ok(Zeroizing::new(std::array::from_fn(|i| if i < 32 { mask[i] } else { key[i - 32] })))
     }
 
     /// Masks a vector. It gets one value longer: the check word.

@@ -115,7 +115,7 @@ impl Unmasking<'_> {
         let mut rng = ChaCha20Rng::from_seed(*derive(self.roster.hash(), &client.to_le_bytes(), &[b"fedproj tries 1"]));
         for _ in 0..if have > threshold { TRIES } else { 1 } {
             let some: Vec<_> = shares[..threshold].iter().map(|(place, _, share)| (*place, share.clone())).collect();
-            let secret = combine(&some);
+            let secret = combine(&some)?;
             if is_right(&secret) {
                 trusted.extend(shares[..threshold].iter().map(|(_, holder, _)| *holder));
                 return Ok(secret);
