@@ -101,10 +101,13 @@ def test_ctrl_c_leaves_the_rounds_before(expected, tmp_path):
 
     settings = SMALL | METHODS["feddyn"] | {"local.epochs": 100}
     thread = threading.Thread(target=interrupt)
+    # A shell lets its background jobs ignore Ctrl-C.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread.start()
     with pytest.raises(fedproj.StoppedError, match="resume=True"):
         on_ray.run(method="feddyn", settings=settings, workers=2, out=out, progress=False)
     thread.join()
+    signal.signal(signal.SIGINT, handler)
     made = on_ray.run(method="feddyn", settings=settings, workers=2, out=out, resume=True, progress=False)
     assert_same(made, fedproj.run(method="feddyn", settings=settings, out=tmp_path / "alone", progress=False))
 
