@@ -30,11 +30,13 @@ def _only(planned: list[Any], out: Any) -> tuple[Any, Path]:
     return planned[0], Path(out) if out is not None else planned[0].directory()
 
 
-def serve(planned: Any, directory: Path, data_dir: Any, threads: int | None, resume: bool) -> Any:
+def serve(
+    planned: Any, directory: Path, data_dir: Any, threads: int | None, resume: bool, device: str = "cpu", precision: Any = None
+) -> Any:
     """The server's half; ``None`` if the run is finished."""
     if _fedproj.is_finished(planned, directory):
         return None
-    return _fedproj.Server(planned, directory, _options(data_dir, "cpu", None, threads, 1, resume))
+    return _fedproj.Server(planned, directory, _options(data_dir, device, precision, threads, 1, resume))
 
 
 def finish(server: Any, directory: Path) -> Run:

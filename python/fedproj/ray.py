@@ -68,6 +68,8 @@ def run(
 ) -> Run:
     """Makes one run with ``workers`` actors of ``threads`` threads each, or of one GPU each with ``device="cuda"``.
 
+    The calling process fuses on a device of that kind, since a GPU and a CPU give other bytes; so it needs a GPU, too.
+
     ``address`` is that of a Ray cluster [default: one on this machine, which ends with the run]. All machines need this
     package and the data in the same version. Other arguments are those of :func:`fedproj.run`.
 
@@ -76,15 +78,20 @@ def run(
     import ray
 
     planned, directory = plan_one(config, method, settings, out)
-    server = serve(planned, directory, data_dir, threads, resume)
-    if server is None:
+    # An actor sees a GPU only if it asks for one, so "auto" would differ between the processes.
+    device = "cpu" if device in (None, "auto") else device
+    gpus = 1 if device.startswith("cuda") else 0
+    if _fedproj.is_finished(planned, directory):
         return Run(directory)
     n_rounds = json.loads(planned.config())["federation"]["rounds"]
     is_ours, actors, shown = not ray.is_initialized(), [], _progress(progress)
     try:
         if is_ours:
             _connect(ray, address, workers * threads)
-        actors = _start(ray, server, workers, threads, device, _options(data_dir, device, precision, threads, 1, False))
+        _check(ray, workers, threads, gpus)
+        server = serve(planned, directory, data_dir, threads, resume, device, precision)
+        options = _options(data_dir, device, precision, threads, 1, False)
+        actors = _start(ray, server.origin, workers, threads, gpus, options)
         kept = _Kept(server)
         while (task := server.open()) is not None:
             shown.status(f"round {task[0] + 1}/{n_rounds}")
@@ -111,9 +118,8 @@ def _connect(ray: Any, address: str | None, n_cpus: int) -> None:
         ) from error
 
 
-def _start(ray: Any, server: Any, workers: int, threads: int, device: str | None, options: str) -> list[Any]:
-    """The actors, once all of them have read the data."""
-    gpus = 1 if device is not None and device.startswith("cuda") else 0
+def _check(ray: Any, workers: int, threads: int, gpus: int) -> None:
+    """Rejects what the cluster does not have."""
     there = ray.cluster_resources()
     for name, needed in (("CPU", workers * threads), ("GPU", workers * gpus)):
         if there.get(name, 0) < needed:
@@ -121,9 +127,13 @@ def _start(ray: Any, server: Any, workers: int, threads: int, device: str | None
                 f"{workers} workers need {needed} {name}s, but the cluster has {there.get(name, 0):g}\n"
                 "hint: fewer workers or threads, or more machines (`ray start --address=HOST:6379`)"
             )
+
+
+def _start(ray: Any, origin: str, workers: int, threads: int, gpus: int, options: str) -> list[Any]:
+    """The actors, once all of them have read the data."""
     resources = {"num_cpus": threads, "num_gpus": gpus, "max_restarts": -1, "max_task_retries": RETRIES}
     worker = ray.remote(**resources)(_Worker)
-    actors = [worker.remote(server.origin, options) for _ in range(workers)]
+    actors = [worker.remote(origin, options) for _ in range(workers)]
     _get(ray, [actor.ready.remote() for actor in actors])
     return actors
 
