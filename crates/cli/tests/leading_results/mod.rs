@@ -12,8 +12,8 @@ use std::path::Path;
 /// The study on digits: 22 arms and 20 seeds.
 pub const DIGITS: (&str, usize) = ("leading-digits-full", 440);
 
-/// On CIFAR-10: `leading` and `FedDyn` with three seeds, and a repeated run of `FedAvg`.
-pub const CIFAR10: (&str, usize) = ("leading-cifar10-full", 7);
+/// On CIFAR-10: `leading` and `FedDyn` with five seeds, and a repeated run of `FedAvg`.
+pub const CIFAR10: (&str, usize) = ("leading-cifar10-full", 11);
 
 /// What an arm's folder is called, and what the pages call it. Other arms are methods.
 const VARIANTS: [(&str, &str); 6] = [
@@ -158,13 +158,13 @@ const PICTURED: [&str; 7] = [
     "leading-no-correction",
 ];
 
-/// Those of the curves over rounds, each with its folder.
-const CURVES: [(&str, &str); 5] = [
-    ("leading-cifar10-full", "leading"),
-    ("leading-cifar10-full", "feddyn"),
-    ("table1-cifar10-full", "fedprox"),
-    ("table1-cifar10-full", "fedproj"),
-    ("table1-cifar10-full", "fedavg"),
+/// Those of the curves over rounds, each with its folder and its number of seeds.
+const CURVES: [(&str, &str, u64); 5] = [
+    ("leading-cifar10-full", "leading", 5),
+    ("leading-cifar10-full", "feddyn", 5),
+    ("table1-cifar10-full", "fedprox", 3),
+    ("table1-cifar10-full", "fedproj", 3),
+    ("table1-cifar10-full", "fedavg", 3),
 ];
 
 /// Checks that a picture of the docs is what `fedproj report` draws of these runs.
@@ -183,6 +183,6 @@ fn the_pictures_of_leading_are_drawn_from_the_metrics() {
     let digits = |arm: &&str| format!("results/leading-digits-full/beta0.1-{arm}");
     let seeds = |dir: String, n: u64| (0..n).map(move |seed| format!("{dir}-seed{seed}"));
     check_picture("outcome.svg", "leading-digits.svg", PICTURED.iter().flat_map(|arm| seeds(digits(arm), 20)));
-    let cifar10 = CURVES.iter().flat_map(|(folder, arm)| seeds(format!("results/{folder}/beta0.3-{arm}"), 3));
+    let cifar10 = CURVES.iter().flat_map(|(folder, arm, n)| seeds(format!("results/{folder}/beta0.3-{arm}"), *n));
     check_picture("accuracy.svg", "leading-cifar10-rounds.svg", cifar10);
 }
