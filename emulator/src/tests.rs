@@ -53,6 +53,15 @@ fn lanes_that_branch_apart_meet_again() {
 }
 
 #[test]
+fn a_register_with_the_address_of_a_parameter_stands_for_it() {
+    let body = "mov.b64 %rd1, k_1; ld.param.u64 %rd2, [%rd1]; mul.wide.u32 %rd3, %t, 4; add.s64 %rd2, %rd2, %rd3;
+        st.global.u32 [%rd2], 7;";
+    assert_eq!(run(body, 2, &[]).unwrap(), [7, 7]);
+    let fault = fault("mov.b64 %rd1, k_1; ld.global.u64 %rd2, [%rd1];", 1);
+    assert!(fault.contains("global"), "{fault}");
+}
+
+#[test]
 fn warps_exchange_across_a_barrier_and_not_without_one() {
     let exchange = |barrier: &str| {
         format!(

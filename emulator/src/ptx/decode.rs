@@ -30,6 +30,8 @@ pub struct Decoder {
     symbols: HashMap<String, u64>,
     /// Places and lengths of parameters.
     parameters: HashMap<String, (usize, usize)>,
+    /// Registers that hold the address of a parameter. The compiler writes such a register once.
+    addresses: HashMap<String, String>,
     labels: HashMap<String, u32>,
     /// Of the present instruction.
     operands: Vec<String>,
@@ -178,7 +180,7 @@ impl Decoder {
             }
             _ => {}
         }
-        for family in [arithmetic::decode, memory::decode, together::decode] {
+        for family in [memory::decode, arithmetic::decode, together::decode] {
             if let Some(step) = family(self, name)? {
                 return Ok(step);
             }
@@ -279,8 +281,18 @@ impl Decoder {
         row
     }
 
-    /// The row of a part of a parameter; none if the name is of no parameter.
+    /// Lets a register stand for a parameter, if the name is of one.
+    pub fn name_parameter(&mut self, register: &str, name: &str) -> bool {
+        let is_parameter = self.parameters.contains_key(name);
+        if is_parameter {
+            self.addresses.insert(register.to_owned(), name.to_owned());
+        }
+        is_parameter
+    }
+
+    /// The row of a part of a parameter, named or by a register that holds its address; none if it is of no parameter.
     pub fn parameter(&mut self, name: &str, offset: usize, bytes: usize, wide: bool) -> Result<Option<u32>, String> {
+        let name = self.addresses.get(name).map_or(name, String::as_str);
         let Some((at, len)) = self.parameters.get(name).copied() else { return Ok(None) };
         if offset + bytes > len {
             return Err(format!("{bytes} bytes at {offset} of a parameter of {len} bytes"));

@@ -54,6 +54,8 @@ impl Address {
 pub fn decode(d: &mut Decoder, name: &str) -> Decoded {
     let words: Vec<&str> = name.split('.').collect();
     match words[0] {
+        // Nothing to compute: who loads from it reads the parameter. Its row stays 0, where no memory is.
+        "mov" if words[1] == "b64" && names_parameter(d)? => Ok(Some(Step::Compute(Box::new(|_, _| {})))),
         "ld" if words[1] == "param" => load_parameter(d, &words[2..]).map(Some),
         "ld" => load(d, &words[1..]).map(Some),
         "st" if words[1] == "param" => store_parameter(d, words[2]).map(Some),
@@ -62,6 +64,12 @@ pub fn decode(d: &mut Decoder, name: &str) -> Decoded {
         "fence" | "membar" => Ok(Some(Step::Compute(Box::new(|_, _| {})))),
         _ => Ok(None),
     }
+}
+
+/// Whether this moves the address of a parameter to a register, which then stands for it.
+fn names_parameter(d: &mut Decoder) -> Result<bool, String> {
+    let (to, from) = (d.operand(0)?.to_owned(), d.operand(1)?.to_owned());
+    Ok(d.name_parameter(&to, &from))
 }
 
 /// The registers that operand i names, one or several.
