@@ -260,14 +260,14 @@ class Step(_Recording):
         self._call("project", g=self._target(g, r), r=self._source(r), rule=projection_rule(**rule))
 
     def project_to_cone(self, g: Vector, references: Sequence[Vector]) -> None:
-        """Replaces g by the nearest vector that conflicts with none of up to 16 gradients. On CPUs only.
+        """Replaces g by the nearest vector that conflicts with none of up to 16 gradients.
 
         Take the gradients one after another.
         """
         self._call("project_to_cone", g=self._target(g, *references), references=[self._source(r) for r in references])
 
     def project_inputs(self, g: Vector, sent: Sequence[Vector], scales: bool = False) -> None:
-        """Takes from g what acts on inputs of the layers: G ← G − Σ_j (G r_j) r_jᵀ per layer. On CPUs only.
+        """Takes from g what acts on inputs of the layers: G ← G − Σ_j (G r_j) r_jᵀ per layer.
 
         The r_j stand in the rows of vectors that the server sends, named one after another. ``scales``: layers whose G
         lies mostly along them are scaled there (TRGP).

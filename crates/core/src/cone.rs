@@ -4,16 +4,14 @@
 //! Episodic Memory for Continual Learning", NeurIPS 2017, Eq. 11): minimise ½ vᵀ(R Rᵀ)v + ⟨R g, v⟩ over v ≥ 0; u = g + Rᵀv.
 //! It is solved one number after another (Hildreth 1957), on inner products alone: the long vectors are read once.
 
+use fedproj_nn::cuda::Search;
 use fedproj_nn::{Buffer, Cpu, vector};
 
 /// References at most.
 pub(crate) const REFERENCES_MAX: usize = 16;
 
-/// Passes over the numbers at most. Each is a few nanoseconds; nearly parallel references need many.
-const PASSES_MAX: usize = 20_000;
-
-/// A change of u below this share of ‖g‖ ends the search; single precision sees no less.
-const TOLERANCE: f64 = 1e-9;
+/// A pass takes a few nanoseconds, and nearly parallel references need many. Single precision sees no smaller change of u.
+pub(crate) const SEARCH: Search = Search { passes: 20_000, tolerance: 1e-9 };
 
 /// What was found.
 pub(crate) struct Found {
@@ -37,7 +35,7 @@ pub(crate) fn project(cpu: &mut Cpu, g: &mut [f32], references: &[Buffer]) -> Fo
     let norm = vector::squared_norm(cpu, g).sqrt();
     let sum_norm = gram.iter().flatten().sum::<f64>().max(0.0).sqrt();
     let cosine = if norm * sum_norm > 0.0 { along.iter().sum::<f64>() / (norm * sum_norm) } else { 0.0 };
-    let dual = solve(&gram, &along, n, TOLERANCE * norm);
+    let dual = solve(&gram, &along, n, SEARCH.tolerance * norm);
     for (r, v) in references.iter().zip(dual).filter(|(_, v)| *v > 0.0) {
         vector::axpy(cpu, v as f32, r, g);
     }
@@ -52,7 +50,7 @@ fn solve(
     tolerance: f64,
 ) -> [f64; REFERENCES_MAX] {
     let mut dual = [0.0; REFERENCES_MAX];
-    for _ in 0..PASSES_MAX {
+    for _ in 0..SEARCH.passes {
         let mut moved: f64 = 0.0;
         // A reference of 0 constrains nothing.
         for i in (0..n).filter(|&i| gram[i][i] > 0.0) {

@@ -184,19 +184,6 @@ impl Projection {
         self.is_on() && !self.rule.is_of_inputs()
     }
 
-    /// The setting that runs on CPUs only, if it is chosen.
-    pub(crate) fn needs_cpu(&self, key: &str) -> Option<String> {
-        let word = match self.rule {
-            Rule::FedProj | Rule::AGem | Rule::Ogd => return None,
-            Rule::Gem => "gem",
-            Rule::Owm => "owm",
-            Rule::Gpm => "gpm",
-            Rule::Sgp => "sgp",
-            Rule::Trgp => "trgp",
-        };
-        self.is_on().then(|| format!("{key}.rule = \"{word}\""))
-    }
-
     /// Computes the directions of the layers' inputs at the new global model and sends them, for rules that need them.
     pub(crate) fn send_inputs(&self, round: &mut Fusion<'_>, memory: &MemoryConfig) -> Result<()> {
         let (experiment, next) = (round.experiment, round.round() + 1);

@@ -255,8 +255,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Replaces g by the nearest vector that points against none of several gradients, taken one after another. Not on a GPU,
-    /// see [`Method::needs_cpu`](crate::Method::needs_cpu).
+    /// Replaces g by the nearest vector that points against none of several gradients, taken one after another.
     ///
     /// # Errors
     /// If there are none or more than 16 of them, or they are not gradients taken one after another.
@@ -292,7 +291,7 @@ impl Step<'_> {
 
     /// Takes from g what acts on inputs of the layers: G ← G − Σ_j (G r_j) r_jᵀ per layer, with the r_j in the rows of vectors
     /// that the server sent, named one after another. With `scales`, layers whose G lies mostly along them are scaled there
-    /// (TRGP). Not on a GPU, see [`Method::needs_cpu`](crate::Method::needs_cpu).
+    /// (TRGP).
     ///
     /// # Errors
     /// If the vectors are not those that were sent, one after another.

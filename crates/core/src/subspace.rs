@@ -25,8 +25,8 @@ use crate::projection::{Projection, Rule};
 use fedproj_data::Dataset;
 use fedproj_nn::{Buffer, Cpu, Graph, Mode, NodeId, Options, Product, Workspace, vector};
 
-/// Columns of X at most; GPM's code takes about as many.
-const COLUMNS_MAX: usize = 125;
+/// Columns of X, and directions of a layer, at most; GPM's code takes about as many.
+pub(crate) const COLUMNS_MAX: usize = 125;
 
 /// Directions with a smaller share of the largest σ² are rounding.
 const RELATIVE_MIN: f64 = 1e-10;
@@ -35,7 +35,7 @@ const RELATIVE_MIN: f64 = 1e-10;
 const IMPORTANCE: f64 = 10.0;
 
 /// Share of ‖G‖ from which TRGP trusts a layer.
-const TRUST: f64 = 0.5;
+pub(crate) const TRUST: f32 = 0.5;
 
 /// The name of the i-th vector that is sent.
 pub(crate) fn name(i: usize) -> String {
@@ -195,7 +195,7 @@ impl Projector {
             let n = n_rows(product, vectors);
             along.clear();
             along.extend(pairs(outputs, n).map(|(o, j)| times(cpu, product, g, o, vectors, j)));
-            let is_trusted = scales && squares(along) >= TRUST * TRUST * norm(cpu, product, g);
+            let is_trusted = scales && squares(along) >= f64::from(TRUST * TRUST) * norm(cpu, product, g);
             for (at, (o, j)) in pairs(outputs, n).enumerate() {
                 add_row(cpu, product, (g, o), -along[at], (vectors, j));
             }

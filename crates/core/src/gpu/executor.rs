@@ -2,11 +2,13 @@
 
 use super::OnGpu;
 use super::feed::Feed;
+use crate::cone;
 use crate::error::{Error, Result};
 use crate::halves::Stop;
 use crate::plan::{LocalPlan, Names, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
-use fedproj_nn::cuda::{Batches, Fleet, LossOf, Moments, NOBODY, Rows, Vectors};
+use crate::subspace;
+use fedproj_nn::cuda::{Batches, Cone, Fleet, Inputs, LossOf, Moments, NOBODY, Rows, Vectors};
 use fedproj_nn::{Dropout, Mode, Rule};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,6 +42,9 @@ pub(super) struct Executor {
     perturbed: Vectors,
     /// θ before an update that is projected afterwards, and the update itself.
     before: Option<(Vectors, Vectors)>,
+    /// What projections against several references need; empty until a program has one.
+    cone: Option<Cone>,
+    inputs: Option<Inputs>,
     gradients: Vec<Vectors>,
     pub states: Vec<Vectors>,
     pub broadcasts: Vec<Vectors>,
@@ -65,6 +70,8 @@ impl Executor {
             start_buffers: fleet.shared_vector(&experiment.buffers)?,
             perturbed: fleet.vectors(0)?,
             before: None,
+            cone: None,
+            inputs: None,
             gradients: Vec::new(),
             states: Vec::new(),
             broadcasts: Vec::new(),
@@ -103,6 +110,20 @@ impl Executor {
         }
         if self.before.is_none() && programs.iter().any(Program::projects_updates) {
             self.before = Some((self.fleet.vectors(n)?, self.fleet.vectors(n)?));
+        }
+        self.make_constraints(programs)
+    }
+
+    fn make_constraints(&mut self, programs: &[Program]) -> Result<()> {
+        let ops = || programs.iter().flat_map(|program| &program.ops);
+        // Recorded launches hold the addresses, so nothing is made twice.
+        if self.cone.is_none() && ops().any(|op| matches!(op, Op::ProjectToCone { .. })) {
+            self.cone = Some(self.fleet.cone()?);
+        }
+        let of_inputs = || ops().find_map(|op| if let Op::ProjectInputs { n, .. } = op { Some(*n) } else { None });
+        if let (None, Some(n)) = (&self.inputs, of_inputs()) {
+            let products = subspace::products(self.fleet.graph())?;
+            self.inputs = Some(self.fleet.inputs(products, n, subspace::COLUMNS_MAX)?);
         }
         Ok(())
     }
@@ -215,9 +236,16 @@ impl Executor {
                 let (g, r) = (self.rows(g), self.rows(r));
                 self.project(g, r, &rule, g, 1.0)?;
             }
-            Op::ProjectToCone { .. } | Op::ProjectInputs { .. } => {
-                // Built-in methods announce it, see `Method::needs_cpu`.
-                return Err(Error::config("a projection of this step runs on CPUs only\nhint: --device cpu"));
+            Op::ProjectToCone { g, first, n } => {
+                let Some(cone) = &self.cone else { return Ok(()) };
+                let references: Vec<Rows> = self.gradients[first..first + n].iter().map(Vectors::rows).collect();
+                self.fleet.project_to_cone(cone, self.rows(g), &references, cone::SEARCH)?;
+            }
+            Op::ProjectInputs { g, first, n, scales } => {
+                let Some(inputs) = &self.inputs else { return Ok(()) };
+                let directions: Vec<Rows> = self.broadcasts[first..first + n].iter().map(Vectors::rows).collect();
+                let (g, theta, trust) = (self.rows(g), self.theta.rows(), scales.then_some(subspace::TRUST));
+                self.fleet.project_inputs(inputs, g, theta, &directions, trust)?;
             }
             Op::Update { g } => self.update(g)?,
             Op::UpdateProjected { g, r, rule } => self.update_projected(g, r, &rule)?,

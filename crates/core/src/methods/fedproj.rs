@@ -119,10 +119,6 @@ impl Method for FedProj {
         self.memory.feature_weight > 0.0 || self.distill.feature_weight > 0.0
     }
 
-    fn needs_cpu(&self) -> Option<String> {
-        self.projection.needs_cpu("method.fedproj.projection")
-    }
-
     fn exchanges_logits(&self) -> bool {
         self.needs_public() && !self.holds_to_one_model()
     }

@@ -10,6 +10,7 @@
 
 mod backward;
 mod batches;
+mod constraints;
 mod conv;
 mod fleet;
 mod gather;
@@ -26,6 +27,7 @@ mod text;
 mod vectors;
 
 pub use batches::{Batches, NOBODY};
+pub use constraints::{Cone, Inputs, Search};
 pub use fleet::{Fleet, Recording, Stats};
 pub use gpu::{Gpu, Precision, Probe};
 pub use losses::{LossOf, Target};

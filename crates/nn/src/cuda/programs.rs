@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "calls of CUDA's run-time compiler; the block gives its reason")]
 
 use super::batches::{Image, Table};
+use super::constraints::{Layer, References};
 use super::conv::Geometry;
 use super::gpu::{Pass, Precision};
 use super::hopper::{Dense, Strip};
@@ -26,13 +27,14 @@ const STEM: &str = include_str!("kernels/stem.cu");
 const HOPPER: &str = include_str!("kernels/hopper.cu");
 const DENSE: &str = include_str!("kernels/dense.cu");
 const GATHER: &str = include_str!("kernels/gather.cu");
-const REST: [&str; 8] = [
+const REST: [&str; 9] = [
     include_str!("kernels/norm.cu"),
     include_str!("kernels/pool.cu"),
     include_str!("kernels/layers.cu"),
     include_str!("kernels/linear.cu"),
     include_str!("kernels/loss.cu"),
     include_str!("kernels/vector.cu"),
+    include_str!("kernels/constraints.cu"),
     include_str!("kernels/text.cu"),
     include_str!("kernels/attention.cu"),
 ];
@@ -60,7 +62,7 @@ impl Program {
 }
 
 /// The structures that kernels take: their names there and their lengths here.
-const STRUCTURES: [(&str, usize); 16] = [
+const STRUCTURES: [(&str, usize); 18] = [
     ("After", size_of::<After>()),
     ("Bounds", size_of::<DeviceBounds>()),
     ("Conv", size_of::<Geometry>()),
@@ -68,9 +70,11 @@ const STRUCTURES: [(&str, usize); 16] = [
     ("Drop", size_of::<Drop>()),
     ("Extent", size_of::<Extent>()),
     ("Image", size_of::<Image>()),
+    ("Layer", size_of::<Layer>()),
     ("Linear", size_of::<Linear>()),
     ("LossArgs", size_of::<LossArgs>()),
     ("Pool", size_of::<Pool>()),
+    ("References", size_of::<References>()),
     ("Rows", size_of::<Rows>()),
     ("Rule", size_of::<DeviceRule>()),
     ("Strip", size_of::<Strip>()),
