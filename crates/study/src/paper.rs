@@ -10,7 +10,7 @@ use serde::Serialize;
 
 /// `table,dataset,public,beta,method,alpha,mean,std`, as printed in the paper.
 const TABLES: &str = include_str!("../data/paper_tables.csv");
-/// Repeats behind each of the paper's figures.
+/// Repeats behind each of the paper's numbers.
 const N_SEEDS: usize = 3;
 
 /// What the paper fine-tunes on texts.
@@ -61,7 +61,7 @@ const SCALE: [&str; 9] = [
     "model.name",
 ];
 
-/// What FedProj gains beyond the paper: with it, a run is not compared with the paper's figure.
+/// What FedProj gains beyond the paper: with it, a run is not compared with the paper's numbers.
 const BEYOND: [&str; 3] = ["method.fedproj.averages.", "method.fedproj.correction.", "method.fedproj.lookahead"];
 
 /// The keys that decide how a run is recorded, not what it learns.
@@ -106,8 +106,8 @@ fn lines_for(config: &Config) -> impl Iterator<Item = Line> {
     lines().filter(move |l| is_same(&data, l.dataset) && beta.is_some_and(|b| (b - l.beta).abs() < 1e-9))
 }
 
-/// The paper's figure for an arm: data set, β and method are the same, and what tells the arm from others of its method
-/// has the paper's value or is the weight α of its ablation.
+/// The paper's number for an arm with the same data set, β and method. The keys that distinguish the arm have the paper's
+/// values, or only the ablation's α differs.
 pub fn published(arm: &Arm) -> Result<Option<Published>> {
     const ALPHA: &str = "method.fedproj.distill.alpha";
     let config = arm.config();
@@ -212,9 +212,9 @@ impl Deviation {
 
 /// The statements beside the paper's results: one for all groups if it is the same.
 pub fn statements(results: &[GroupResult]) -> Vec<String> {
-    let with_figures = results.iter().filter(|r| r.rows.iter().any(|row| row.paper.is_some()));
+    let with_numbers = results.iter().filter(|r| r.rows.iter().any(|row| row.paper.is_some()));
     let all: Vec<(&str, String)> =
-        with_figures.map(|r| (&r.title[..], statement(r.deviations.as_deref().unwrap_or_default()))).collect();
+        with_numbers.map(|r| (&r.title[..], statement(r.deviations.as_deref().unwrap_or_default()))).collect();
     match &all[..] {
         [(_, first), rest @ ..] if rest.iter().all(|(_, text)| text == first) => vec![first.clone()],
         _ => all.iter().map(|(group, text)| format!("{group}: {text}")).collect(),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_found_where_data_beta_and_method_are_the_same() {
+    fn a_number_is_found_where_data_beta_and_method_are_the_same() {
         let [private, public] = CIFAR10;
         let moon = "method.name=moon";
         assert_eq!(means(&[&[private, public, moon]]), [Some(61.09)]);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn arms_of_an_ablation_get_their_own_figure_or_none() {
+    fn arms_of_an_ablation_get_their_own_number_or_none() {
         let [private, public] = CIFAR10;
         let half = "data.partition.beta=0.5";
         let alpha = ["0.0", "0.1", "0.2", "0.3"].map(|a| format!("method.fedproj.distill.alpha={a}"));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_have_the_papers_figures_and_say_that_the_checkpoint_is_another() {
+    fn texts_have_the_papers_numbers_and_say_that_the_checkpoint_is_another() {
         let mut one = run(&[], 0, 0.5);
         one.run.config = paper_setup("sst2", 0.5, "fedet", "paper").unwrap().unwrap();
         let groups = sort(vec![one], &mut Vec::new());

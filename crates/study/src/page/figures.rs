@@ -77,7 +77,7 @@ struct Quantity {
     /// Drawn in per cent, up to 100 at most.
     is_share: bool,
     has_band: bool,
-    /// Rounds, this one the last, of which a point is the mean.
+    /// A point is the mean of this round and the n − 1 before it.
     n_averaged: usize,
 }
 
@@ -229,7 +229,7 @@ pub fn accuracy(groups: &[Group]) -> Figure {
     Figure::charts("accuracy", &charts, caption)
 }
 
-/// The rounds of which the table's accuracy is the mean, where they are the same in all runs, several, and few of all.
+/// The headline's number of rounds, if it is equal in all runs, above 1, and at most a third of a run's rounds.
 fn n_headline(groups: &[Group]) -> Option<usize> {
     let arms = || groups.iter().flat_map(|g| &g.arms);
     let n_of = |arm: &Arm| arm.config().federation.n_headline(arm.size("cohort").unwrap_or(0));
