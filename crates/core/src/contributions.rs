@@ -61,7 +61,7 @@ impl Measured {
         crate::fixed::add(&mut self.0, &other.0);
     }
 
-    /// The clients' measurements as one, if there are so many clients: means, and sums of steps.
+    /// The measurements of `n` clients as one: means, and sums of steps.
     pub(crate) fn mean(&self, n: usize) -> (f64, u64, u64, [Option<f64>; 3]) {
         let [loss, compared, projected, ..] = self.0;
         let mean = |sum: i64, n: i64| (n > 0).then(|| sum as f64 / Self::SCALE / n as f64);

@@ -107,8 +107,7 @@ impl Coordinator {
         (self.state, self.last_scores) = (state, None);
     }
 
-    /// The contributions of a round in the order in which they stand out: by their longest vector, measured by the median
-    /// of the round.
+    /// The contributions of a round, largest outlier first: by their longest vector, as a multiple of the round's median.
     ///
     /// # Errors
     /// If a contribution cannot be read.
@@ -159,10 +158,10 @@ impl Coordinator {
         }
     }
 
-    /// Rejects a round whose results do not fit into this machine, as so many vectors of the model's length.
+    /// Rejects a round whose results, `n_vectors` vectors of the model's length, do not fit into this machine's memory.
     ///
     /// # Errors
-    /// With the figures.
+    /// States the sizes.
     pub fn check_memory(&self, n_vectors: usize) -> Result<()> {
         machine::check_memory(&self.experiment.graph, machine::N_VECTORS_MIN + n_vectors)
     }

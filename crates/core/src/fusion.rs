@@ -129,7 +129,8 @@ impl Fusion<'_> {
         })
     }
 
-    /// FedAvg: replaces weights and buffers by the n_k-weighted means. A group of which nobody takes part keeps its model.
+    /// FedAvg: replaces weights and buffers by the n_k-weighted means. A group without clients in the round keeps
+    /// its model.
     ///
     /// # Errors
     /// If a contribution cannot be read.

@@ -150,8 +150,8 @@ impl Fusion<'_> {
         Ok(())
     }
 
-    /// As [`Fusion::distill`], for a student that the server keeps to itself. It goes on from round to round, is evaluated and
-    /// published; what clients receive stays as it is.
+    /// As [`Fusion::distill`], for a student that never leaves the server. It trains on in every round, and it is evaluated and
+    /// published. Clients receive what they would without it.
     ///
     /// # Errors
     /// If the loss is not finite.

@@ -29,8 +29,8 @@ enum Integers {
 }
 
 impl MaskedLayout {
-    /// The layout of an experiment's contributions in a run with so many clients. A node knows only its own. Under privacy each
-    /// client's share of the noise is that of `n_adders`.
+    /// The layout of an experiment's contributions in a run with `n_clients` clients; a node knows only its own. Under privacy
+    /// each client adds one of `n_adders` shares of the noise.
     ///
     /// # Errors
     /// If its sums are not in integers, or its method needs more than sums.
