@@ -220,9 +220,9 @@ mod _fedproj {
     fn compare(py: Python<'_>, runs: Vec<PathBuf>, baseline: Option<String>) -> PyResult<String> {
         guarded(py, || {
             let (runs, mut notes) = load_runs(&runs, false)?;
-            let settings = compare_runs(runs, baseline.as_deref(), &mut notes)?;
-            let tables: Vec<String> = settings.iter().map(|group| group.comparison.table().to_text()).collect();
-            Ok(json!({ "settings": settings, "tables": tables, "notes": notes }).to_string())
+            let groups = compare_runs(runs, baseline.as_deref(), &mut notes)?;
+            let tables: Vec<String> = groups.iter().map(|group| group.comparison.table().to_text()).collect();
+            Ok(json!({ "settings": groups, "tables": tables, "notes": notes }).to_string())
         })
     }
 

@@ -240,8 +240,8 @@ fn distill(
 
 /// The round, and what is known of its clients.
 fn about(round: &Fusion<'_>) -> Value {
-    let clients = round.heads().map(|head| {
-        json!({ "client": head.client, "n_samples": head.n_samples, "n_steps": head.n_steps, "loss": head.stats.loss })
+    let clients = round.summaries().map(|client| {
+        json!({ "client": client.client, "n_samples": client.n_samples, "n_steps": client.n_steps, "loss": client.stats.loss })
     });
     json!({
         "round": round.round(),

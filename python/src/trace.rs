@@ -273,21 +273,11 @@ impl Recorded for Step<'_> {
     fn play(&mut self, call: &Call, played: &mut Played, taps: &[String]) -> Result<()> {
         match call {
             Call::Declare { v } => vector_of(self, v, played).map(drop)?,
-            Call::Gradient { batch, terms } => {
+            Call::Gradient { batch, terms }
+            | Call::GradientAt { batch, terms, .. }
+            | Call::GradientUphill { batch, terms, .. } => {
                 let terms = objective(self.graph(), terms, played, taps)?;
-                let g = self.gradient((*batch).into(), &terms)?;
-                played.gradients.push(g);
-            }
-            Call::GradientUphill { g, radius, batch, terms } => {
-                let terms = objective(self.graph(), terms, played, taps)?;
-                let g = vector_of(self, g, played)?;
-                let uphill = self.gradient_uphill(g, *radius, (*batch).into(), &terms)?;
-                played.gradients.push(uphill);
-            }
-            Call::GradientAt { at, batch, terms } => {
-                let terms = objective(self.graph(), terms, played, taps)?;
-                let at = vector_of(self, at, played)?;
-                let g = self.gradient_at(at, (*batch).into(), &terms)?;
+                let g = gradient(self, call, (*batch).into(), &terms, played)?;
                 played.gradients.push(g);
             }
             Call::Descend { n, batch, terms } => {
@@ -341,6 +331,21 @@ impl Recorded for Step<'_> {
             Call::KeepModel { .. } => return Err(mismatch("models are kept after the last step")),
         }
         Ok(())
+    }
+}
+
+/// The gradient that a call asks for: at the weights, unless it names another place.
+fn gradient(step: &mut Step<'_>, call: &Call, batch: Batch, terms: &[Term], played: &Played) -> Result<Vector> {
+    match call {
+        Call::GradientAt { at, .. } => {
+            let at = vector_of(step, at, played)?;
+            step.gradient_at(at, batch, terms)
+        }
+        Call::GradientUphill { g, radius, .. } => {
+            let g = vector_of(step, g, played)?;
+            step.gradient_uphill(g, *radius, batch, terms)
+        }
+        _ => step.gradient(batch, terms),
     }
 }
 

@@ -12,7 +12,7 @@ pub struct CompareArgs {
     /// Run directories, or directories of run directories
     #[arg(required = true, value_name = "DIR")]
     dirs: Vec<PathBuf>,
-    /// The row of each setting that the others are compared with, as the table names it [default: the first]
+    /// The row of each group that the others are compared with, as the table names it [default: the first]
     #[arg(long, value_name = "NAME")]
     baseline: Option<String>,
     /// Print one JSON object
@@ -24,19 +24,19 @@ impl CompareArgs {
     /// Compares and prints.
     pub fn run(self) -> Result<()> {
         let (runs, mut notes) = load(&self.dirs, false)?;
-        let settings = compare_runs(runs, self.baseline.as_deref(), &mut notes)?;
+        let groups = compare_runs(runs, self.baseline.as_deref(), &mut notes)?;
         for note in notes {
             eprintln!("note: {note}");
         }
-        give(self.json, &serde_json::json!({ "settings": settings }), || {
-            for (at, ComparedGroup { setting, comparison }) in settings.iter().enumerate() {
-                if settings.len() > 1 {
-                    say!("{}{setting}", if at > 0 { "\n" } else { "" });
+        give(self.json, &serde_json::json!({ "settings": groups }), || {
+            for (at, ComparedGroup { title, comparison }) in groups.iter().enumerate() {
+                if groups.len() > 1 {
+                    say!("{}{title}", if at > 0 { "\n" } else { "" });
                 }
                 say!("{}", comparison.table().to_text().trim_end());
             }
             say!("{LEGEND}");
-            if settings.iter().flat_map(|group| &group.comparison.rows).any(|row| row.clients.is_some()) {
+            if groups.iter().flat_map(|group| &group.comparison.rows).any(|row| row.clients.is_some()) {
                 say!(
                     "Own classes: each client on the classes that it holds, as it was in its last round; mean over seeds."
                 );

@@ -84,7 +84,7 @@ fn a_sweep_gets_a_row_a_value_and_the_configuration_marks_it() {
     let folder = folder.path();
     sweep(folder, &["sweep.method.fedproj.distill.alpha=[0.0,0.1]", "sweep.data.partition.beta=[0.3,0.5]"]);
     let text = stdout(folder, &["report", "runs"]);
-    for words in ["β = 0.3", "β = 0.5", "FedProj, alpha 0.0", "FedProj, alpha 0.1", "compare within a setting"] {
+    for words in ["β = 0.3", "β = 0.5", "FedProj, alpha 0.0", "FedProj, alpha 0.1", "compare within a group"] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let html = read(folder, "runs/report/report.html");

@@ -27,7 +27,7 @@ fn check(page: &str, name: &str, expected: &str) {
     assert!(found == expected, "{page}, {name}: the files under results/ say\n{expected}\nthe page says\n{found}");
 }
 
-/// That a page has these words, however its lines are broken, and no figure goes on before or after them.
+/// That a page has these words, however its lines are broken, and no number goes on before or after them.
 fn says(page: &str, words: &str) {
     let text = std::fs::read_to_string(root().join(page)).unwrap();
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -70,7 +70,7 @@ fn markdown(head: &str, aligned: &str, rows: impl Iterator<Item = String>) -> St
     format!("{head}\n{aligned}\n{}", rows.map(|row| row + "\n").collect::<String>())
 }
 
-/// One row for each of the pilot's settings and methods; the last argument is the paper's figure.
+/// One row for each of the pilot's settings and methods; the last argument is the paper's number.
 fn pilot_rows(row: impl Fn(&str, &Value, &str, &str) -> String) -> impl Iterator<Item = String> {
     let results = pilot();
     let settings = [
@@ -157,7 +157,7 @@ fn interval(mean: f64, difference: Difference) -> String {
     typographic(&format!("{:+.2} ± {:.2}", 100.0 * mean, 100.0 * difference.half_width.unwrap()))
 }
 
-/// The paper's figure for a setting such as `cv,CIFAR-10,CIFAR-100` and a β; `arm` is that of an ablation, and empty elsewhere.
+/// The paper's number for data such as `cv,CIFAR-10,CIFAR-100` and a β; `arm` is that of an ablation, and empty elsewhere.
 fn paper(setting: &str, beta: f64, method: &str, arm: &str) -> String {
     let tables = std::fs::read_to_string(root().join("crates/study/data/paper_tables.csv")).unwrap();
     let start = format!("{setting},{beta},{method},{arm},");
@@ -223,7 +223,7 @@ fn methods_come_in_the_same_order_in_every_seed() {
     }
 }
 
-/// Cells of a study at the paper's scale: method, seeds, the paper's figure and ours, differences to `FedAvg` and to `FedProj`.
+/// Cells of a study at the paper's scale: method, seeds, the paper's number and ours, differences to `FedAvg` and to `FedProj`.
 fn beside_the_paper(runs: (&str, usize), setting: &str, beta: f64) -> Vec<String> {
     let to_fedproj = study_against("fedproj", runs, beta);
     let row = |row: ComparedRow| {

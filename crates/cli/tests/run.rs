@@ -140,7 +140,7 @@ fn seeds_and_sweeps_run_every_combination_once_and_are_compared() {
 }
 
 #[test]
-fn compare_takes_differences_within_a_setting() {
+fn compare_takes_differences_within_a_group() {
     let folder = folder();
     let sweep = ["sweep.data.partition.beta=[0.3,5.0]", "sweep.method.name=[fedavg,fedprox]"];
     let outcome = run(folder.path(), "many", &sweep);

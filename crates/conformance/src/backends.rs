@@ -116,8 +116,9 @@ impl Samples {
     }
 
     fn rows(matrix: &[f32], n: usize, chosen: &[u32]) -> Vec<f32> {
-        let len = matrix.len() / n;
-        chosen.iter().flat_map(|&i| &matrix[i as usize * len..(i as usize + 1) * len]).copied().collect()
+        let mut rows = Vec::new();
+        fedproj_data::gather_rows(matrix, n, chosen, &mut rows);
+        rows
     }
 }
 

@@ -1,9 +1,11 @@
-//! What only the published code of FedProj does, apart from the methods it stands for.
+//! What the published code alone makes of FedProj, FedDyn and FedET.
 //!
-//! The paper knows nothing of it. Preset `authors-code` turns it on, to repeat the published numbers.
+//! No paper has it. Preset `authors-code` turns it on, to repeat the published numbers.
 
 use crate::error::Result;
+use crate::evaluate::variance;
 use crate::fusion::Fusion;
+use crate::memory::Targets;
 use crate::step::{Step, Vector};
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Authors {
-    /// First round without projection again, counted from 0. 0: never. The published code stops at 90.
+    /// Round from which projection is off again, counted from 0. 0: never off. The published code stops at 90.
     pub stop_round: u32,
     /// No projection unless ‖r‖² is above this, for the memory gradient r. 0: no limit. The published code has 1e-6.
     pub norm_guard: f64,
@@ -44,4 +46,21 @@ pub(crate) fn average_and_drift(round: &mut Fusion<'_>) -> Result<()> {
     h_mean.iter_mut().zip(mean.iter().zip(&sent)).for_each(|(h, (mean, sent))| *h += (mean - sent) / n_clients);
     round.state.weights = mean.iter().zip(&*h_mean).map(|(mean, h)| mean + h).collect();
     Ok(())
+}
+
+/// FedET's teacher: Σ_k Var_samples(s_k)_c / mean over clients of it · s_k. The weights sum to m, so logits are about m
+/// times too large.
+pub(crate) fn teacher_by_class(scores: &[Vec<f32>], classes: usize) -> Targets {
+    let column = |s: &[f32], c: usize| -> Vec<f32> { s.iter().skip(c).step_by(classes).copied().collect() };
+    let variances: Vec<Vec<f32>> =
+        scores.iter().map(|s| (0..classes).map(|c| variance(&column(s, c))).collect()).collect();
+    let mean: Vec<f32> =
+        (0..classes).map(|c| variances.iter().map(|v| v[c]).sum::<f32>() / scores.len() as f32).collect();
+    let mut logits = vec![0.0; scores.first().map_or(0, Vec::len)];
+    for (s, v) in scores.iter().zip(&variances) {
+        for (i, (logit, s)) in logits.iter_mut().zip(s).enumerate() {
+            *logit += v[i % classes] / mean[i % classes].max(1e-12) * s;
+        }
+    }
+    Targets { logits, features: Vec::new() }
 }

@@ -24,7 +24,7 @@ pub enum Part<'a> {
 
 /// A contribution without its vectors.
 #[derive(Clone, Copy, Debug)]
-pub struct Head<'a> {
+pub struct ClientSummary<'a> {
     /// The client.
     pub client: u32,
     /// Its samples n_k.
@@ -61,7 +61,7 @@ impl Measured {
         crate::fixed::add(&mut self.0, &other.0);
     }
 
-    /// The clients' measurements as one, if there are so many clients: means, and sums of steps.
+    /// The measurements of `n` clients as one: means, and sums of steps.
     pub(crate) fn mean(&self, n: usize) -> (f64, u64, u64, [Option<f64>; 3]) {
         let [loss, compared, projected, ..] = self.0;
         let mean = |sum: i64, n: i64| (n > 0).then(|| sum as f64 / Self::SCALE / n as f64);
@@ -75,8 +75,8 @@ pub trait Contributions: Debug + Sync {
     /// Their number.
     fn n(&self) -> usize;
 
-    /// The head of a contribution.
-    fn head(&self, at: usize) -> Head<'_>;
+    /// The summary of a contribution.
+    fn summary(&self, at: usize) -> ClientSummary<'_>;
 
     /// Values in a part of a contribution; 0 if the part was not sent.
     fn len_of(&self, at: usize, part: Part<'_>) -> usize;
@@ -135,8 +135,8 @@ impl Contributions for Vec<ClientResult> {
         self.len()
     }
 
-    fn head(&self, at: usize) -> Head<'_> {
-        self[at].head()
+    fn summary(&self, at: usize) -> ClientSummary<'_> {
+        self[at].summary()
     }
 
     fn len_of(&self, at: usize, part: Part<'_>) -> usize {
@@ -157,9 +157,9 @@ impl Contributions for Vec<ClientResult> {
 
 impl ClientResult {
     /// The result without its vectors.
-    pub fn head(&self) -> Head<'_> {
+    pub fn summary(&self) -> ClientSummary<'_> {
         let Self { client, n_samples, n_steps, ref stats, .. } = *self;
-        Head { client, n_samples, n_steps, stats }
+        ClientSummary { client, n_samples, n_steps, stats }
     }
 
     pub(crate) fn n_values(&self) -> usize {

@@ -2,7 +2,7 @@
 //! share it, so the same contributions give the same bytes.
 
 use crate::config::SumKind;
-use crate::contributions::{Contributions, Head, Measured, Part};
+use crate::contributions::{ClientSummary, Contributions, Measured, Part};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Model, Score};
@@ -107,8 +107,7 @@ impl Coordinator {
         (self.state, self.last_scores) = (state, None);
     }
 
-    /// The contributions of a round in the order in which they stand out: by their longest vector, measured by the median
-    /// of the round.
+    /// The contributions of a round, largest outlier first: by their longest vector, as a multiple of the round's median.
     ///
     /// # Errors
     /// If a contribution cannot be read.
@@ -159,10 +158,10 @@ impl Coordinator {
         }
     }
 
-    /// Rejects a round whose results do not fit into this machine, as so many vectors of the model's length.
+    /// Rejects a round whose results, `n_vectors` vectors of the model's length, do not fit into this machine's memory.
     ///
     /// # Errors
-    /// With the figures.
+    /// States the sizes.
     pub fn check_memory(&self, n_vectors: usize) -> Result<()> {
         machine::check_memory(&self.experiment.graph, machine::N_VECTORS_MIN + n_vectors)
     }
@@ -321,18 +320,18 @@ impl Coordinator {
     }
 
     fn describe(&self, round: u32, results: &dyn Contributions, opening: &Opening) -> RoundRecord {
-        let all = || (0..results.n()).map(|at| results.head(at));
+        let all = || (0..results.n()).map(|at| results.summary(at));
         let (train_loss, compared, projected, [cosine, memory_loss_before, memory_loss_after]) = self.measured(results);
         let n_public = self.experiment.public.as_deref().map_or(1, fedproj_data::Dataset::n_samples);
         let with_models = self.method.sends_weights();
         let floats: Vec<usize> =
             opening.downloads().iter().map(|download| download.n_floats(n_public, with_models)).collect();
-        let exchanged = |head: &Head<'_>| self.method.exchanged(&self.experiment.graph, head.n_samples);
-        let in_all = |head: Head<'_>| floats[self.experiment.group_of(head.client)];
+        let exchanged = |of: &ClientSummary<'_>| self.method.exchanged(&self.experiment.graph, of.n_samples);
+        let in_all = |of: ClientSummary<'_>| floats[self.experiment.group_of(of.client)];
         let floats_down: usize =
-            all().map(|head| exchanged(&head).map_or_else(|| in_all(head), |[down, _]| down)).sum();
+            all().map(|client| exchanged(&client).map_or_else(|| in_all(client), |[down, _]| down)).sum();
         let floats_up = |at: usize| {
-            if let Some([_, up]) = exchanged(&results.head(at)) {
+            if let Some([_, up]) = exchanged(&results.summary(at)) {
                 return up;
             }
             let memory = self.method.memory().filter(|_| !with_models);
@@ -355,7 +354,7 @@ impl Coordinator {
 
     /// The mean loss, the compared and projected steps, and the means of the measurements that not every client has.
     fn measured(&self, results: &dyn Contributions) -> (f64, u64, u64, [Option<f64>; 3]) {
-        let stats = || (0..results.n()).map(|at| results.head(at).stats);
+        let stats = || (0..results.n()).map(|at| results.summary(at).stats);
         if self.experiment.config.federation.sum == SumKind::Fixed {
             let mut sum = Measured::default();
             stats().for_each(|stats| sum.add(&Measured::of(stats)));
@@ -377,7 +376,7 @@ impl Coordinator {
         let (mut forgetting, mut client, mut personal) = (Vec::new(), 0.0, Vec::new());
         for at in 0..results.n() {
             let (weights, buffers) = (whole(results, at, Part::Weights)?, whole(results, at, Part::Buffers)?);
-            let group = self.experiment.group_of(results.head(at).client);
+            let group = self.experiment.group_of(results.summary(at).client);
             let score = self.score(group, &weights, &buffers)?;
             let lost = before[group].per_class.iter().zip(&score.per_class).map(|(before, after)| before - after);
             forgetting.push(lost.fold(f64::NEG_INFINITY, f64::max));
@@ -389,7 +388,7 @@ impl Coordinator {
             } else {
                 self.score(group, &own.personalise(&self.state.group(group).weights, &weights), &buffers)?
             };
-            personal.push(self.on_own_classes(results.head(at).client, &used));
+            personal.push(self.on_own_classes(results.summary(at).client, &used));
         }
         // Where models do not travel, a client starts from its own, not from the global one.
         if self.method.sends_weights() {
@@ -416,7 +415,7 @@ impl Coordinator {
         };
         let mut personal = Vec::new();
         for at in 0..results.n() {
-            let client = results.head(at).client;
+            let client = results.summary(at).client;
             let Some(weights) = kept.get(&client).and_then(|state| state.get(name)) else { return Ok(()) };
             let score = self.score(self.experiment.group_of(client), weights, &whole(results, at, Part::Buffers)?)?;
             personal.push(self.on_own_classes(client, &score));
@@ -448,7 +447,7 @@ fn whole(results: &dyn Contributions, at: usize, part: Part<'_>) -> Result<Vec<f
 fn check_lengths(experiment: &Experiment, round: u32, results: &dyn Contributions, uploads: &[&str]) -> Result<()> {
     let n_public = experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
     for at in 0..results.n() {
-        let of = experiment.group(experiment.group_of(results.head(at).client));
+        let of = experiment.group(experiment.group_of(results.summary(at).client));
         let (graph, n) = (&of.graph, of.weights.len());
         let outputs = |node| n_public * graph.shape(node).len();
         let always = [(Part::Weights, n), (Part::Buffers, of.buffers.len())];
@@ -460,7 +459,7 @@ fn check_lengths(experiment: &Experiment, round: u32, results: &dyn Contribution
         let checked = always.into_iter().try_for_each(|part| check(part, true));
         let checked = checked.and_then(|()| optional.into_iter().try_for_each(|part| check(part, false)));
         let checked = checked.and_then(|()| uploads.iter().try_for_each(|u| check((Part::Upload(u), n), false)));
-        let client = results.head(at).client;
+        let client = results.summary(at).client;
         checked.map_err(|e| Error::Client { round, client, source: Box::new(e) })?;
     }
     Ok(())

@@ -221,3 +221,10 @@ impl Score {
 pub(crate) fn argmax(row: &[f32]) -> usize {
     row.iter().enumerate().fold(0, |best, (i, v)| if *v > row[best] { i } else { best })
 }
+
+/// Population variance.
+pub(crate) fn variance(row: &[f32]) -> f32 {
+    let n = row.len() as f32;
+    let mean = row.iter().sum::<f32>() / n;
+    row.iter().map(|v| (v - mean) * (v - mean)).sum::<f32>() / n
+}

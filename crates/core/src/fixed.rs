@@ -37,7 +37,7 @@ pub struct Sum {
 }
 
 impl Scale {
-    /// The scale of a run with so many clients: sums have room for four times its cohort, and for 4096 clients at least.
+    /// The scale of a run with `n_clients` clients: sums have room for four times its cohort, and for 4096 clients at least.
     pub fn of(federation: &FederationConfig, n_clients: usize) -> Self {
         let cohort_bits = federation.cohort(n_clients).next_power_of_two().ilog2();
         Self(SCALE_MAX.min((63 - RANGE_BITS - 2).saturating_sub(cohort_bits)))

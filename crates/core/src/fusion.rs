@@ -8,7 +8,7 @@ mod sums;
 
 pub use state::{GlobalModel, ServerState};
 
-use crate::contributions::{Contributions, Head, Part};
+use crate::contributions::{ClientSummary, Contributions, Part};
 use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Score};
@@ -61,7 +61,7 @@ impl<'a> Fusion<'a> {
         state.evaluated = None;
         let (experiment, evaluator) = (groups.experiment.group(group), &groups.evaluators[group]);
         let speaking: Vec<usize> = (0..results.n()).collect();
-        let is_member = |at: &usize| groups.experiment.group_of(results.head(*at).client) == group;
+        let is_member = |at: &usize| groups.experiment.group_of(results.summary(*at).client) == group;
         let robust = &experiment.config.federation.robust;
         let scale = experiment.config.federation.scale(experiment.partition.n_clients());
         if let Some(scale) = scale.filter(|scale| results.n() > scale.n_clients_max()) {
@@ -71,7 +71,7 @@ impl<'a> Fusion<'a> {
                  hint: a lower server.over_selection, or federation.sum=float"
             )));
         }
-        let heads = || (0..results.n()).map(|at| results.head(at));
+        let summaries = || (0..results.n()).map(|at| results.summary(at));
         let clips = Clip::all(robust, results, &state.weights, &state.buffers, uploads)?;
         let mut fusion = Self {
             experiment,
@@ -84,8 +84,8 @@ impl<'a> Fusion<'a> {
             chosen: speaking.iter().copied().filter(is_member).collect(),
             speaking,
             claims_max: (
-                robust.claim_max(heads().map(|head| head.n_samples as u64)) as usize,
-                robust.claim_max(heads().map(|head| u64::from(head.n_steps))).try_into().unwrap_or(u32::MAX),
+                robust.claim_max(summaries().map(|client| client.n_samples as u64)) as usize,
+                robust.claim_max(summaries().map(|client| u64::from(client.n_steps))).try_into().unwrap_or(u32::MAX),
             ),
             clips,
             scale,
@@ -112,20 +112,25 @@ impl Fusion<'_> {
         self.chosen.len()
     }
 
-    /// The heads of the selected contributions, in the order of client ids, with limited claims.
-    pub fn heads(&self) -> impl Iterator<Item = Head<'_>> {
-        self.heads_of(&self.chosen)
+    /// The summaries of the selected contributions, in the order of client ids, with limited claims.
+    pub fn summaries(&self) -> impl Iterator<Item = ClientSummary<'_>> {
+        self.summaries_of(&self.chosen)
     }
 
-    fn heads_of<'s>(&'s self, which: &'s [usize]) -> impl Iterator<Item = Head<'s>> {
+    fn summaries_of<'s>(&'s self, which: &'s [usize]) -> impl Iterator<Item = ClientSummary<'s>> {
         let (samples_max, steps_max) = self.claims_max;
         which.iter().map(move |&at| {
-            let head = self.results.head(at);
-            Head { n_samples: head.n_samples.min(samples_max), n_steps: head.n_steps.min(steps_max), ..head }
+            let client = self.results.summary(at);
+            ClientSummary {
+                n_samples: client.n_samples.min(samples_max),
+                n_steps: client.n_steps.min(steps_max),
+                ..client
+            }
         })
     }
 
-    /// FedAvg: replaces weights and buffers by the n_k-weighted means. A group of which nobody takes part keeps its model.
+    /// FedAvg: replaces weights and buffers by the n_k-weighted means. A group without clients in the round keeps
+    /// its model.
     ///
     /// # Errors
     /// If a contribution cannot be read.
@@ -172,12 +177,12 @@ impl Fusion<'_> {
     pub(crate) fn class_counts(&self) -> Vec<Vec<u32>> {
         let (private, partition) = (&self.experiment.private, &self.experiment.partition);
         let (labels, n_classes) = (private.labels().unwrap_or_default(), private.n_classes());
-        self.heads().map(|head| partition.class_counts(head.client as usize, labels, n_classes)).collect()
+        self.summaries().map(|r| partition.class_counts(r.client as usize, labels, n_classes)).collect()
     }
 
     /// The selected clients, in increasing order.
     pub(crate) fn clients(&self) -> Vec<u32> {
-        self.heads().map(|head| head.client).collect()
+        self.summaries().map(|r| r.client).collect()
     }
 
     /// A whole vector of the k-th selected client.

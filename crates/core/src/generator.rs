@@ -62,7 +62,7 @@ pub(crate) fn head_of(clients: &Graph) -> Result<Tail> {
     Ok(clients.tail(features)?)
 }
 
-/// Adds the noise of so many values.
+/// Adds the noise of `n` values.
 pub(crate) fn draw_noise(stream: &mut Stream, n: usize, noise: &mut Vec<f32>) {
     noise.extend((0..n).map(|_| stream.normal() as f32));
 }
@@ -77,7 +77,7 @@ pub(crate) struct Generator {
 }
 
 impl Generator {
-    /// G for batches of up to so many features.
+    /// G for batches of up to `batch` features.
     pub fn new(how: &GeneratorConfig, clients: &Graph, batch: usize, training: bool) -> Result<Self> {
         let options = Options { batch, taps: &[], training };
         let ws = Workspace::new(&how.network(clients)?, &options, Cpu::new(1))?;
@@ -100,7 +100,7 @@ impl Generator {
         Ok(self.ws.output())
     }
 
-    /// The gradient of a loss of which `slope` is that along the features of the last pass.
+    /// The parameters' gradient, given the loss's gradient `slope` at the features of the last pass.
     pub fn pull_back(&mut self, params: &[f32], slope: &[f32], gradient: &mut [f32]) -> Result<()> {
         let output = self.ws.graph().output();
         self.ws.inject(output, |_, gradient| gradient.copy_from_slice(slope))?;

@@ -56,7 +56,7 @@ pub use config::{
     Config, DataConfig, Draw, FederationConfig, Key, LocalConfig, ModelConfig, OptimizerConfig, OptimizerKind,
     ScheduleConfig, SumKind, WHOLE_TABLES, parse_value, read_value, split_pair,
 };
-pub use contributions::{Contributions, Head, Measured, Part};
+pub use contributions::{ClientSummary, Contributions, Measured, Part};
 pub use coordinator::{Coordinator, Opening, model_hash};
 pub use correction::Correction;
 pub use device::Device;

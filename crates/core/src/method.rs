@@ -79,7 +79,7 @@ pub trait Method: Send + Sync + Debug {
         true
     }
 
-    /// Values that a client with so many samples receives and sends, where that is neither a model nor vectors of its length.
+    /// Values that a client with `n_samples` samples receives and sends, unless these are models or vectors of their length.
     fn exchanged(&self, graph: &Graph, n_samples: usize) -> Option<[usize; 2]> {
         let _ = (graph, n_samples);
         None

@@ -23,7 +23,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// The same for a client with so many samples, on which some methods' traffic depends.
+    /// The same for a client with `n_samples` samples: some methods' traffic depends on them.
     #[must_use]
     pub fn for_samples(self, method: &dyn Method, graph: &Graph, n_samples: usize) -> Self {
         match method.exchanged(graph, n_samples) {
@@ -32,7 +32,7 @@ impl Needs {
         }
     }
 
-    /// The needs of a method on this network, with so many public samples.
+    /// The needs of a method on this network, with `n_public` public samples.
     ///
     /// # Errors
     /// If the network cannot take a batch.

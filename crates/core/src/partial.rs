@@ -5,7 +5,7 @@
 
 use crate::bytes::{Named, Sections, append, lengths, pack, split, unpack};
 use crate::config::Config;
-use crate::contributions::{Contributions, Head, Part};
+use crate::contributions::{ClientSummary, Contributions, Part};
 use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::evaluate::Outputs;
@@ -205,9 +205,9 @@ impl Contributions for Partial {
         self.clients.len()
     }
 
-    fn head(&self, at: usize) -> Head<'_> {
+    fn summary(&self, at: usize) -> ClientSummary<'_> {
         let Trained { client, n_samples, n_steps, ref stats, .. } = self.clients[at];
-        Head { client, n_samples, n_steps, stats }
+        ClientSummary { client, n_samples, n_steps, stats }
     }
 
     fn len_of(&self, _: usize, part: Part<'_>) -> usize {

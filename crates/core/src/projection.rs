@@ -19,11 +19,11 @@ pub struct Projection {
     /// How g is kept from unlearning. All but `fedproj` ignore `mode` (if it is not `off`), `reference`, `space`, `scope`, `eps`
     /// and `soft_weight`.
     pub rule: Rule,
-    /// Memory gradients r of rule `gem` per step, and of rule `ogd` per round; vectors that the server sends for rules `owm`,
-    /// `gpm`, `sgp` and `trgp`, which limit the directions of a layer to so many times its outputs: 1 to 16.
+    /// 1 to 16. Rule `gem`: memory gradients r per step. Rule `ogd`: per round. Rules `owm`, `gpm`, `sgp` and `trgp`: vectors
+    /// that the server sends, each with room for one direction per output of a layer.
     pub references: usize,
-    /// Share of the energy of a layer's inputs that the directions of rules `gpm`, `sgp` and `trgp` hold, in (0, 1]. Rule `owm`
-    /// damps directions that hold less than the rest of it.
+    /// Share of the energy of a layer's inputs that the directions of rules `gpm`, `sgp` and `trgp` hold, in (0, 1]. With rule
+    /// `owm` a direction that holds 1 − `energy` counts half, and weaker ones count less.
     pub energy: f64,
     /// Which gradients g are projected against the memory gradient r.
     pub mode: ProjectionMode,
@@ -68,20 +68,21 @@ impl Default for Projection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
-    /// One inner product: g loses its part against r, as the keys below say.
+    /// Projects g where it conflicts with r, as set below.
     #[serde(rename = "fedproj")]
     FedProj,
     /// A-GEM (Chaudhry et al. 2019): the same with ε = 0, over all parameters.
     AGem,
-    /// GEM (Lopez-Paz and Ranzato 2017): the nearest vector against none of several r, each of a memory batch of its own.
+    /// GEM (Lopez-Paz and Ranzato 2017): the vector nearest to g that conflicts with none of several r, each from its own
+    /// memory batch.
     Gem,
-    /// OGD (Farajtabar et al. 2020): g loses its parts along the r of the round's first weights, whatever their signs.
+    /// OGD (Farajtabar et al. 2020): removes from g its parts along the r of the round's first weights, whatever their signs.
     Ogd,
-    /// OWM (Zeng et al. 2019): g loses what acts on the means of the layers' inputs over batches of the memory.
+    /// OWM (Zeng et al. 2019): removes from g what acts on the means of the layers' inputs over memory batches.
     Owm,
-    /// GPM (Saha et al. 2021): g loses what acts on the main directions of the layers' inputs on the memory.
+    /// GPM (Saha et al. 2021): removes from g what acts on the main directions of the layers' inputs on the memory.
     Gpm,
-    /// SGP (Saha and Roy 2023): the same, by the directions' importance.
+    /// SGP (Saha and Roy 2023): as GPM, but in proportion to each direction's importance.
     Sgp,
     /// TRGP (Lin et al. 2022): as GPM, but layers whose g lies mostly along the directions may scale their weights there.
     Trgp,
@@ -95,7 +96,7 @@ pub enum ProjectionMode {
     Conditional,
     /// All, as the paper's Algorithm 1.
     Always,
-    /// None: g + γ T² r takes the place of a projection.
+    /// None. The client adds γ T² r to g instead.
     Soft,
     /// None: FedDF.
     Off,

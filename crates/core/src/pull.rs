@@ -46,7 +46,7 @@ impl Pull {
         let of = |at: usize| {
             let lengths = (squares[at] * mean_square).sqrt();
             let cosine = if lengths > 0.0 { products[at] / lengths } else { 0.0 };
-            Self { client: results.head(at).client, norm: squares[at].sqrt(), cosine }
+            Self { client: results.summary(at).client, norm: squares[at].sqrt(), cosine }
         };
         Ok((0..n).map(of).collect())
     }

@@ -16,8 +16,8 @@ pub struct RobustConfig {
     /// The same limit as a multiple of the round's median norm. It holds for weights, buffers, and all that clients send
     /// beside them. 0: no limit. `fedproj serve` sets 3 in new runs.
     pub clip_ratio: f64,
-    /// Most samples and local steps that count of a client's claim, as a multiple of the round's median. 0: no limit.
-    /// `fedproj serve` sets 3 in new runs.
+    /// Max samples and local steps credited to a client, as a multiple of the round's median. 0: no limit. `fedproj serve`
+    /// sets 3 in new runs.
     pub claim_ratio: f64,
 }
 

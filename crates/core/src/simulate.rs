@@ -138,7 +138,7 @@ impl Simulation {
     /// repeat a real federation's round in which some clients were late. Without clients, the round leaves the model as it is.
     ///
     /// # Errors
-    /// As [`Simulation::round`], and under privacy whose ε counts on nobody choosing the clients.
+    /// As [`Simulation::round`], and under privacy, unless its ε holds for clients that somebody chose.
     pub fn round_of(&mut self, cohort: &[u32], progress: &(dyn Fn(Progress) + Sync)) -> Result<RoundRecord> {
         let privacy = &self.server.experiment().config.privacy;
         if privacy.is_on() && privacy.sampling != Sampling::Public {

@@ -289,7 +289,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Takes from g what acts on inputs of the layers: G ← G − Σ_j (G r_j) r_jᵀ per layer, with the r_j in the rows of vectors
+    /// Removes from g what acts on inputs of the layers: G ← G − Σ_j (G r_j) r_jᵀ per layer, with the r_j in the rows of vectors
     /// that the server sent, named one after another. With `scales`, layers whose G lies mostly along them are scaled there
     /// (TRGP).
     ///

@@ -38,7 +38,7 @@ fn an_average_over_rounds_changes_what_is_published_and_nothing_else() {
         let averaged = config(method, &["federation.rounds=4", "federation.average_evaluated=0.45"]);
         let averaged = &mut simulation(averaged, 2);
         let mut expected = Vec::new();
-        // It opens up: 1/3, then 1/2, but no further than ρ.
+        // The rate grows: 1/3, then 1/2, but no further than ρ.
         for rate in [0.0, 1.0 / 3.0, 0.45, 0.45] {
             let records = [plain.round(&|_| ()).unwrap(), averaged.round(&|_| ()).unwrap()];
             assert_eq!(records[0].model_hash, records[1].model_hash, "{method}: what is sent");

@@ -18,7 +18,7 @@ const BLOCK: usize = 1 << 16;
 /// What encryption adds to a block.
 const EXTRA: usize = NONCE_LEN + 16;
 
-/// A key file has at least so many bytes; they should be random.
+/// Min bytes of a key file; they should be random.
 const KEY_BYTES_MIN: usize = 32;
 
 /// Encrypts what is stored, or does not.

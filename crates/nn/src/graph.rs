@@ -284,9 +284,7 @@ impl Graph {
     /// image of one pixel.
     fn flattened(&self, mut x: NodeId) -> Shape {
         let vector = Shape::vector(self.shape(x).c);
-        while let Op::Activation(_) | Op::Dropout { .. } | Op::BatchNorm | Op::GroupNorm { .. } | Op::LayerNorm { .. } =
-            self.nodes[x.0].op
-        {
+        while self.nodes[x.0].op.facts(self.nodes[x.0].packed).keeps_layout {
             x = self.nodes[x.0].inputs[0];
         }
         match self.nodes[x.0].op {

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Keys and values of a configuration.
 pub type Keys = BTreeMap<String, String>;
 
-/// Runs on the same data, partitioned the same way: what may be compared. Reports call it a setting.
+/// Runs on the same data, partitioned the same way: what may be compared. JSON and CSV call it a setting.
 pub struct Group {
     /// The data in words.
     pub title: String,
@@ -76,7 +76,8 @@ impl Group {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ComparedGroup {
     /// The data in words.
-    pub setting: String,
+    #[serde(rename = "setting")]
+    pub title: String,
     /// Its arms beside each other.
     #[serde(flatten)]
     pub comparison: Comparison,
@@ -103,7 +104,7 @@ pub fn compare_runs(runs: Vec<Loaded>, baseline: Option<&str>, notes: &mut Vec<S
             group.arms.sort_by_key(|arm| !is_baseline(arm));
         }
     }
-    Ok(groups.into_iter().map(|g| ComparedGroup { comparison: g.comparison(), setting: g.title }).collect())
+    Ok(groups.into_iter().map(|g| ComparedGroup { comparison: g.comparison(), title: g.title }).collect())
 }
 
 /// Sorts runs; a note for each run that repeats another.
@@ -435,7 +436,7 @@ pub mod tests {
     }
 
     #[test]
-    fn data_and_partition_make_settings_and_repeats_are_left_out() {
+    fn data_and_partition_make_groups_and_repeats_are_left_out() {
         let runs = vec![
             run(&["data.partition.beta=0.5"], 0, 0.5),
             run(&["data.partition.beta=0.3"], 0, 0.5),

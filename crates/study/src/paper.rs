@@ -10,7 +10,7 @@ use serde::Serialize;
 
 /// `table,dataset,public,beta,method,alpha,mean,std`, as printed in the paper.
 const TABLES: &str = include_str!("../data/paper_tables.csv");
-/// Repeats behind each of the paper's figures.
+/// Repeats behind each of the paper's numbers.
 const N_SEEDS: usize = 3;
 
 /// What the paper fine-tunes on texts.
@@ -61,7 +61,7 @@ const SCALE: [&str; 9] = [
     "model.name",
 ];
 
-/// What FedProj gains beyond the paper: with it, a run is not compared with the paper's figure.
+/// What FedProj gains beyond the paper: with it, a run is not compared with the paper's numbers.
 const BEYOND: [&str; 3] = ["method.fedproj.averages.", "method.fedproj.correction.", "method.fedproj.lookahead"];
 
 /// The keys that decide how a run is recorded, not what it learns.
@@ -106,8 +106,8 @@ fn lines_for(config: &Config) -> impl Iterator<Item = Line> {
     lines().filter(move |l| is_same(&data, l.dataset) && beta.is_some_and(|b| (b - l.beta).abs() < 1e-9))
 }
 
-/// The paper's figure for an arm: data set, β and method are the same, and what tells the arm from others of its method
-/// has the paper's value or is the weight α of its ablation.
+/// The paper's number for an arm with the same data set, β and method. The keys that distinguish the arm have the paper's
+/// values, or only the ablation's α differs.
 pub fn published(arm: &Arm) -> Result<Option<Published>> {
     const ALPHA: &str = "method.fedproj.distill.alpha";
     let config = arm.config();
@@ -131,11 +131,11 @@ pub fn published(arm: &Arm) -> Result<Option<Published>> {
     Ok(own.iter().all(is_papers).then_some(line.published))
 }
 
-/// What is not as in the paper; none where the paper has no such setting.
-pub fn deviations(setting: &Group) -> Result<Option<Vec<Deviation>>> {
+/// What is not as in the paper; none where the paper has no results on such data.
+pub fn deviations(group: &Group) -> Result<Option<Vec<Deviation>>> {
     let mut all: Vec<Deviation> = Vec::new();
     let mut is_known = false;
-    for arm in &setting.arms {
+    for arm in &group.arms {
         let config = arm.config();
         let (data, method) = (&config.data.private.name, &config.method.name);
         let (Some(beta), Some(line)) = (beta(config), lines_for(config).next()) else { continue };
@@ -212,12 +212,12 @@ impl Deviation {
 
 /// The statements beside the paper's results: one for all groups if it is the same.
 pub fn statements(results: &[GroupResult]) -> Vec<String> {
-    let with_figures = results.iter().filter(|r| r.rows.iter().any(|row| row.paper.is_some()));
+    let with_numbers = results.iter().filter(|r| r.rows.iter().any(|row| row.paper.is_some()));
     let all: Vec<(&str, String)> =
-        with_figures.map(|r| (&r.setting[..], statement(r.deviations.as_deref().unwrap_or_default()))).collect();
+        with_numbers.map(|r| (&r.title[..], statement(r.deviations.as_deref().unwrap_or_default()))).collect();
     match &all[..] {
         [(_, first), rest @ ..] if rest.iter().all(|(_, text)| text == first) => vec![first.clone()],
-        _ => all.iter().map(|(setting, text)| format!("{setting}: {text}")).collect(),
+        _ => all.iter().map(|(group, text)| format!("{group}: {text}")).collect(),
     }
 }
 
@@ -251,13 +251,13 @@ mod tests {
     use crate::arms::{sort, tests::run};
     use fedproj_core::methods::title;
 
-    fn settings(all: &[&[&str]]) -> Vec<Group> {
+    fn groups(all: &[&[&str]]) -> Vec<Group> {
         sort(all.iter().map(|settings| run(settings, 0, 0.5)).collect(), &mut Vec::new())
     }
 
-    /// The paper's means for the arms of one setting.
+    /// The paper's means for the arms of one group.
     fn means(all: &[&[&str]]) -> Vec<Option<f64>> {
-        settings(all)[0].arms.iter().map(|arm| published(arm).unwrap().map(|f| f.mean)).collect()
+        groups(all)[0].arms.iter().map(|arm| published(arm).unwrap().map(|f| f.mean)).collect()
     }
 
     const CIFAR10: [&str; 2] = ["data.private=cifar10", "data.public=cifar100"];
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_found_where_data_beta_and_method_are_the_same() {
+    fn a_number_is_found_where_data_beta_and_method_are_the_same() {
         let [private, public] = CIFAR10;
         let moon = "method.name=moon";
         assert_eq!(means(&[&[private, public, moon]]), [Some(61.09)]);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn arms_of_an_ablation_get_their_own_figure_or_none() {
+    fn arms_of_an_ablation_get_their_own_number_or_none() {
         let [private, public] = CIFAR10;
         let half = "data.partition.beta=0.5";
         let alpha = ["0.0", "0.1", "0.2", "0.3"].map(|a| format!("method.fedproj.distill.alpha={a}"));
@@ -305,8 +305,8 @@ mod tests {
     fn deviations_name_key_values_arms_and_reason() {
         let [private, public] = CIFAR10;
         let small = "data.partition.clients=20";
-        let settings = settings(&[&[private, public, small], &[private, public, small, "method.name=fedavg"]]);
-        let all = deviations(&settings[0]).unwrap().unwrap();
+        let groups = groups(&[&[private, public, small], &[private, public, small, "method.name=fedavg"]]);
+        let all = deviations(&groups[0]).unwrap().unwrap();
         let find = |key: &str| all.iter().find(|d| d.key == key).unwrap_or_else(|| panic!("{key}: {all:?}"));
         let clients = find("data.partition.clients");
         assert_eq!((&clients.paper[..], &clients.here[..], clients.arms.len()), ("100", "20", 2));
@@ -324,8 +324,8 @@ mod tests {
         let config = paper_setup("cifar10", 0.3, "fedproj", "paper").unwrap().unwrap();
         let mut one = run(&[], 0, 0.5);
         one.run.config = config;
-        let settings = sort(vec![one], &mut Vec::new());
-        let all = deviations(&settings[0]).unwrap().unwrap();
+        let groups = sort(vec![one], &mut Vec::new());
+        let all = deviations(&groups[0]).unwrap().unwrap();
         assert_eq!(all.iter().map(|d| &d.key[..]).collect::<Vec<_>>(), ["number of seeds"]);
         assert!(statement(&all).contains("the paper's scale"));
         let stand_in = paper_setup("cifar100", 0.5, "fedproj", "paper").unwrap().unwrap();
@@ -336,12 +336,12 @@ mod tests {
     }
 
     #[test]
-    fn texts_have_the_papers_figures_and_say_that_the_checkpoint_is_another() {
+    fn texts_have_the_papers_numbers_and_say_that_the_checkpoint_is_another() {
         let mut one = run(&[], 0, 0.5);
         one.run.config = paper_setup("sst2", 0.5, "fedet", "paper").unwrap().unwrap();
-        let settings = sort(vec![one], &mut Vec::new());
-        assert_eq!(published(&settings[0].arms[0]).unwrap(), Some(Published { mean: 56.36, std: 9.42 }));
-        let all = deviations(&settings[0]).unwrap().unwrap();
+        let groups = sort(vec![one], &mut Vec::new());
+        assert_eq!(published(&groups[0].arms[0]).unwrap(), Some(Published { mean: 56.36, std: 9.42 }));
+        let all = deviations(&groups[0]).unwrap().unwrap();
         let keys: Vec<&str> = all.iter().map(|d| &d.key[..]).collect();
         assert_eq!(keys, ["model.checkpoint", "number of seeds"], "{all:?}");
         assert!(all[0].paper.contains("TinyBERT") && all[0].here == "minilm-l3", "{all:?}");
@@ -355,8 +355,8 @@ mod tests {
             let manifest =
                 format!(r#"{{"version": "", "seed": 0, "hardware": {{}}, "hashes": {{}}, "sizes": {sizes}}}"#);
             one.manifest = Some(serde_json::from_str(&manifest).unwrap());
-            let settings = sort(vec![one], &mut Vec::new());
-            (settings[0].title.clone(), statement(&deviations(&settings[0]).unwrap().unwrap()))
+            let groups = sort(vec![one], &mut Vec::new());
+            (groups[0].title.clone(), statement(&deviations(&groups[0]).unwrap().unwrap()))
         };
         let (title, text) = told("marc", r#"{"private_samples": 5398, "public_samples": 10000}"#);
         assert!(title.starts_with("marc (5398 samples)"), "{title}");

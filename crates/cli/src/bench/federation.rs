@@ -6,7 +6,7 @@ use crate::federation::process::Process;
 use crate::{give, say};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use fedproj_core::{ClientState, Config, Experiment, Head, LocalStats, Part};
+use fedproj_core::{ClientState, ClientSummary, Config, Experiment, LocalStats, Part};
 use fedproj_net::node::{Home, Summing};
 use fedproj_net::secure::MaskedLayout;
 use fedproj_net::server::http::Addresses;
@@ -303,8 +303,8 @@ impl SimulatedNode {
     async fn sum_up(&self, task: &Task, layout: &MaskedLayout, weights: &Vec<f32>) -> fedproj_net::Result<()> {
         let none = Vec::new();
         let parts = [(Part::Weights, weights), (Part::Buffers, &none)];
-        let head = Head { client: 0, n_samples: 10, n_steps: 1, stats: &LocalStats::default() };
-        let plain = encode_u64(&layout.encode(head, 1.0, &[], &parts)?);
+        let summary = ClientSummary { client: 0, n_samples: 10, n_steps: 1, stats: &LocalStats::default() };
+        let plain = encode_u64(&layout.encode(summary, 1.0, &[], &parts)?);
         let plain = NamedBlob { name: PLAIN.into(), blob: self.outbox.put(&plain)? };
         let (run, parts) = (task.run.clone(), vec![plain]);
         let pending = Contribution { run, round: task.round, client: self.client, parts, ..Contribution::default() };

@@ -75,14 +75,14 @@ pub struct DataConfig {
     /// Share of the private set that `public = "split"` takes, in [0, 1).
     pub public_fraction: f64,
     /// Public samples used, drawn at random from the training and test parts together. 0: all; if `public` is `"split"` and
-    /// `private_samples` is set, so many that the share of `public_fraction` stays.
+    /// `private_samples` is set, as many as keep the share of `public_fraction`.
     pub public_samples: usize,
     /// How `public_samples` are drawn. `"balanced"` reads the public labels, as the published code for texts does.
     pub public_draw: Draw,
     /// How texts become tokens.
     pub text: TextConfig,
-    /// Move and mirror images at random in clients' training batches: by up to an eighth of each side (4 of 32 pixels), with
-    /// zeros, after normalisation, in the margin. Every method's; the public set and the test set stay as they are.
+    /// Move and mirror images at random in clients' training batches, with any method. Images move by up to an eighth of each
+    /// side (4 of 32 pixels); zeros fill the margin, after normalisation. The public set and the test set stay as they are.
     pub augment: bool,
     /// Cast pixels to bytes once more after normalisation, which destroys them. Compatibility with the published code only.
     pub byte_cast: bool,
@@ -115,7 +115,7 @@ impl Default for DataConfig {
 pub enum Draw {
     /// Every sample with the same probability.
     Uniform,
-    /// The same number per class, as far as a class has samples; then the number of samples is an upper limit.
+    /// The same number per class. A class with fewer samples gives all of them, and the total is then smaller.
     Balanced,
 }
 
@@ -182,7 +182,7 @@ pub struct FederationConfig {
     /// Whether every client's model is evaluated too, for forgetting and personal accuracy.
     pub evaluate_clients: bool,
     /// Rate ρ in [0, 1) of an average over rounds of the global model, for any method. The average is evaluated and published;
-    /// what is sent stays as it is. It opens up as t / (t + 2). 0: no average.
+    /// what is sent stays as it is. The rate grows as t / (t + 2), up to ρ. 0: no average.
     pub average_evaluated: f64,
     /// Last rounds whose mean accuracy is the headline. 0: one per client that takes part in a round.
     pub headline_rounds: u32,
@@ -242,7 +242,7 @@ impl FederationConfig {
         ((self.fraction * n_clients as f64 + 1e-9) as usize).clamp(1, n_clients)
     }
 
-    /// Rounds whose mean accuracy is the headline, where so many clients take part in one.
+    /// The number of last rounds whose mean accuracy is the headline, with `cohort` clients per round.
     pub fn n_headline(&self, cohort: usize) -> usize {
         if self.headline_rounds > 0 { self.headline_rounds as usize } else { cohort }
     }
@@ -319,7 +319,7 @@ impl Config {
         config
     }
 
-    /// Whether a finished run may have so many rounds: all, or fewer if its privacy budget was spent before.
+    /// Whether a finished run may have `n_rounds` rounds: all, or fewer if its privacy budget was spent before.
     pub fn may_end_after(&self, n_rounds: usize) -> bool {
         let rounds = self.federation.rounds as usize;
         n_rounds == rounds || (n_rounds < rounds && self.privacy.is_on() && self.privacy.epsilon_max > 0.0)

@@ -36,7 +36,7 @@ impl Fusion<'_> {
             Ok(values)
         };
         let (at_once, mut n_taken) = (self.evaluator.n_at_once(), 0);
-        let group_of = |&at: &usize| self.groups.experiment.group_of(self.results.head(at).client);
+        let group_of = |&at: &usize| self.groups.experiment.group_of(self.results.summary(at).client);
         let same_network = self.speaking.chunk_by(|a, b| group_of(a) == group_of(b));
         for ids in same_network.flat_map(|ids| ids.chunks(at_once)) {
             let sent = ids.iter().all(|&at| self.results.len_of(at, Part::Logits) > 0);
@@ -150,8 +150,8 @@ impl Fusion<'_> {
         Ok(())
     }
 
-    /// As [`Fusion::distill`], for a student that the server keeps to itself. It goes on from round to round, is evaluated and
-    /// published; what clients receive stays as it is.
+    /// As [`Fusion::distill`], for a student that never leaves the server. It trains on in every round, and it is evaluated and
+    /// published. Clients receive what they would without it.
     ///
     /// # Errors
     /// If the loss is not finite.

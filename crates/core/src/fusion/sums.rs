@@ -51,8 +51,8 @@ impl Fusion<'_> {
         match by {
             EnsembleWeights::Uniform => vec![1.0 / which.len() as f32; which.len()],
             EnsembleWeights::Samples => {
-                let total: usize = self.heads_of(which).map(|r| r.n_samples).sum();
-                self.heads_of(which).map(|r| r.n_samples as f32 / total as f32).collect()
+                let total: usize = self.summaries_of(which).map(|r| r.n_samples).sum();
+                self.summaries_of(which).map(|r| r.n_samples as f32 / total as f32).collect()
             }
             EnsembleWeights::PerStep | EnsembleWeights::BySteps => {
                 let weights = self.fixed_weights(by, which);
@@ -128,8 +128,8 @@ impl Fusion<'_> {
     /// The weights of the clients in sums in integers.
     pub(super) fn fixed_weights(&self, by: EnsembleWeights, which: &[usize]) -> Vec<f64> {
         let config = &self.experiment.config;
-        let heads = self.heads_of(which);
-        heads.map(|head| fixed::weight_of(by, head.n_samples, config.normalised_steps(head.n_steps))).collect()
+        let summaries = self.summaries_of(which);
+        summaries.map(|r| fixed::weight_of(by, r.n_samples, config.normalised_steps(r.n_steps))).collect()
     }
 
     /// As [`Fusion::sum`], in integers.
@@ -148,7 +148,7 @@ impl Fusion<'_> {
 
     /// An error that one contribution causes.
     pub(super) fn blame(&self, at: usize, error: Error) -> Error {
-        Error::Client { round: self.round, client: self.results.head(at).client, source: Box::new(error) }
+        Error::Client { round: self.round, client: self.results.summary(at).client, source: Box::new(error) }
     }
 
     /// Any function of a coordinate's values, with one value per client.

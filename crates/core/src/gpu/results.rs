@@ -3,7 +3,7 @@
 use super::evaluate::Lane;
 use super::executor::Executor;
 use super::trainer::GpuTrainer;
-use crate::contributions::{Contributions, Head, Part};
+use crate::contributions::{ClientSummary, Contributions, Part};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Outputs};
 use crate::trainer::ClientResult;
@@ -57,8 +57,8 @@ impl Contributions for GpuResults<'_> {
         self.results.len()
     }
 
-    fn head(&self, at: usize) -> Head<'_> {
-        self.results[at].head()
+    fn summary(&self, at: usize) -> ClientSummary<'_> {
+        self.results[at].summary()
     }
 
     fn len_of(&self, at: usize, part: Part<'_>) -> usize {

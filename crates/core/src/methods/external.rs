@@ -1,7 +1,7 @@
 //! Methods from outside this program, such as a Python class.
 //!
-//! A configuration names one by the hash of its source, with its settings. The method itself is made by whoever registered
-//! that source in this process.
+//! A configuration names one by the hash of its source, with its settings. The program that registered this source makes the
+//! method itself.
 
 use crate::error::{Error, Result};
 use crate::method::Method;

@@ -4,7 +4,7 @@
 //! Server  wᵗ⁺¹ ← mean_k w_k + mean over all N clients of h_k
 //! State kept by a client: h_k.   Sent beyond FedAvg: nothing (the server knows w_k − wᵗ).
 //! Departures from the paper: the plain mean of the w_k is evaluated, as the official code does; gradients are clipped.
-//! Key `authors` makes it what FedProj's code calls FedDyn (A.4.8).
+//! Key `authors` makes it what FedProj's code calls FedDyn (defect 8 in docs/fedproj.md).
 
 use crate::authors;
 use crate::config::Config;

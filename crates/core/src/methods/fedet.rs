@@ -8,14 +8,14 @@
 //! State kept by a client: none.   Sent beyond FedAvg: nothing.
 //! Departures from the paper: no larger server model; the student is the average of its clients, one per network of
 //! `model.clients`. Variant `authors-cv` is what FedProj's code calls FedET: per-class variances over samples, weights that
-//! do not sum to 1, plain T²·KL (A.4.6).
+//! do not sum to 1, plain T²·KL (defect 6 in docs/fedproj.md).
 
+use crate::authors;
 use crate::config::{Config, OptimizerConfig};
 use crate::distill::{Distill, DistillTargets};
 use crate::error::{Error, Result};
-use crate::evaluate::argmax;
+use crate::evaluate::{argmax, variance};
 use crate::fusion::Fusion;
-use crate::memory::Targets;
 use crate::method::Method;
 use crate::partial::Mean;
 use serde::{Deserialize, Serialize};
@@ -81,7 +81,7 @@ impl Method for FedEt {
         let distill = Distill { epochs: self.epochs, batch: self.batch, optimizer, ..Distill::default() };
         let classes = round.n_classes();
         if self.variant == FedEtVariant::AuthorsCv {
-            let teacher = Targets { logits: per_class_weighted(&scores, classes), features: Vec::new() };
+            let teacher = authors::teacher_by_class(&scores, classes);
             return round.distill(&distill, &DistillTargets::Teacher(&teacher), &previous);
         }
         let n = scores.first().map_or(0, Vec::len) / classes;
@@ -107,27 +107,4 @@ impl Method for FedEt {
         let consensus = DistillTargets::Consensus { labels: &labels, logits, has_logits, weights };
         round.distill(&distill, &consensus, &previous)
     }
-}
-
-/// Population variance.
-fn variance(row: &[f32]) -> f32 {
-    let n = row.len() as f32;
-    let mean = row.iter().sum::<f32>() / n;
-    row.iter().map(|v| (v - mean) * (v - mean)).sum::<f32>() / n
-}
-
-/// Σ_k Var_samples(s_k)_c / mean over clients of it · s_k. The weights sum to m, so logits are about m times too large.
-fn per_class_weighted(scores: &[Vec<f32>], classes: usize) -> Vec<f32> {
-    let column = |s: &[f32], c: usize| -> Vec<f32> { s.iter().skip(c).step_by(classes).copied().collect() };
-    let variances: Vec<Vec<f32>> =
-        scores.iter().map(|s| (0..classes).map(|c| variance(&column(s, c))).collect()).collect();
-    let mean: Vec<f32> =
-        (0..classes).map(|c| variances.iter().map(|v| v[c]).sum::<f32>() / scores.len() as f32).collect();
-    let mut out = vec![0.0; scores.first().map_or(0, Vec::len)];
-    for (s, v) in scores.iter().zip(&variances) {
-        for (i, (out, s)) in out.iter_mut().zip(s).enumerate() {
-            *out += v[i % classes] / mean[i % classes].max(1e-12) * s;
-        }
-    }
-    out
 }

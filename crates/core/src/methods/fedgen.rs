@@ -32,11 +32,11 @@ const SENT: &str = "send.generator";
 pub struct FedGen {
     /// Weight α ≥ 0 of the cross-entropy on generated features.
     pub generated_weight: f32,
-    /// Weight β ≥ 0 of the divergence from the head's answer to features of the same label.
+    /// Weight β ≥ 0 of the divergence from the head's output on generated features of the same label.
     pub distill_weight: f32,
     /// Weight γ ≥ 0 of the term that keeps the generator's features apart.
     pub diversity_weight: f32,
-    /// What α, β and the generator's learning rate are multiplied by each round, in (0, 1].
+    /// Factor per round of α, β and the generator's learning rate, in (0, 1].
     pub decay: f32,
     /// How clients weigh in the generator's loss.
     pub weights: ClassWeights,

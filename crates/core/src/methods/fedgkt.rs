@@ -35,13 +35,13 @@ const EXIT: &str = "exit";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FedGkt {
-    /// The level with which the client's part of the network ends. 0: the stem of a ResNet, the first layer of other networks.
+    /// Last level of the client's part of the network. 0: the stem of a ResNet, the first layer of other networks.
     pub level: usize,
     /// Weight α ≥ 0 of the divergence on both sides.
     pub distill_weight: f32,
     /// Temperature T of both sides, above 0.
     pub temperature: f32,
-    /// The server's passes over what was sent per round.
+    /// The server's passes per round over what clients sent.
     pub epochs: u32,
     /// Samples per step of the server.
     pub batch: usize,

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FedLc {
-    /// Margin τ ≥ 0 of a class with one sample; n samples have τ n^(−1/4). 0: absent classes are left out, no more.
+    /// Margin τ ≥ 0 of a class with one sample; n samples have τ n^(−1/4). 0: only excludes absent classes.
     pub margin: f32,
 }
 

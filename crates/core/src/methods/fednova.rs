@@ -72,7 +72,7 @@ impl Method for FedNova {
         if round.sums_integers() {
             return Self::fuse_sums(round);
         }
-        let n_steps: Vec<u32> = round.heads().map(|r| r.n_steps).collect();
+        let n_steps: Vec<u32> = round.summaries().map(|r| r.n_steps).collect();
         if n_steps.windows(2).all(|w| w[0] == w[1]) {
             // τ_eff p_k / a_k = p_k: FedAvg, bit for bit.
             return round.average();

@@ -65,8 +65,7 @@ impl Method for FedProj {
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        let sent = round.state.weights.clone();
-        self.average(round)?;
+        let sent = self.average(round)?;
         if self.needs_public() {
             let ensemble = round.ensemble(self.distill.weights, self.needs_features())?;
             if self.distill.epochs > 0 {

@@ -1,4 +1,4 @@
-//! All methods, one file each, and the table that names them.
+//! All methods, and the table that names them. Each has one file; FedProj and FedGKT have a folder beside theirs.
 //!
 //! CONTRIBUTING.md lists what a new one needs: its file, its name and its line below, a golden trace, a page.
 //! The configuration's tables, `fedproj methods` and error messages come from the table.

@@ -35,7 +35,7 @@ const MOVED: &str = "hypernetwork.momentum";
 pub struct PFedHn {
     /// Learning rate η_s ≥ 0 of the hypernetwork.
     pub lr: f32,
-    /// Width of its hidden layers. It has about so many times the network's parameters.
+    /// Width of its hidden layers. The hypernetwork has about `hidden` times the network's parameters.
     pub hidden: usize,
 }
 

@@ -125,18 +125,7 @@ impl Planner {
         let experiment = Arc::clone(&self.experiment);
         let (config, local) = (&experiment.config, &experiment.config.local);
         let samples = experiment.partition.indices(client as usize).into_owned();
-        let names = &mut self.recorder.names;
-        self.recorder.kept = state.keys().filter(|name| !Own::holds(name)).map(|name| names.state(name)).collect();
-        self.recorder.uploaded.clear();
-        self.recorder.has_memory = self.memory.is_some() && download.memory.is_some();
-        let n_memory_batches = |(config, (indices, _)): (&MemoryConfig, &(Vec<u32>, _))| {
-            indices.len() / config.batch.min(indices.len()).max(1)
-        };
-        self.recorder.has_generator = self.generator.is_some() && download.vectors.contains_key(GENERATOR);
-        // A client that keeps nothing is here for the first time: the server has not seen its samples.
-        self.recorder.has_logits = method.sends_logits() && download.vectors.contains_key(LOGITS) && !state.is_empty();
-        let memory = self.memory.as_ref().zip(download.memory.as_ref());
-        self.recorder.n_memory_batches = memory.map_or(0, n_memory_batches);
+        self.begin(method, download, state);
         let mut place = Place {
             seed: config.seed,
             round: download.round,
@@ -170,12 +159,7 @@ impl Planner {
                 place.step += 1;
             }
         }
-        if let Some((config, (indices, _))) = self.memory.as_ref().zip(download.memory.as_ref()) {
-            let mut cursor = Cursor::new(place.seed, place.round, client, indices.len(), config.batch);
-            plan.memory_batch = config.batch.min(indices.len());
-            let n_batches: usize = plan.steps.iter().map(|step| self.programs[step.program].n_memory()).sum();
-            (0..n_batches).for_each(|_| cursor.next(indices, &mut plan.memory));
-        }
+        self.draw_memory(download, place, &mut plan);
         self.recorder.lr_total = (lr_factor_total * f64::from(local.optimizer.lr)) as f32;
         self.recorder.program.ops.clear();
         method.finish_local(&mut Finish { recorder: &mut self.recorder })?;
@@ -188,6 +172,30 @@ impl Planner {
         plan.offsets = method.class_offsets(&counts)?;
         plan.samples = samples;
         Ok(plan)
+    }
+
+    /// Sets what the method can ask for before the client's first step.
+    fn begin(&mut self, method: &dyn Method, download: &Download, state: &ClientState) {
+        let recorder = &mut self.recorder;
+        let names = &mut recorder.names;
+        recorder.kept = state.keys().filter(|name| !Own::holds(name)).map(|name| names.state(name)).collect();
+        recorder.uploaded.clear();
+        let memory = self.memory.as_ref().zip(download.memory.as_ref());
+        recorder.has_memory = memory.is_some();
+        recorder.n_memory_batches =
+            memory.map_or(0, |(config, (indices, _))| indices.len() / config.batch.min(indices.len()).max(1));
+        recorder.has_generator = self.generator.is_some() && download.vectors.contains_key(GENERATOR);
+        // A client that keeps nothing is here for the first time: the server has not seen its samples.
+        recorder.has_logits = method.sends_logits() && download.vectors.contains_key(LOGITS) && !state.is_empty();
+    }
+
+    /// Draws the memory batches of all steps.
+    fn draw_memory(&self, download: &Download, place: Place, plan: &mut LocalPlan) {
+        let Some((config, (indices, _))) = self.memory.as_ref().zip(download.memory.as_ref()) else { return };
+        let mut cursor = Cursor::new(place.seed, place.round, plan.client, indices.len(), config.batch);
+        plan.memory_batch = config.batch.min(indices.len());
+        let n_batches: usize = plan.steps.iter().map(|step| self.programs[step.program].n_memory()).sum();
+        (0..n_batches).for_each(|_| cursor.next(indices, &mut plan.memory));
     }
 
     /// The program of a step, by its place in the list. Nothing is allocated for one that is known.

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sampling {
-    /// So many clients per round, without replacement. Neighbours differ in one client's data (replace-one).
+    /// A fixed number of clients per round, without replacement. Neighbours differ in one client's data (replace-one).
     Fixed,
     /// Each client by its own coin. Neighbours differ in the presence of one client (add-or-remove-one).
     Poisson,
@@ -65,7 +65,7 @@ impl Accountant {
         Self { per_round: orders().map(|order| rdp(mechanism, &moments, order)).collect() }
     }
 
-    /// The least ε that holds with this δ after so many rounds.
+    /// The least ε that holds with this δ after `rounds` rounds.
     pub fn epsilon(&self, rounds: u32, delta: f64) -> f64 {
         let epsilons =
             orders().zip(&self.per_round).map(|(order, rdp)| to_epsilon(order, f64::from(rounds) * rdp, delta));
@@ -76,8 +76,8 @@ impl Accountant {
 /// The largest noise multiplier that [`noise_for`] answers with. No model learns below so much noise.
 pub const NOISE_MAX: f64 = 1e9;
 
-/// The least noise multiplier, to one part in a million, that keeps ε after so many rounds. None if it is above [`NOISE_MAX`]:
-/// with a tiny δ, no order gives a small ε, however much noise there is.
+/// The least noise multiplier, to one part in a million, that keeps ε after `rounds` rounds. None if it is above
+/// [`NOISE_MAX`]: with a tiny δ, no order gives a small ε, however much noise there is.
 pub fn noise_for(sampling: Sampling, rate: f64, rounds: u32, epsilon: f64, delta: f64) -> Option<f64> {
     let keeps = |noise_multiplier: f64| {
         Accountant::new(&Mechanism { sampling, rate, noise_multiplier }).epsilon(rounds, delta) <= epsilon

@@ -37,8 +37,8 @@ pub struct PrivacyConfig {
     pub clip: f64,
     /// The same for a client's logits on the public set, of the methods that need them (feddf, fedproj).
     pub clip_logits: f64,
-    /// Share of the clients whose vectors stay within a limit, in [0, 1): after each round both limits move towards it (Andrew
-    /// et al. 2021). It costs 1 % of the budget per limit. 0: the limits stay.
+    /// Share of the clients whose vectors should stay within a limit, in [0, 1). After each round both limits move towards it
+    /// (Andrew et al. 2021). It costs 1 % of the budget per limit. 0: the limits stay.
     pub quantile: f64,
     /// Share of the budget for the logits, in (0, 1); the updates get the rest. Other methods spend all of it on updates.
     pub split: f64,
@@ -58,7 +58,7 @@ pub struct PrivacyConfig {
 pub enum NoiseFrom {
     /// The operating system's generator. Nobody can repeat the run.
     System,
-    /// The run's public seed, for studies. Whoever knows the seed can take the noise away, so ε is nominal.
+    /// The run's public seed, for studies. Anyone who knows the seed can subtract the noise, so ε is nominal.
     Seeded,
     /// The clients: under secure aggregation each adds a share of discrete Gaussian noise, from its own operating system. The
     /// server, too, sees noised sums only.
@@ -116,7 +116,7 @@ impl PrivacyConfig {
         [weights, logits].into_iter().take(1 + usize::from(has_logits)).collect()
     }
 
-    /// What a client does to a vector that it releases, if so many of them add the noise.
+    /// What a client does to a vector that it releases, if `n_adders` clients add the noise.
     pub fn share_of(&self, released: &Released, n_adders: usize) -> discrete::Share {
         discrete::Share::new(released.limit, self.noise_multiplier / released.share.sqrt(), n_adders)
     }
@@ -272,12 +272,12 @@ impl Privacy {
         self.n_lost = n;
     }
 
-    /// ε after so many rounds.
+    /// ε after `n_rounds` rounds.
     pub fn epsilon(&self, n_rounds: u32) -> f64 {
         self.accountant.epsilon(n_rounds + self.n_lost, self.config.delta)
     }
 
-    /// Whether another round stays within the budget after so many.
+    /// Whether another round after `n_rounds` stays within the budget.
     pub fn allows_after(&self, n_rounds: u32) -> bool {
         self.config.epsilon_max == 0.0 || self.epsilon(n_rounds + 1) <= self.config.epsilon_max
     }

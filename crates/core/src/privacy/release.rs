@@ -1,7 +1,7 @@
 //! What a round reveals: the noised mean of the clients' models, and of their logits on the public set.
 
 use super::{Draws, Model, Privacy, PrivacySpent, Released, Which};
-use crate::contributions::{Contributions, Head, Part};
+use crate::contributions::{ClientSummary, Contributions, Part};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Outputs};
 use crate::experiment::Experiment;
@@ -187,8 +187,8 @@ impl Contributions for Release {
         self.n
     }
 
-    fn head(&self, at: usize) -> Head<'_> {
-        Head { client: at as u32, n_samples: 1, n_steps: 1, stats: &self.stats }
+    fn summary(&self, at: usize) -> ClientSummary<'_> {
+        ClientSummary { client: at as u32, n_samples: 1, n_steps: 1, stats: &self.stats }
     }
 
     fn len_of(&self, _: usize, part: Part<'_>) -> usize {

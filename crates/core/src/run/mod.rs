@@ -60,7 +60,7 @@ impl Run {
         Ok(Self { directory, simulation: Simulation::with_server(server, clients)? })
     }
 
-    /// As [`Run::open`], for whoever trains the clients elsewhere: the directory, the server's half, and what clients keep.
+    /// As [`Run::open`], if clients train elsewhere: the directory, the server's half, and what clients keep.
     ///
     /// # Errors
     /// As [`Run::open`].

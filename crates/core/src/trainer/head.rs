@@ -19,7 +19,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// For batches of up to so many features.
+    /// For batches of up to `batch` features.
     pub fn new(how: &GeneratorConfig, network: &Graph, batch: usize) -> Result<Self> {
         let tail = head_of(network)?;
         let ws = Workspace::new(&tail.graph, &Options { batch, taps: &[], training: true }, Cpu::new(1))?;

@@ -88,7 +88,11 @@ fn allocations_of_steps(config: Config, wanted: impl Fn(&Op) -> bool) -> (usize,
     trainer.place_vectors(&plan, &download, &state).unwrap();
     trainer.embed(&plan).unwrap();
     let Trainer { experiment, memory, memory_objective, truncates_memory, planner, executor, .. } = &mut trainer;
-    let feeds = feeds(experiment, (memory.as_ref(), memory_objective), *truncates_memory, &download);
+    let mut feeds = feeds(experiment, (memory.as_ref(), memory_objective), *truncates_memory, &download);
+    if planner.has_logits() {
+        feeds.own.targets.logits = &download.vectors[LOGITS];
+    }
+    assert_eq!(plan.moves.is_empty(), !experiment.config.data.augment, "every image is moved, or none is");
     assert!(planner.programs.iter().all(|program| program.ops.iter().any(&wanted)), "{:?}", planner.programs);
 
     let rest = plan.steps.split_off(1);
@@ -119,6 +123,19 @@ fn local_steps_after_the_first_allocate_nothing() {
     check("fedgen", &[], |op| matches!(op, Op::Forward { batch: Batch::Generated, .. }));
     check("fedrcl", &[], |op| matches!(op, Op::Loss { term: Term { loss: Loss::RelaxedContrast(_), .. } }));
     check("fedproj", &["method.fedproj.projection.mode=soft"], |op| matches!(op, Op::AddScaled { .. }));
+    check("fedavg", &["data.augment=true"], |op| matches!(op, Op::Update { .. }));
+    check("ditto", &[], |op| matches!(op, Op::Backward { at: VectorId::State(_), .. }));
+    check("fedgkt", &[], |op| matches!(op, Op::Forward { batch: Batch::Taught, .. }));
+    let rule = |rule: &str, wanted: fn(&Op) -> bool| {
+        check("fedproj", &[&format!("method.fedproj.projection.rule={rule}")], wanted);
+    };
+    rule("a-gem", |op| matches!(op, Op::Project { .. }));
+    rule("gem", |op| matches!(op, Op::ProjectToCone { .. }));
+    rule("ogd", |op| matches!(op, Op::Project { r: VectorId::State(_), .. }));
+    for of_inputs in ["owm", "gpm", "sgp"] {
+        rule(of_inputs, |op| matches!(op, Op::ProjectInputs { scales: false, .. }));
+    }
+    rule("trgp", |op| matches!(op, Op::ProjectInputs { scales: true, .. }));
     for setting in ["space=gradient", "scope=layer", "reference=round_start"] {
         let setting = format!("method.fedproj.projection.{setting}");
         check("fedproj", &[&setting], |op| matches!(op, Op::Project { .. }));

@@ -135,7 +135,7 @@ impl Session {
             let n_adders = task.noise_clients as usize;
             let layout =
                 MaskedLayout::new(&self.experiment, self.method.as_ref(), task.secure_clients as usize, n_adders)?;
-            let values = layout.encode(result.head(), steps, &download.weights, &parts)?;
+            let values = layout.encode(result.summary(), steps, &download.weights, &parts)?;
             let keep =
                 |name: &str, bytes: &[u8]| Ok::<_, Error>(NamedBlob { name: name.into(), blob: outbox.put(bytes)? });
             let mut kept_back = vec![keep(PLAIN, &encode_u64(&values))?];

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::wire::{part_name, parts_of};
 use fedproj_core::fixed::{Scale, Sum, UNIT, encode, total_digits, weight_of};
 use fedproj_core::privacy::discrete::Share;
-use fedproj_core::{Contributions, EnsembleWeights, Experiment, Head, LocalStats, Measured, Method, Part};
+use fedproj_core::{ClientSummary, Contributions, EnsembleWeights, Experiment, LocalStats, Measured, Method, Part};
 use fedproj_rng::System;
 use std::collections::BTreeMap;
 
@@ -29,8 +29,8 @@ enum Integers {
 }
 
 impl MaskedLayout {
-    /// The layout of an experiment's contributions in a run with so many clients. A node knows only its own. Under privacy each
-    /// client's share of the noise is that of `n_adders`.
+    /// The layout of an experiment's contributions in a run with `n_clients` clients; a node knows only its own. Under privacy
+    /// each client adds one of `n_adders` shares of the noise.
     ///
     /// # Errors
     /// If its sums are not in integers, or its method needs more than sums.
@@ -66,14 +66,14 @@ impl MaskedLayout {
         head + self.parts.iter().map(of).sum::<usize>() + 1
     }
 
-    /// A client's vector, without check word, from the head of its contribution, its normalised steps and its parts. `base`: the
-    /// weights that it received. Under privacy this draws the client's noise, so a contribution is encoded once.
+    /// A client's vector, without check word, from its summary, its normalised steps and its parts. `base`: the weights that it
+    /// received. Under privacy this draws the client's noise, so a contribution is encoded once.
     ///
     /// # Errors
     /// If a value is out of range, or a part is missing.
     pub fn encode(
         &self,
-        head: Head<'_>,
+        summary: ClientSummary<'_>,
         steps: f64,
         base: &[f32],
         parts: &[(Part<'_>, &Vec<f32>)],
@@ -96,7 +96,7 @@ impl MaskedLayout {
                 return Ok(values);
             }
         };
-        let Head { n_samples, stats, .. } = head;
+        let ClientSummary { n_samples, stats, .. } = summary;
         let mut values: Vec<u64> = vec![n_samples as u64];
         values.extend(Measured::of(stats).0.map(i64::cast_unsigned));
         for (part, by, n) in &self.parts {
@@ -177,8 +177,8 @@ impl Contributions for Sums {
         self.clients.len()
     }
 
-    fn head(&self, at: usize) -> Head<'_> {
-        Head { client: self.clients[at], n_samples: 0, n_steps: 0, stats: &self.nothing }
+    fn summary(&self, at: usize) -> ClientSummary<'_> {
+        ClientSummary { client: self.clients[at], n_samples: 0, n_steps: 0, stats: &self.nothing }
     }
 
     fn len_of(&self, _: usize, part: Part<'_>) -> usize {

@@ -17,9 +17,9 @@ pub struct ServerConfig {
     pub listen: SocketAddr,
     /// Host names and addresses by which nodes reach the server; its certificate contains them.
     pub names: Vec<String>,
-    /// Where strangers with a token can enrol; without it they cannot.
+    /// Address where strangers with a token can enrol. Unset: nobody can.
     pub enrol: Option<SocketAddr>,
-    /// Where the status page and the metrics are, in plain HTTP; without it there are none.
+    /// Address of the status page and the metrics, in plain HTTP. Unset: there are none.
     pub status: Option<SocketAddr>,
     /// Allows a status page on an address that other machines can reach.
     pub status_public: bool,
@@ -129,7 +129,7 @@ impl ServerConfig {
         Ok(config)
     }
 
-    /// Fewest clients in a secure sum. Under privacy each adds the share of noise that so many need, so fewer are no sum.
+    /// Min clients in a secure sum. Under privacy each adds its share of the noise for this number, so fewer give no sum.
     pub(super) fn fewest_in_sum(&self, config: &Config, n_clients: usize) -> usize {
         let cohort = config.federation.cohort(n_clients) as f64;
         let with_noise =
@@ -137,7 +137,7 @@ impl ServerConfig {
         with_noise.max(COHORT_MIN)
     }
 
-    /// The fewest contributions that close a round which asks for so many.
+    /// Min contributions that close a round that needs `needed`.
     pub fn fewest_in_round(&self, config: &Config, n_clients: usize, needed: usize) -> usize {
         let least = if self.secure { self.fewest_in_sum(config, n_clients).min(needed) } else { 1 };
         ((self.quorum * needed as f64).ceil() as usize).clamp(least, needed)

@@ -9,7 +9,7 @@ const RESERVE: usize = 128;
 /// The fewest connections with which a server makes sense.
 const CONNECTIONS_MIN: usize = 32;
 
-/// Connections of strangers at a time, where the system allows so many: each is done within seconds.
+/// Max connections of strangers at a time, if the system allows this many: each is done within seconds.
 const STRANGERS_MAX: usize = 512;
 
 /// How many connections there may be at a time.

@@ -44,7 +44,7 @@ impl Desk {
         true
     }
 
-    /// Takes in a contribution, or answers what of it is missing. Submitting it again changes nothing.
+    /// Accepts a contribution, or reports which parts are missing. Submitting it again changes nothing.
     ///
     /// # Errors
     /// If the disk fails: nothing is acknowledged then.

@@ -253,7 +253,8 @@ impl Rounds {
             Err(error) => error,
         };
         while let (2.., fedproj_core::Error::Client { client, .. }) = (results.n(), &error) {
-            let others = (0..results.n()).find(|at| results.head(*at).client == *client).map(|at| results.without(at));
+            let others =
+                (0..results.n()).find(|at| results.summary(*at).client == *client).map(|at| results.without(at));
             self.exclude(opening.download.round, *client, &error)?;
             results = others.unwrap_or(results);
             error = match close(self, &results)? {
@@ -265,12 +266,12 @@ impl Rounds {
             let order = self.coordinator.outliers(opening, &results)?;
             for at in &order {
                 if let Ok(closed) = close(self, &results.without(*at))? {
-                    self.exclude(opening.download.round, results.head(*at).client, &error)?;
+                    self.exclude(opening.download.round, results.summary(*at).client, &error)?;
                     return Ok(closed);
                 }
             }
             // Several are to blame.
-            self.exclude(opening.download.round, results.head(order[0]).client, &error)?;
+            self.exclude(opening.download.round, results.summary(order[0]).client, &error)?;
             results = results.without(order[0]);
         }
         Err(error.into())

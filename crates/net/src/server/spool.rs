@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::files::{checked, content, create_dir, read_if_exists, write_synced};
 use crate::vault::Vault;
 use crate::wire::{Contribution, Store};
-use fedproj_core::{Contributions, Head, Part};
+use fedproj_core::{ClientSummary, Contributions, Part};
 use std::path::{Path, PathBuf};
 
 /// The spool of a round.
@@ -130,9 +130,9 @@ impl Contributions for Spooled {
         self.all.len()
     }
 
-    fn head(&self, at: usize) -> Head<'_> {
+    fn summary(&self, at: usize) -> ClientSummary<'_> {
         let c = &self.all[at].0;
-        Head { client: c.client, n_samples: c.n_samples as usize, n_steps: c.n_steps, stats: &c.stats }
+        ClientSummary { client: c.client, n_samples: c.n_samples as usize, n_steps: c.n_steps, stats: &c.stats }
     }
 
     fn len_of(&self, at: usize, part: Part<'_>) -> usize {

@@ -141,7 +141,7 @@ pub struct Task {
     /// The clients of the run, if contributions go into a secure sum; otherwise 0. The scale of the sum depends on them.
     #[prost(uint32, tag = "11")]
     pub secure_clients: u32,
-    /// Under privacy in a secure sum: the fewest clients whose noise protects it, of which each adds its share; otherwise 0.
+    /// Min clients in a secure sum under privacy; each adds its share of the noise. Otherwise 0.
     #[prost(uint32, tag = "12")]
     pub noise_clients: u32,
 }
@@ -161,7 +161,7 @@ pub struct TaskMemory {
 }
 
 impl Task {
-    /// A hash of all but the client: of what every client of the round gets alike.
+    /// A hash of the task without its client: equal for all clients of a round.
     pub fn common_hash(&self) -> Vec<u8> {
         let common = Self { client: 0, ..self.clone() };
         blake3::Hasher::new_derive_key("fedproj task 1").update(&common.encode_to_vec()).finalize().as_bytes().to_vec()

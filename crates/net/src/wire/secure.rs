@@ -9,7 +9,7 @@ pub const MASKED: &str = "masked";
 /// The same vector before it is masked. It never leaves its node.
 pub const PLAIN: &str = "plain";
 
-/// Beside it under privacy: the fewest clients whose noise protects a sum with it.
+/// Beside it under privacy: min clients in a sum with it, so that their noise protects it.
 pub const NOISE_CLIENTS: &str = "noise_clients";
 
 /// A node's entry in a roster: its keys for one attempt, signed with the key of its certificate.

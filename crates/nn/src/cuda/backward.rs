@@ -227,8 +227,8 @@ impl Fleet {
         let node = &self.graph.nodes[stage.node];
         let input = node.inputs[0].0;
         let (x, y) = (self.value(input), self.value(stage.out));
-        let (len, in_len, c) = (self.len_of(stage.out), self.len_of(input), node.shape.c);
-        let (extent, in_len_i, lanes) = (self.extent(stage.out), in_len as i32, self.lanes.at());
+        let (len, c) = (self.len_of(stage.out), node.shape.c);
+        let (extent, lanes) = (self.extent(stage.out), self.lanes.at());
         if stage.relu {
             self.each_of("mask_negative", extent, &[&lanes, &extent, &y, &dy])?;
         }
@@ -261,29 +261,41 @@ impl Fleet {
                 self.each_of("activation_backward", extent.packs(), &p)
             }
             (Op::MaxPool(_), Some(dx)) => self.pool_backward(i, "pool", Rows::NONE, dy, dx),
-            (Op::GlobalAveragePool, Some(dx)) => {
-                let pixels = self.graph.nodes[input].shape.pixels() as i32;
-                let p: [&dyn Parameter; 7] =
-                    [&lanes, &in_len_i, &pixels, &(c as i32), &dy, &dx.rows, &i32::from(dx.fresh)];
-                let (vec, suffix) = vec_of(c);
-                self.each(&format!("average_pool_backward_{suffix}"), in_len / vec, &p)
-            }
+            (Op::GlobalAveragePool, Some(dx)) => self.average_pool_backward(input, dy, dx),
             (Op::Add, Some(dx)) => self.accumulate(extent, dy, dx),
             (Op::Embedding, dx) => self.embedding_backward(i, dy, dx, grad),
             (Op::Attention { .. }, Some(dx)) => self.attention_backward(i, dy, dx),
             (Op::FirstToken | Op::MeanOfTokens, Some(dx)) => self.pool_tokens_backward(i, dy, dx),
             // Dropout and normalisations are handled elsewhere.
-            (_, None)
-            | (
+            (
                 Op::Input
                 | Op::Flatten
                 | Op::Dropout { .. }
                 | Op::BatchNorm
                 | Op::GroupNorm { .. }
                 | Op::LayerNorm { .. },
-                Some(_),
+                _,
+            )
+            // No parameters, and nobody wants the input's gradient.
+            | (
+                Op::Activation(_)
+                | Op::MaxPool(_)
+                | Op::GlobalAveragePool
+                | Op::Add
+                | Op::Attention { .. }
+                | Op::FirstToken
+                | Op::MeanOfTokens,
+                None,
             ) => Ok(()),
         }
+    }
+
+    fn average_pool_backward(&self, input: usize, dy: Rows, dx: Sum) -> Result<()> {
+        let (shape, len) = (self.graph.nodes[input].shape, self.len_of(input));
+        let (lanes, len_i, pixels, c) = (self.lanes.at(), len as i32, shape.pixels() as i32, shape.c as i32);
+        let p: [&dyn Parameter; 7] = [&lanes, &len_i, &pixels, &c, &dy, &dx.rows, &i32::from(dx.fresh)];
+        let (vec, suffix) = vec_of(shape.c);
+        self.each(&format!("average_pool_backward_{suffix}"), len / vec, &p)
     }
 
     /// The gradient of a bias: the sum of dy over samples and pixels, per channel.

@@ -53,6 +53,8 @@ pub(crate) struct Facts {
     /// The normalisation, if it is one.
     pub norm: Option<Norm>,
     pub products: Products,
+    /// Whether each channel of the output is the same channel of the first input, in another scale or partly dropped.
+    pub keeps_layout: bool,
 }
 
 /// A normalisation. Its backward pass overwrites the output's gradient with the input's.
@@ -68,6 +70,8 @@ pub(crate) enum Norm {
 pub(crate) enum Products {
     None,
     Convolution(Conv),
+    /// Those of a convolution with weights that are computed from its parameters.
+    StandardizedConvolution(Conv),
     /// Those of a linear layer, whose sizes are its node's.
     Linear,
 }
@@ -75,24 +79,20 @@ pub(crate) enum Products {
 impl Op {
     /// The facts, given whether the input's value is packed tokens.
     pub fn facts(&self, packed: bool) -> Facts {
-        let plain = Facts { packed, norm: None, products: Products::None };
+        let [moves, keeps] =
+            [false, true].map(|keeps_layout| Facts { packed, norm: None, products: Products::None, keeps_layout });
         match self {
-            Self::Input | Self::FirstToken | Self::MeanOfTokens => Facts { packed: false, ..plain },
-            Self::Embedding => Facts { packed: true, ..plain },
-            Self::Conv(conv) | Self::StandardizedConv(conv) => {
-                Facts { products: Products::Convolution(*conv), ..plain }
-            }
-            Self::Linear => Facts { products: Products::Linear, ..plain },
-            Self::BatchNorm => Facts { norm: Some(Norm::Batch), ..plain },
-            Self::GroupNorm { groups } => Facts { norm: Some(Norm::Group { groups: *groups }), ..plain },
-            Self::LayerNorm { eps } => Facts { norm: Some(Norm::Layer { eps: *eps }), ..plain },
-            Self::Activation(_)
-            | Self::MaxPool(_)
-            | Self::GlobalAveragePool
-            | Self::Add
-            | Self::Flatten
-            | Self::Dropout { .. }
-            | Self::Attention { .. } => plain,
+            Self::Input | Self::FirstToken | Self::MeanOfTokens => Facts { packed: false, ..moves },
+            Self::Embedding => Facts { packed: true, ..moves },
+            Self::Conv(conv) => Facts { products: Products::Convolution(*conv), ..moves },
+            Self::StandardizedConv(conv) => Facts { products: Products::StandardizedConvolution(*conv), ..moves },
+            Self::Linear => Facts { products: Products::Linear, ..moves },
+            Self::BatchNorm => Facts { norm: Some(Norm::Batch), ..keeps },
+            Self::GroupNorm { groups } => Facts { norm: Some(Norm::Group { groups: *groups }), ..keeps },
+            Self::LayerNorm { eps } => Facts { norm: Some(Norm::Layer { eps: *eps }), ..keeps },
+            Self::Activation(_) | Self::Dropout { .. } => keeps,
+            // A sum counts as a vector of its own: files that are stored rely on that order.
+            Self::Add | Self::MaxPool(_) | Self::GlobalAveragePool | Self::Flatten | Self::Attention { .. } => moves,
         }
     }
 
@@ -145,11 +145,22 @@ impl Node {
     pub fn convolution(&self) -> Option<Conv> {
         match self.op.facts(self.packed).products {
             Products::None => None,
-            Products::Convolution(geometry) => Some(geometry),
+            Products::Convolution(geometry) | Products::StandardizedConvolution(geometry) => Some(geometry),
             Products::Linear => {
                 let (ci, co) = (self.linear_inputs(), self.shape.c);
                 Some(Conv { h: 1, w: 1, ci, ho: 1, wo: 1, co, kernel: 1, stride: 1, padding: 0 })
             }
+        }
+    }
+
+    /// Whether it has parameters that do not multiply its input as they are, such as an embedding's tables. Those of
+    /// normalisations do not count.
+    pub fn has_other_weights(&self) -> bool {
+        let facts = self.op.facts(self.packed);
+        match facts.products {
+            Products::None => self.trains() && facts.norm.is_none(),
+            Products::StandardizedConvolution(_) => true,
+            Products::Convolution(_) | Products::Linear => false,
         }
     }
 

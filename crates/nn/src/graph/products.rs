@@ -1,6 +1,6 @@
 //! Layers whose weights multiply what enters them, for methods that look at layers' inputs.
 
-use super::{Graph, NodeId, Op};
+use super::{Graph, NodeId};
 use crate::kernels::conv::Conv;
 use std::ops::Range;
 
@@ -50,8 +50,7 @@ impl Graph {
     /// All products with weights, in order; none if the network has weights that are no plain product of their layer's
     /// input: embeddings, layers over tokens, standardised convolutions. Normalisations are passed over.
     pub fn products(&self) -> Option<Vec<Product>> {
-        let is_other = |op: &Op| matches!(op, Op::Embedding | Op::StandardizedConv(_));
-        if self.nodes.iter().any(|node| node.packed || is_other(&node.op)) {
+        if self.nodes.iter().any(|node| node.packed || node.has_other_weights()) {
             return None;
         }
         let product = |node: &super::Node| {

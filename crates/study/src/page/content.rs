@@ -13,7 +13,7 @@ pub struct Content<'a> {
     /// Title.
     pub title: String,
     /// Groups and arms.
-    pub settings: &'a [Group],
+    pub groups: &'a [Group],
     /// Their results.
     pub results: &'a [GroupResult],
     /// What the reader must know about the runs.
@@ -27,8 +27,8 @@ pub struct Content<'a> {
 }
 
 /// A title that names what was compared.
-pub fn title(settings: &[Group]) -> String {
-    let arms = || settings.iter().flat_map(|s| &s.arms);
+pub fn title(groups: &[Group]) -> String {
+    let arms = || groups.iter().flat_map(|g| &g.arms);
     let mut names: Vec<&str> = Vec::new();
     for arm in arms() {
         if !names.contains(&&arm.name[..]) {
@@ -44,9 +44,9 @@ pub fn title(settings: &[Group]) -> String {
     };
     let data: BTreeSet<&str> = arms().map(|a| a.config().data.private.name.as_str()).collect();
     let data: Vec<&str> = data.into_iter().collect();
-    match settings {
+    match groups {
         [one] => format!("{what} on {}", one.title),
-        many => format!("{what} on {} ({} settings)", data.join(", "), many.len()),
+        many => format!("{what} on {} ({} groups)", data.join(", "), many.len()),
     }
 }
 
@@ -70,7 +70,7 @@ impl Content<'_> {
         ));
         Ok(Page {
             title: self.title.clone(),
-            lead: lead(self.settings, self.results),
+            lead: lead(self.groups, self.results),
             sections,
             footer: format!("fedproj {}: made by `fedproj report`.", env!("CARGO_PKG_VERSION")),
         })
@@ -80,16 +80,16 @@ impl Content<'_> {
         let mut blocks: Vec<Block> = self.table("accuracy").into_iter().collect();
         let baselines: BTreeSet<&str> = self.results.iter().map(|r| r.baseline.as_str()).collect();
         let baselines: Vec<&str> = baselines.into_iter().collect();
-        let n_arms: usize = self.settings.iter().map(|s| s.arms.len()).sum();
+        let n_arms: usize = self.groups.iter().map(|g| g.arms.len()).sum();
         blocks.push(text(
             "Accuracy: test accuracy of the global model, mean over the last rounds (federation.headline_rounds; the \
              number of clients per round, unless set), ± standard deviation over seeds.",
         ));
-        if n_arms > self.settings.len() {
+        if n_arms > self.groups.len() {
             let baselines = baselines.join(", ");
             blocks.push(text(&format!(
                 "Δ: difference to {baselines}, paired by seed, with Student's 95 % interval. Bold: the highest mean of its \
-                 setting."
+                 group."
             )));
         }
         blocks.extend(self.notes.iter().map(|note| text(note)));
@@ -122,7 +122,7 @@ impl Content<'_> {
     fn deviations_section(&self) -> Section {
         let mut blocks: Vec<Block> = self.table("deviations").into_iter().collect();
         let unknown: Vec<&str> =
-            self.results.iter().filter(|r| r.deviations.is_none()).map(|r| r.setting.as_str()).collect();
+            self.results.iter().filter(|r| r.deviations.is_none()).map(|r| r.title.as_str()).collect();
         if !blocks.is_empty() {
             blocks.push(text(
                 "The paper's set-up for the data set and β, as the preset paper reads its text. Where the text is \
@@ -141,7 +141,7 @@ impl Content<'_> {
     }
 
     fn configuration_section(&self) -> Result<Section> {
-        let arms = || self.settings.iter().flat_map(|s| s.arms.iter().map(move |a| (s, a)));
+        let arms = || self.groups.iter().flat_map(|g| g.arms.iter().map(move |a| (g, a)));
         let keys: Vec<_> = arms().map(|(_, arm)| arm.keys()).collect();
         let marked = differing(keys.iter());
         let mut blocks = vec![text(if keys.len() > 1 {
@@ -150,9 +150,8 @@ impl Content<'_> {
         } else {
             "The whole configuration, without the tables of other methods."
         })];
-        for (setting, arm) in arms() {
-            let name =
-                if self.settings.len() > 1 { format!("{}; {}", arm.name, setting.short) } else { arm.name.clone() };
+        for (group, arm) in arms() {
+            let name = if self.groups.len() > 1 { format!("{}; {}", arm.name, group.short) } else { arm.name.clone() };
             let seeds: Vec<String> = arm.runs.iter().map(|r| r.run.summary.seed.to_string()).collect();
             blocks.push(Block::Code {
                 summary: format!("{name}; seeds {}", seeds.join(", ")),
@@ -166,7 +165,7 @@ impl Content<'_> {
         self.sheets.iter().find(|s| s.name == name).map(|s| Block::Table(s.shown.clone()))
     }
 
-    /// The figures of this name, of all settings.
+    /// The figures of this name, of all groups.
     fn figures(&self, name: &str) -> Vec<Block> {
         self.figures.iter().filter(|f| f.name.split('-').next() == Some(name)).map(Figure::block).collect()
     }

@@ -77,7 +77,7 @@ struct Quantity {
     /// Drawn in per cent, up to 100 at most.
     is_share: bool,
     has_band: bool,
-    /// Rounds, this one the last, of which a point is the mean.
+    /// A point is the mean of this round and the n − 1 before it.
     n_averaged: usize,
 }
 
@@ -109,12 +109,12 @@ const N_CLIENTS_MAX: usize = 200;
 const HALF: ChartSize = ChartSize { columns: 2, plot: (480.0, 290.0) };
 
 /// All figures but the partitions, in the order of the page.
-pub fn figures(settings: &[Group], results: &[GroupResult]) -> Vec<Figure> {
-    let mut figures: Vec<Figure> = outcome(settings, results).into_iter().chain([accuracy(settings)]).collect();
-    figures.extend(each(settings, "time", "What accuracy costs", HALF, &time()));
-    figures.extend(each(settings, "clients", "Clients after local training", ChartSize::default(), &clients()));
-    figures.extend(forgetting(settings));
-    figures.extend(each(settings, "projection", "What the projection did", ChartSize::default(), &projection()));
+pub fn figures(groups: &[Group], results: &[GroupResult]) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = outcome(groups, results).into_iter().chain([accuracy(groups)]).collect();
+    figures.extend(each(groups, "time", "What accuracy costs", HALF, &time()));
+    figures.extend(each(groups, "clients", "Clients after local training", ChartSize::default(), &clients()));
+    figures.extend(forgetting(groups));
+    figures.extend(each(groups, "projection", "What the projection did", ChartSize::default(), &projection()));
     figures
 }
 
@@ -175,28 +175,28 @@ fn accuracy_over(n_averaged: usize) -> Quantity {
 }
 
 /// The table of results as a picture: each seed's accuracy, and the paper's; none of a single run.
-fn outcome(settings: &[Group], results: &[GroupResult]) -> Option<Figure> {
-    let n_runs: usize = settings.iter().flat_map(|s| &s.arms).map(|arm| arm.runs.len()).sum();
+fn outcome(groups: &[Group], results: &[GroupResult]) -> Option<Figure> {
+    let n_runs: usize = groups.iter().flat_map(|g| &g.arms).map(|arm| arm.runs.len()).sum();
     if n_runs < 2 {
         return None;
     }
-    let series = series(settings, &[accuracy_over(1)]);
-    let group = |(setting, result): (&Group, &GroupResult)| {
+    let series = series(groups, &[accuracy_over(1)]);
+    let dots_of = |(group, result): (&Group, &GroupResult)| {
         let row = |(arm, result): (&Arm, &ArmResult)| {
             let look = series.iter().find(|s| s.name == arm.name)?.look;
             let values = arm.runs.iter().map(|r| 100.0 * r.run.summary.headline).collect();
             Some(DotRow { name: arm.name.clone(), look, values, reference: result.paper.map(|p| (p.mean, p.std)) })
         };
-        let rows = setting.arms.iter().zip(&result.rows).filter_map(row).collect();
-        (if settings.len() > 1 { setting.title.clone() } else { String::new() }, rows)
+        let rows = group.arms.iter().zip(&result.rows).filter_map(row).collect();
+        (if groups.len() > 1 { group.title.clone() } else { String::new() }, rows)
     };
     let dots = Dots {
         title: "Accuracy of each seed".into(),
-        subtitle: if let [one] = settings { one.title.clone() } else { String::new() },
+        subtitle: if let [one] = groups { one.title.clone() } else { String::new() },
         x_label: "test accuracy of the global model, mean of the last rounds, %".into(),
         dot_label: "one seed".into(),
         reference_label: "the paper's mean ± standard deviation".into(),
-        groups: settings.iter().zip(results).map(group).collect(),
+        groups: groups.iter().zip(results).map(dots_of).collect(),
     };
     let caption = "The table's accuracies, seed by seed. All methods of a seed depend on the same data and client samples, so \
                    methods whose dots overlap may still differ in each seed.";
@@ -204,36 +204,34 @@ fn outcome(settings: &[Group], results: &[GroupResult]) -> Option<Figure> {
 }
 
 /// Accuracy over rounds, one chart per group.
-pub fn accuracy(settings: &[Group]) -> Figure {
-    let quantities: Vec<Quantity> = [1].into_iter().chain(n_headline(settings)).map(accuracy_over).collect();
-    let series = series(settings, &quantities);
+pub fn accuracy(groups: &[Group]) -> Figure {
+    let quantities: Vec<Quantity> = [1].into_iter().chain(n_headline(groups)).map(accuracy_over).collect();
+    let series = series(groups, &quantities);
     let mut charts = Vec::new();
-    for (setting, quantity) in
-        settings.iter().flat_map(|setting| quantities.iter().map(move |quantity| (setting, quantity)))
-    {
-        let title = match (settings.len(), quantity.n_averaged) {
+    for (group, quantity) in groups.iter().flat_map(|group| quantities.iter().map(move |quantity| (group, quantity))) {
+        let title = match (groups.len(), quantity.n_averaged) {
             (1, 1) => quantity.title.to_owned(),
             (1, n) => format!("mean of the last {n} rounds, %"),
-            (_, 1) => setting.title.clone(),
-            (_, n) => format!("{}: mean of the last {n} rounds", setting.short),
+            (_, 1) => group.title.clone(),
+            (_, n) => format!("{}: mean of the last {n} rounds", group.short),
         };
-        charts.extend(chart(quantity, setting, settings, &series).map(|chart| Chart { title, ..chart }));
+        charts.extend(chart(quantity, group, groups, &series).map(|chart| Chart { title, ..chart }));
     }
     let is_alone = charts.len() == 1;
     let layout = if is_alone { ChartSize { columns: 2, plot: (620.0, 380.0) } } else { HALF };
-    let subtitle = if let [one] = settings { one.title.clone() } else { "accuracy, %".to_owned() };
+    let subtitle = if let [one] = groups { one.title.clone() } else { "accuracy, %".to_owned() };
     let title = "Test accuracy of the global model, round by round".to_owned();
     let mut caption = "Accuracy on the test set after each round.".to_owned();
     if quantities.len() > 1 {
         caption += " Means over rounds end at the table's accuracy.";
     }
-    let charts = Charts { title, subtitle, series, notes: notes(settings, true), charts, layout };
+    let charts = Charts { title, subtitle, series, notes: notes(groups, true), charts, layout };
     Figure::charts("accuracy", &charts, caption)
 }
 
-/// The rounds of which the table's accuracy is the mean, where they are the same in all runs, several, and few of all.
-fn n_headline(settings: &[Group]) -> Option<usize> {
-    let arms = || settings.iter().flat_map(|s| &s.arms);
+/// The headline's number of rounds, if it is equal in all runs, above 1, and at most a third of a run's rounds.
+fn n_headline(groups: &[Group]) -> Option<usize> {
+    let arms = || groups.iter().flat_map(|g| &g.arms);
     let n_of = |arm: &Arm| arm.config().federation.n_headline(arm.size("cohort").unwrap_or(0));
     let n = n_of(arms().next()?);
     let n_rounds = arms().flat_map(|arm| &arm.runs).map(|r| r.run.rounds.len()).min()?;
@@ -241,29 +239,29 @@ fn n_headline(settings: &[Group]) -> Option<usize> {
 }
 
 /// One figure per group, with the same axes in all; none where nothing was recorded.
-fn each(settings: &[Group], name: &str, title: &str, layout: ChartSize, quantities: &[Quantity]) -> Vec<Figure> {
+fn each(groups: &[Group], name: &str, title: &str, layout: ChartSize, quantities: &[Quantity]) -> Vec<Figure> {
     let mut figures = Vec::new();
-    for (i, setting) in settings.iter().enumerate() {
-        let is_here = |s: &Series| setting.arms.iter().any(|a| a.name == s.name);
-        let series: Vec<Series> = series(settings, quantities).into_iter().filter(is_here).collect();
+    for (i, group) in groups.iter().enumerate() {
+        let is_here = |s: &Series| group.arms.iter().any(|a| a.name == s.name);
+        let series: Vec<Series> = series(groups, quantities).into_iter().filter(is_here).collect();
         if series.is_empty() {
             continue;
         }
         let charts = Charts {
             title: title.to_owned(),
-            subtitle: setting.title.clone(),
-            notes: notes(settings, quantities.iter().any(|p| p.has_band)),
-            charts: quantities.iter().filter_map(|quantity| chart(quantity, setting, settings, &series)).collect(),
+            subtitle: group.title.clone(),
+            notes: notes(groups, quantities.iter().any(|p| p.has_band)),
+            charts: quantities.iter().filter_map(|quantity| chart(quantity, group, groups, &series)).collect(),
             series,
             layout,
         };
-        figures.push(Figure::charts(format!("{name}{}", numbered(i, settings.len())), &charts, caption(name)));
+        figures.push(Figure::charts(format!("{name}{}", numbered(i, groups.len())), &charts, caption(name)));
     }
     figures
 }
 
 /// Forgetting of each client with each method, for the first seed of each group; none where it was not recorded.
-fn forgetting(settings: &[Group]) -> Vec<Figure> {
+fn forgetting(groups: &[Group]) -> Vec<Figure> {
     let row = |arm: &Arm| {
         let first = &arm.runs[0];
         let mut lost: Vec<Vec<f64>> = Vec::new();
@@ -278,35 +276,35 @@ fn forgetting(settings: &[Group]) -> Vec<Figure> {
         (!values.is_empty()).then(|| (arm.name.clone(), values))
     };
     let mut figures = Vec::new();
-    for (i, setting) in settings.iter().enumerate() {
-        let rows: Vec<_> = setting.arms.iter().filter_map(row).collect();
+    for (i, group) in groups.iter().enumerate() {
+        let rows: Vec<_> = group.arms.iter().filter_map(row).collect();
         // A million clients cannot be told apart in a picture.
         if rows.is_empty() || rows.iter().any(|(_, values)| values.len() > N_CLIENTS_MAX) {
             continue;
         }
         let heat = Heat {
             title: "Forgetting of each client".into(),
-            subtitle: format!("{}; seed {}", setting.title, setting.arms[0].runs[0].run.summary.seed),
+            subtitle: format!("{}; seed {}", group.title, group.arms[0].runs[0].run.summary.seed),
             column_label: "client".into(),
             value_label: "forgetting, %".into(),
             rows,
         };
         let caption = "The largest per-class accuracy drop during local training, mean over the rounds in which the \
                        client took part.";
-        let name = format!("forgetting{}", numbered(i, settings.len()));
+        let name = format!("forgetting{}", numbered(i, groups.len()));
         figures.push(Figure::new(name, heat.draw(), caption).narrow(heat.draw_narrow()));
     }
     figures
 }
 
 /// The number of a group in file names; nothing where there is one group.
-pub fn numbered(i: usize, n_settings: usize) -> String {
-    if n_settings > 1 { format!("-{}", i + 1) } else { String::new() }
+pub fn numbered(i: usize, n_groups: usize) -> String {
+    if n_groups > 1 { format!("-{}", i + 1) } else { String::new() }
 }
 
 /// What lines and bands are.
-fn notes(settings: &[Group], has_band: bool) -> Vec<String> {
-    let n_seeds = || settings.iter().flat_map(|s| &s.arms).map(|a| a.runs.len());
+fn notes(groups: &[Group], has_band: bool) -> Vec<String> {
+    let n_seeds = || groups.iter().flat_map(|g| &g.arms).map(|a| a.runs.len());
     let (fewest, most) = (n_seeds().min().unwrap_or(0), n_seeds().max().unwrap_or(0));
     let line = match (fewest, most) {
         (_, 1) => return vec!["one seed".to_owned()],
@@ -317,8 +315,8 @@ fn notes(settings: &[Group], has_band: bool) -> Vec<String> {
 }
 
 /// The chart of a quantity for a group, with axes for all groups; none where nothing was recorded.
-fn chart(quantity: &Quantity, setting: &Group, settings: &[Group], series: &[Series]) -> Option<Chart> {
-    let lines: Vec<Vec<Spread>> = settings.iter().flat_map(|s| &s.arms).map(|arm| line(arm, quantity)).collect();
+fn chart(quantity: &Quantity, group: &Group, groups: &[Group], series: &[Series]) -> Option<Chart> {
+    let lines: Vec<Vec<Spread>> = groups.iter().flat_map(|g| &g.arms).map(|arm| line(arm, quantity)).collect();
     let points = || lines.iter().flatten();
     points().next()?;
     // A band that reaches below 0 is cut there where no mean does, and that of a share at the whole.
@@ -330,7 +328,7 @@ fn chart(quantity: &Quantity, setting: &Group, settings: &[Group], series: &[Ser
     let unit_size = unit.map_or(1.0, |(size, _)| size);
     let x = axis(0.0, x_max / unit_size);
     let own = |s: &Series| {
-        let mut own = setting.arms.iter().find(|a| a.name == s.name).map(|a| line(a, quantity)).unwrap_or_default();
+        let mut own = group.arms.iter().find(|a| a.name == s.name).map(|a| line(a, quantity)).unwrap_or_default();
         for point in &mut own {
             point.x /= unit_size;
         }
@@ -346,9 +344,9 @@ fn chart(quantity: &Quantity, setting: &Group, settings: &[Group], series: &[Ser
 }
 
 /// The arms that have a value in a quantity, each with a look. A method looks the same in every report where it has one arm.
-fn series(settings: &[Group], quantities: &[Quantity]) -> Vec<Series> {
+fn series(groups: &[Group], quantities: &[Quantity]) -> Vec<Series> {
     let mut arms: Vec<&Arm> = Vec::new();
-    for arm in settings.iter().flat_map(|s| &s.arms) {
+    for arm in groups.iter().flat_map(|g| &g.arms) {
         if !arms.iter().any(|a| a.name == arm.name) {
             arms.push(arm);
         }
@@ -421,10 +419,9 @@ mod tests {
             one
         };
         // Mean 90, standard deviation 14: the band reaches 104.
-        let settings = sort(vec![with(0, 0.8), with(1, 1.0)], &mut Vec::new());
+        let groups = sort(vec![with(0, 0.8), with(1, 1.0)], &mut Vec::new());
         let quantity = accuracy_over(1);
-        let drawn =
-            chart(&quantity, &settings[0], &settings, &series(&settings, std::slice::from_ref(&quantity))).unwrap();
+        let drawn = chart(&quantity, &groups[0], &groups, &series(&groups, std::slice::from_ref(&quantity))).unwrap();
         assert!(drawn.lines[0][0].max > 100.0 && drawn.y.1 <= 100.0, "{drawn:?}");
     }
 }

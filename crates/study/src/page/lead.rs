@@ -4,9 +4,9 @@ use super::tables::GroupResult;
 use crate::arms::{Arm, Group};
 use crate::compare::{Difference, compare};
 
-/// What the reader learns, in a sentence or two per setting.
-pub fn lead(settings: &[Group], results: &[GroupResult]) -> String {
-    let arms = || settings.iter().flat_map(|s| &s.arms);
+/// What the reader learns, in a sentence or two per group.
+pub fn lead(groups: &[Group], results: &[GroupResult]) -> String {
+    let arms = || groups.iter().flat_map(|g| &g.arms);
     let n_runs: usize = arms().map(|arm| arm.runs.len()).sum();
     let n_unfinished: usize = arms().filter(|arm| !arm.is_finished()).map(|arm| arm.runs.len()).sum();
     let mut sentences = vec![match (n_runs, n_unfinished) {
@@ -15,30 +15,30 @@ pub fn lead(settings: &[Group], results: &[GroupResult]) -> String {
         (n, 0) => format!("{n} runs."),
         (n, left) => format!("{n} runs, {left} of them unfinished. Unfinished runs are not ranked."),
     }];
-    for (setting, result) in settings.iter().zip(results) {
-        let place = if settings.len() > 1 { format!("{}: ", result.short) } else { String::new() };
-        sentences.push(format!("{place}{}", verdict(setting)));
+    for (group, result) in groups.iter().zip(results) {
+        let place = if groups.len() > 1 { format!("{}: ", result.short) } else { String::new() };
+        sentences.push(format!("{place}{}", verdict(group)));
     }
-    let n_arms = settings.iter().map(|s| s.arms.len()).max().unwrap_or(0);
+    let n_arms = groups.iter().map(|g| g.arms.len()).max().unwrap_or(0);
     if n_arms > 2 && n_runs > n_arms {
         sentences.push(format!("No p is corrected for the choice of the best of {n_arms}."));
     }
     sentences.join(" ")
 }
 
-/// The best arm of a setting beside the next one and the baseline.
-fn verdict(setting: &Group) -> String {
+/// The best arm of a group beside the next one and the baseline.
+fn verdict(group: &Group) -> String {
     let mean = |arm: &Arm| crate::compare::mean(&arm.runs.iter().map(|r| r.run.summary.headline).collect::<Vec<_>>());
-    let mut ranked: Vec<&Arm> = setting.arms.iter().filter(|arm| arm.is_finished()).collect();
+    let mut ranked: Vec<&Arm> = group.arms.iter().filter(|arm| arm.is_finished()).collect();
     ranked.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
     let Some((best, others)) = ranked.split_first() else {
         let so_far = |arm: &Arm| format!("{} {:.2} %", arm.name, 100.0 * mean(arm));
-        return format!("So far: {}.", setting.arms.iter().map(so_far).collect::<Vec<_>>().join(", "));
+        return format!("So far: {}.", group.arms.iter().map(so_far).collect::<Vec<_>>().join(", "));
     };
     let (name, accuracy) = (&best.name, 100.0 * mean(best));
     let Some(next) = others.first() else { return format!("{name}: accuracy {accuracy:.2} %.") };
     // The first arm is the baseline of the table.
-    let baseline = others[1..].iter().find(|arm| arm.name == setting.arms[0].name);
+    let baseline = others[1..].iter().find(|arm| arm.name == group.arms[0].name);
     let margins: Vec<String> = [next].into_iter().chain(baseline).map(|other| margin(best, other)).collect();
     format!("{name} has the highest mean accuracy, {accuracy:.2} %: {}.", margins.join("; "))
 }
@@ -77,9 +77,9 @@ mod tests {
             let setting = format!("method.name={method}");
             seeds.iter().enumerate().map(move |(seed, accuracy)| run(&[&setting], seed as u64, *accuracy))
         });
-        let settings = sort(runs.collect(), &mut Vec::new());
-        let results: Vec<GroupResult> = settings.iter().map(|s| results(s).unwrap()).collect();
-        assert_eq!(lead(&settings, &results), expected);
+        let groups = sort(runs.collect(), &mut Vec::new());
+        let results: Vec<GroupResult> = groups.iter().map(|g| results(g).unwrap()).collect();
+        assert_eq!(lead(&groups, &results), expected);
     }
 
     #[test]

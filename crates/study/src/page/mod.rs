@@ -37,7 +37,8 @@ pub struct Written {
     /// All files, the page among them.
     pub files: Vec<PathBuf>,
     /// The results as numbers.
-    pub settings: Vec<GroupResult>,
+    #[serde(rename = "settings")]
+    pub groups: Vec<GroupResult>,
     /// The results for people.
     #[serde(skip)]
     pub table: Table,
@@ -70,21 +71,21 @@ pub struct ReportOptions<'a> {
 pub fn write_report(options: &ReportOptions<'_>) -> Result<Written> {
     let ReportOptions { runs, out, title, unfinished, data_dir } = *options;
     let (runs, mut notes) = runs::load(runs, unfinished)?;
-    let settings = arms::sort(runs, &mut notes);
-    if settings.len() > 1 {
-        notes.push("Settings differ in data or partition: compare within a setting, not across settings.".into());
+    let groups = arms::sort(runs, &mut notes);
+    if groups.len() > 1 {
+        notes.push("Groups differ in data or partition: compare within a group, not across groups.".into());
     }
-    let results: Vec<GroupResult> = settings.iter().map(tables::results).collect::<Result<_>>()?;
+    let results: Vec<GroupResult> = groups.iter().map(tables::results).collect::<Result<_>>()?;
     notes.extend(paper::statements(&results));
-    let mut figures = figures::figures(&settings, &results);
-    let (partitions, without_partition) = partition::pictures(&settings, data_dir);
+    let mut figures = figures::figures(&groups, &results);
+    let (partitions, without_partition) = partition::pictures(&groups, data_dir);
     figures.extend(partitions);
-    let mut sheets = vec![tables::accuracy(&results), tables::costs(&settings), tables::runs(&settings)];
-    sheets.extend(tables::clients(&settings));
+    let mut sheets = vec![tables::accuracy(&results), tables::costs(&groups), tables::runs(&groups)];
+    sheets.extend(tables::clients(&groups));
     sheets.extend(tables::deviations(&results));
     let content = content::Content {
-        title: title.map_or_else(|| content::title(&settings), str::to_owned),
-        settings: &settings,
+        title: title.map_or_else(|| content::title(&groups), str::to_owned),
+        groups: &groups,
         results: &results,
         notes: &notes,
         sheets: &sheets,
@@ -118,7 +119,7 @@ pub fn write_report(options: &ReportOptions<'_>) -> Result<Written> {
         title,
         report,
         files: files.into_iter().map(|(path, _)| path).collect(),
-        settings: results,
+        groups: results,
         table,
         notes,
     })

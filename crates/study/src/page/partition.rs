@@ -10,10 +10,10 @@ use fedproj_report::ClassMap;
 use std::path::Path;
 
 /// A picture for the first seed of each group, and a sentence for each group without one.
-pub fn pictures(settings: &[Group], data_dir: Option<&Path>) -> (Vec<Figure>, Vec<String>) {
+pub fn pictures(groups: &[Group], data_dir: Option<&Path>) -> (Vec<Figure>, Vec<String>) {
     let (mut figures, mut without) = (Vec::new(), Vec::new());
-    for (i, setting) in settings.iter().enumerate() {
-        let first = &setting.arms[0].runs[0];
+    for (i, group) in groups.iter().enumerate() {
+        let first = &group.arms[0].runs[0];
         let seed = first.run.summary.seed;
         match counted(first, data_dir) {
             Ok(manifest) => {
@@ -23,11 +23,11 @@ pub fn pictures(settings: &[Group], data_dir: Option<&Path>) -> (Vec<Figure>, Ve
                     Holdings::from_counts(data, counts, n_clients, manifest.classes.len());
                 let map = ClassMap { title, subtitle, counts, sizes, classes: manifest.classes };
                 let caption =
-                    format!("{}, seed {seed}: the samples of each class that each client holds.", setting.title);
-                let name = format!("partition{}", numbered(i, settings.len()));
+                    format!("{}, seed {seed}: the samples of each class that each client holds.", group.title);
+                let name = format!("partition{}", numbered(i, groups.len()));
                 figures.push(Figure::new(name, map.draw(), caption).narrow(map.draw_narrow()));
             }
-            Err(error) => without.push(format!("{}: no picture of the partition. {error:#}.", setting.title)),
+            Err(error) => without.push(format!("{}: no picture of the partition. {error:#}.", group.title)),
         }
     }
     (figures, without)

@@ -25,7 +25,8 @@ pub struct Sheet {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupResult {
     /// The data in words.
-    pub setting: String,
+    #[serde(rename = "setting")]
+    pub title: String,
     /// What distinguishes it from the other groups.
     #[serde(skip)]
     pub short: String,
@@ -50,45 +51,45 @@ pub struct ArmResult {
 }
 
 /// The results of a group.
-pub fn results(setting: &Group) -> Result<GroupResult> {
-    let comparison = setting.comparison();
+pub fn results(group: &Group) -> Result<GroupResult> {
+    let comparison = group.comparison();
     let row = |(compared, arm): (ComparedRow, &Arm)| {
         Ok(ArmResult { compared, is_finished: arm.is_finished(), paper: paper::published(arm)? })
     };
     Ok(GroupResult {
-        setting: setting.title.clone(),
-        short: setting.short.clone(),
+        title: group.title.clone(),
+        short: group.short.clone(),
         baseline: comparison.baseline,
-        rows: comparison.rows.into_iter().zip(&setting.arms).map(row).collect::<Result<_>>()?,
-        deviations: paper::deviations(setting)?,
+        rows: comparison.rows.into_iter().zip(&group.arms).map(row).collect::<Result<_>>()?,
+        deviations: paper::deviations(group)?,
     })
 }
 
 /// A column: its head, and a head and cell for machines for each number in it.
 type Cells = Vec<(String, Vec<Option<f64>>)>;
 
-/// A table with a row for each arm. The setting has a column where there are several; `columns` are the heads for people
+/// A table with a row for each arm. The group has a column where there are several; `columns` are the heads for people
 /// and, behind each, those for machines. A column that is empty for people is left out there.
 fn sheet(name: &'static str, columns: &[(&str, &[&str])], rows: Vec<(String, String, Cells)>) -> Sheet {
-    let has_settings = rows.iter().any(|(setting, ..)| *setting != rows[0].0);
+    let has_groups = rows.iter().any(|(group, ..)| *group != rows[0].0);
     let is_shown: Vec<bool> =
         (0..columns.len()).map(|c| rows.iter().any(|(_, _, cells)| !cells[c].0.is_empty())).collect();
-    let names = |setting: &str, arm: &str| {
-        let setting = has_settings.then(|| setting.to_owned());
-        setting.into_iter().chain([arm.to_owned()]).collect::<Vec<String>>()
+    let names = |group: &str, arm: &str| {
+        let group = has_groups.then(|| group.to_owned());
+        group.into_iter().chain([arm.to_owned()]).collect::<Vec<String>>()
     };
-    let n_names = 1 + usize::from(has_settings);
+    let n_names = 1 + usize::from(has_groups);
     let shown_heads = columns.iter().zip(&is_shown).filter(|(_, is)| **is).map(|((head, _), _)| (*head).to_owned());
     let raw_heads = columns.iter().flat_map(|(_, raw)| raw.iter().map(|head| (*head).to_owned()));
-    let mut shown =
-        Table { headers: names("setting", "method"), n_names, is_grouped: has_settings, ..Table::default() };
+    let mut shown = Table { headers: names("group", "method"), n_names, is_grouped: has_groups, ..Table::default() };
+    // Programs read the tables for machines, so their heads keep the word of earlier versions.
     let mut raw = Table { headers: names("setting", "method"), n_names, ..Table::default() };
     shown.headers.extend(shown_heads);
     raw.headers.extend(raw_heads);
-    for (setting, arm, cells) in rows {
+    for (group, arm, cells) in rows {
         let number = |value: &Option<f64>| value.map(|v| v.to_string()).unwrap_or_default();
-        raw.rows.push(names(&setting, &arm));
-        shown.rows.push(names(&setting, &arm));
+        raw.rows.push(names(&group, &arm));
+        shown.rows.push(names(&group, &arm));
         if let (Some(raw), Some(shown)) = (raw.rows.last_mut(), shown.rows.last_mut()) {
             raw.extend(cells.iter().flat_map(|(_, numbers)| numbers.iter().map(number)));
             shown.extend(cells.into_iter().zip(&is_shown).filter(|(_, is)| **is).map(|((text, _), _)| text));
@@ -102,7 +103,7 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
     let baselines: BTreeSet<&str> = results.iter().map(|r| r.baseline.as_str()).collect();
     let baseline = if baselines.len() == 1 { &results[0].baseline } else { "the first" };
     let difference = format!("Δ vs {baseline}, 95 %");
-    let is_private = results.iter().flat_map(|setting| &setting.rows).any(|row| row.compared.privacy.is_some());
+    let is_private = results.iter().flat_map(|group| &group.rows).any(|row| row.compared.privacy.is_some());
     let mut columns: Vec<(&str, &[&str])> = vec![
         ("seeds", &["seeds"]),
         ("accuracy %", &["accuracy_mean", "accuracy_std"]),
@@ -115,11 +116,11 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
     if is_private {
         columns.push(("ε", &["epsilon", "epsilon_is_nominal"]));
     }
-    let has_networks = results.iter().flat_map(|setting| &setting.rows).any(|row| !row.compared.networks.is_empty());
+    let has_networks = results.iter().flat_map(|group| &group.rows).any(|row| !row.compared.networks.is_empty());
     if has_networks {
         columns.push(("by network %", &[]));
     }
-    let row = |setting: &GroupResult, row: &ArmResult| {
+    let row = |group: &GroupResult, row: &ArmResult| {
         let c = &row.compared;
         let d = c.difference;
         let paper = row.paper.map(|p| format!("{:.2} ± {:.2}", p.mean, p.std)).unwrap_or_default();
@@ -144,7 +145,7 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
         if has_networks {
             cells.push((NetworkAccuracy::text(&c.networks), Vec::new()));
         }
-        (setting.short.clone(), c.name.clone(), cells)
+        (group.short.clone(), c.name.clone(), cells)
     };
     let rows = results.iter().flat_map(|s| s.rows.iter().map(|r| row(s, r)).collect::<Vec<_>>()).collect();
     let mut sheet = sheet("accuracy", &columns, rows);
@@ -152,15 +153,15 @@ pub fn accuracy(results: &[GroupResult]) -> Sheet {
     sheet
 }
 
-/// The rows with the highest mean of their setting, as far as the table shows; none where nothing is compared.
+/// The rows with the highest mean of their group, as far as the table shows; none where nothing is compared.
 fn winners(results: &[GroupResult]) -> Vec<usize> {
     let shown = |row: &ArmResult| (1e4 * row.compared.mean).round();
-    let is_winner = |setting: &GroupResult, row: &ArmResult| {
-        let ranked = || setting.rows.iter().filter(|r| r.is_finished);
+    let is_winner = |group: &GroupResult, row: &ArmResult| {
+        let ranked = || group.rows.iter().filter(|r| r.is_finished);
         let most = ranked().map(shown).fold(f64::MIN, f64::max);
         row.is_finished && ranked().count() > 1 && shown(row) >= most
     };
-    let all = results.iter().flat_map(|setting| setting.rows.iter().map(move |row| is_winner(setting, row)));
+    let all = results.iter().flat_map(|group| group.rows.iter().map(move |row| is_winner(group, row)));
     all.enumerate().filter_map(|(r, is)| is.then_some(r)).collect()
 }
 
@@ -178,7 +179,7 @@ const COSTS: [Cost; 7] = [
 ];
 
 /// Times and sizes, each column in the unit in which its largest value reads well.
-pub fn costs(settings: &[Group]) -> Sheet {
+pub fn costs(groups: &[Group]) -> Sheet {
     let value = |arm: &Arm, (.., is_total, of): &Cost| {
         let of = |rounds: &[RoundRecord]| {
             let values: Vec<f64> = rounds.iter().map(of).collect();
@@ -186,22 +187,22 @@ pub fn costs(settings: &[Group]) -> Sheet {
         };
         over_runs(arm, of).map(|(mean, _)| mean)
     };
-    let rows = arm_rows(settings, |setting, arm| (setting, arm, COSTS.map(|cost| value(arm, &cost))));
+    let rows = arm_rows(groups, |group, arm| (group, arm, COSTS.map(|cost| value(arm, &cost))));
     let unit = |c: usize| COSTS[c].2.unit(rows.iter().filter_map(|(.., values)| values[c]).fold(0.0, f64::max));
     let head = |c: usize| format!("{}, {}{}", COSTS[c].0, unit(c).1, if COSTS[c].3 { "" } else { " / round" });
     let heads: Vec<(String, [&str; 1])> = (0..COSTS.len()).map(|c| (head(c), [COSTS[c].1])).collect();
     let columns: Vec<(&str, &[&str])> = heads.iter().map(|(shown, raw)| (&shown[..], &raw[..])).collect();
-    let row = |(setting, arm, values): &(&Group, &Arm, [Option<f64>; 7])| {
+    let row = |(group, arm, values): &(&Group, &Arm, [Option<f64>; 7])| {
         let cell = |(c, value): (usize, &Option<f64>)| {
             (value.map(|v| format!("{:.2}", v / unit(c).0)).unwrap_or_default(), vec![*value])
         };
-        (setting.short.clone(), arm.name.clone(), values.iter().enumerate().map(cell).collect())
+        (group.short.clone(), arm.name.clone(), values.iter().enumerate().map(cell).collect())
     };
     sheet("costs", &columns, rows.iter().map(row).collect())
 }
 
 /// Clients after local training and projection, where a run recorded either.
-pub fn clients(settings: &[Group]) -> Option<Sheet> {
+pub fn clients(groups: &[Group]) -> Option<Sheet> {
     let columns: [(&str, &[&str]); 8] = [
         ("clients' accuracy %", &["client_accuracy_mean", "client_accuracy_std"]),
         ("on own classes %", &["personal_accuracy_mean", "personal_accuracy_std"]),
@@ -212,7 +213,7 @@ pub fn clients(settings: &[Group]) -> Option<Sheet> {
         ("cosine of g and r", &["cosine_mean", "cosine_std"]),
         ("gain by distillation", &["distillation_gain_mean", "distillation_gain_std"]),
     ];
-    let row = |setting: &Group, arm: &Arm| {
+    let row = |group: &Group, arm: &Arm| {
         let cell = |unit: f64, over: Option<(f64, Option<f64>)>| {
             let text = over.map(|(m, s)| plus_minus(unit * m, s.map(|s| unit * s))).unwrap_or_default();
             (text, vec![over.map(|o| o.0), over.and_then(|o| o.1)])
@@ -236,9 +237,9 @@ pub fn clients(settings: &[Group]) -> Option<Sheet> {
             spread(1.0, |r| r.cosine),
             spread(100.0, |r| Some(r.accuracy? - r.accuracy_before_distillation?)),
         ];
-        (setting.short.clone(), arm.name.clone(), cells)
+        (group.short.clone(), arm.name.clone(), cells)
     };
-    let mut rows = arm_rows(settings, row);
+    let mut rows = arm_rows(groups, row);
     rows.retain(|(_, _, cells)| cells.iter().any(|(text, _)| !text.is_empty()));
     (!rows.is_empty()).then(|| sheet("clients", &columns, rows))
 }
@@ -246,29 +247,38 @@ pub fn clients(settings: &[Group]) -> Option<Sheet> {
 /// Differences from the paper.
 pub fn deviations(results: &[GroupResult]) -> Option<Sheet> {
     let mut rows = Vec::new();
-    for setting in results {
-        for d in setting.deviations.iter().flatten() {
-            let who = if d.arms.len() == setting.rows.len() { "all".to_owned() } else { d.arms.join(", ") };
-            let cells = [&setting.short, &d.key, d.shown(&d.paper), d.shown(&d.here), &who, &d.why].map(str::to_owned);
+    for group in results {
+        for d in group.deviations.iter().flatten() {
+            let who = if d.arms.len() == group.rows.len() { "all".to_owned() } else { d.arms.join(", ") };
+            let cells = [&group.short, &d.key, d.shown(&d.paper), d.shown(&d.here), &who, &d.why].map(str::to_owned);
             rows.push(if results.len() > 1 { cells.to_vec() } else { cells[1..].to_vec() });
         }
     }
     let heads = ["setting", "key", "paper", "here", "in", "why"];
     let heads = if results.len() > 1 { &heads[..] } else { &heads[1..] };
     let raw = Table::new(heads.iter().copied(), heads.len(), rows);
-    let shown = Table { is_grouped: results.len() > 1, ..raw.clone() };
+    let shown = for_people(&raw, results.len());
     (!raw.rows.is_empty()).then_some(Sheet { name: "deviations", shown, raw })
 }
 
+/// The same table with a head for people over the column of groups, where there are several.
+fn for_people(raw: &Table, n_groups: usize) -> Table {
+    let mut shown = Table { is_grouped: n_groups > 1, ..raw.clone() };
+    if shown.is_grouped {
+        "group".clone_into(&mut shown.headers[0]);
+    }
+    shown
+}
+
 /// Each run: seed, version, hardware, seal, hashes.
-pub fn runs(settings: &[Group]) -> Sheet {
+pub fn runs(groups: &[Group]) -> Sheet {
     const HASHES: [&str; 5] = ["private", "test", "public", "partition", "initial_model"];
     const SHORT: usize = 8;
     let heads = ["setting", "method", "seed", "version", "hardware", "threads", "seal"];
     let heads = heads.into_iter().chain(HASHES).chain(["final_model"]).map(|h| h.replace('_', " "));
     let mut raw = Table::new(heads, 2, Vec::new());
-    for setting in settings {
-        for arm in &setting.arms {
+    for group in groups {
+        for arm in &group.arms {
             for run in &arm.runs {
                 let manifest = run.manifest.as_ref();
                 let hardware = |key: &str| manifest.and_then(|m| m.hardware.get(key)).cloned().unwrap_or_default();
@@ -276,7 +286,7 @@ pub fn runs(settings: &[Group]) -> Sheet {
                     ["os", "arch", "isa", "gpu"].iter().map(|k| hardware(k)).filter(|v| !v.is_empty()).collect();
                 let hash = |key: &&str| manifest.and_then(|m| m.hashes.get(*key)).cloned().unwrap_or_default();
                 let version = manifest.map(|m| m.version.clone()).unwrap_or_default();
-                let mut row = vec![setting.short.clone(), arm.name.clone(), run.run.summary.seed.to_string(), version];
+                let mut row = vec![group.short.clone(), arm.name.clone(), run.run.summary.seed.to_string(), version];
                 let seal = if run.is_sealed() { "sealed" } else { "not sealed" };
                 row.extend([machine.join(" "), hardware("threads"), seal.into()]);
                 row.extend(HASHES.iter().map(hash));
@@ -285,19 +295,19 @@ pub fn runs(settings: &[Group]) -> Sheet {
             }
         }
     }
-    let mut shown = Table { is_grouped: settings.len() > 1, ..raw.clone() };
+    let mut shown = for_people(&raw, groups.len());
     for row in &mut shown.rows {
         row[7..].iter_mut().for_each(|hash| hash.truncate(SHORT));
     }
-    if settings.len() == 1 {
+    if groups.len() == 1 {
         shown.n_names = 1;
         shown.rows.iter_mut().chain([&mut shown.headers]).for_each(|row| drop(row.remove(0)));
     }
     Sheet { name: "runs", shown, raw }
 }
 
-fn arm_rows<'a, T>(settings: &'a [Group], row: impl Fn(&'a Group, &'a Arm) -> T) -> Vec<T> {
-    settings.iter().flat_map(|setting| setting.arms.iter().map(|arm| row(setting, arm)).collect::<Vec<_>>()).collect()
+fn arm_rows<'a, T>(groups: &'a [Group], row: impl Fn(&'a Group, &'a Arm) -> T) -> Vec<T> {
+    groups.iter().flat_map(|group| group.arms.iter().map(|arm| row(group, arm)).collect::<Vec<_>>()).collect()
 }
 
 /// Mean and standard deviation over the runs of an arm.

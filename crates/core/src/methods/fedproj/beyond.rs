@@ -40,9 +40,15 @@ impl FedProj {
         if self.corrects() { EnsembleWeights::Uniform } else { EnsembleWeights::Samples }
     }
 
-    /// w ← Σ_k (n_k / n) w_k;   with a correction the plain mean, and h̄ moves.
-    pub(super) fn average(&self, round: &mut Fusion<'_>) -> Result<()> {
-        if self.corrects() { self.correction.average(round) } else { round.average() }
+    /// w ← Σ_k (n_k / n) w_k;   with a correction the plain mean, and h̄ moves. Returns the wᵗ that clients started from.
+    pub(super) fn average(&self, round: &mut Fusion<'_>) -> Result<Vec<f32>> {
+        let sent = round.state.weights.clone();
+        if self.corrects() {
+            self.correction.average(round)?;
+        } else {
+            round.average()?;
+        }
+        Ok(sent)
     }
 
     /// Clients start from w;   from w + h̄ with a correction, from w + λ m with a look-ahead, and w is evaluated.
