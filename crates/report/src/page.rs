@@ -95,7 +95,7 @@ impl Page {
 impl Block {
     fn write(&self, out: &mut String) {
         let _ = match self {
-            Self::Text(text) => writeln!(out, "<p>{}</p>", escape(text)),
+            Self::Text(text) => writeln!(out, "<p>{}</p>", with_code(text)),
             Self::Figure { svg, narrow, caption } => {
                 let (svg, caption) = (figure_html(svg, narrow.as_deref()), escape(caption));
                 writeln!(out, "<figure>\n{svg}<figcaption>{caption}</figcaption>\n</figure>")
@@ -117,6 +117,19 @@ impl Block {
             Self::Table(table) => writeln!(out, "{}", table_html(table, true)),
         };
     }
+}
+
+/// A text whose words between backticks are code, as in the messages of the command line.
+fn with_code(text: &str) -> String {
+    let parts: Vec<&str> = text.split('`').collect();
+    if parts.len().is_multiple_of(2) {
+        return escape(text);
+    }
+    let part = |(i, part): (usize, &&str)| match i % 2 {
+        0 => escape(part),
+        _ => format!("<code>{}</code>", escape(part)),
+    };
+    parts.iter().enumerate().map(part).collect()
 }
 
 /// A picture, and the one that takes its place on a phone.
@@ -202,5 +215,11 @@ mod tests {
         assert!(
             html.contains("<tr class=\"bold\"><td class=\"name\">y</td><td>2</td></tr>") && !html.contains(">set<")
         );
+    }
+
+    #[test]
+    fn words_between_backticks_are_code() {
+        assert_eq!(with_code("run `a<b` and `c`"), "run <code>a&lt;b</code> and <code>c</code>");
+        assert_eq!(with_code("one ` alone"), "one ` alone");
     }
 }
