@@ -62,6 +62,13 @@ fn a_register_with_the_address_of_a_parameter_stands_for_it() {
 }
 
 #[test]
+fn a_generic_address_is_of_global_memory() {
+    assert_eq!(run("ld.u32 %r1, [%in]; st.u32 [%to], %r1;", 2, &[5]).unwrap(), [5, 5]);
+    assert!(fault("mov.u64 %rd1, s; cvta.shared.u64 %rd2, %rd1;", 1).contains("cvta.shared"));
+    assert!(fault("ld.texture.u32 %r1, [%in];", 1).contains("texture"));
+}
+
+#[test]
 fn warps_exchange_across_a_barrier_and_not_without_one() {
     let exchange = |barrier: &str| {
         format!(

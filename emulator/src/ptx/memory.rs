@@ -121,14 +121,15 @@ fn store_parameter(d: &mut Decoder, ty: &str) -> Result<Step, String> {
 
 /// The space and the type of an access. What only hints at caches, or at order among threads, changes nothing here.
 fn access_of(words: &[&str]) -> Result<(Space, usize, bool), String> {
-    let space = match words[0] {
-        "global" => Space::Global,
-        "shared" | "shared::cta" => Space::Shared,
-        "local" => Space::Local,
-        other => return Err(format!("there is no memory {other}")),
+    let (space, words) = match words[0] {
+        "global" => (Space::Global, &words[1..]),
+        "shared" | "shared::cta" => (Space::Shared, &words[1..]),
+        "local" => (Space::Local, &words[1..]),
+        // A generic address. It is of global memory, since no instruction makes one of another memory.
+        _ => (Space::Global, words),
     };
     let known = ["nc", "volatile", "relaxed", "weak", "cta", "gpu", "v2", "v4", "ca", "cg", "cs", "lu"];
-    let (ty, hints) = words[1..].split_last().ok_or("no type")?;
+    let (ty, hints) = words.split_last().ok_or("no type")?;
     if let Some(hint) = hints.iter().find(|hint| !known.contains(hint)) {
         return Err(format!("what is .{hint}?"));
     }
