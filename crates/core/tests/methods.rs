@@ -5,7 +5,7 @@
 mod small;
 
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{ClientState, Coordinator, Experiment, LocalTraining, Method, Simulation};
+use fedproj_core::{ClientState, Coordinator, Error, Experiment, LocalTraining, Method, Simulation};
 use fedproj_nn::models::Variant;
 use small::{NORM, SGD, config, hashes, run_all, settings_of, simulation, simulation_of};
 
@@ -261,6 +261,13 @@ fn fedgens_generator_reaches_the_clients_in_the_second_round() {
     let n_params = (4 + 10) * 6 + 6 + 6 * 12 + 12;
     assert_eq!(simulation.state().vectors["send.generator"].len(), n_params);
     assert_eq!(after - before, 3 * 4 * n_params as u64, "three clients receive it");
+}
+
+#[test]
+fn a_generator_that_diverges_fails_the_round_that_made_it() {
+    let far = "method.fedgen.optimizer={kind='sgd', lr=1e38, weight_decay=0.0}";
+    let error = simulation(config("fedgen", &[far]), 2).round(&|_| ()).unwrap_err();
+    assert!(matches!(error, Error::FusionNotFinite { round: 0, .. }), "{error}");
 }
 
 #[test]
