@@ -271,6 +271,14 @@ fn a_generator_that_diverges_fails_the_round_that_made_it() {
 }
 
 #[test]
+fn a_generator_that_does_not_fit_into_this_machine_is_rejected() {
+    let config = config("fedgen", &["method.fedgen.generator={noise=16777216, hidden=16777216}"]);
+    let method = config.method.build().unwrap();
+    let error = Experiment::load(config, method.as_ref(), None).unwrap_err().to_string();
+    assert!(error.contains("but this machine has"), "{error}");
+}
+
+#[test]
 fn without_distillation_fedgkts_clients_learn_nothing_from_its_server() {
     let own = |weight: &str, lr: &str| {
         let settings = [format!("method.fedgkt.distill_weight={weight}"), format!("method.fedgkt.optimizer.lr={lr}")];

@@ -16,6 +16,7 @@ use crate::contributions::Part;
 use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::generator::{Generator, GeneratorConfig, Judge, closeness_slope, draw_noise, head_of};
+use crate::machine;
 use crate::method::Method;
 use crate::partial::Mean;
 use crate::step::{At, Batch, Step, Term};
@@ -74,7 +75,8 @@ impl Method for FedGen {
     }
 
     fn check_network(&self, graph: &Graph) -> Result<()> {
-        self.generator.network(graph).map(drop)
+        // G, its two moments, and a gradient.
+        machine::check_memory(&self.generator.network(graph)?, 4)
     }
 
     fn generator(&self) -> Option<&GeneratorConfig> {
