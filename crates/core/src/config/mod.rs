@@ -452,6 +452,17 @@ mod tests {
     }
 
     #[test]
+    fn a_method_rejects_what_its_server_cannot_do() {
+        for (method, setting, told) in [
+            ("fedgen", "federation.robust.rule=median", "teaches its generator by every client's own"),
+            ("fedgen", "federation.robust.rule=trimmed_mean", "rule = \"trimmed_mean\" guards the mean"),
+        ] {
+            let message = error(&[&format!("method.name={method}"), setting]);
+            assert!(message.contains(told), "{method} {setting}: {message}");
+        }
+    }
+
+    #[test]
     fn keys_in_use_are_those_of_the_chosen_method() {
         let config = Config::from_layers(None, &["method.name=moon".into()]).unwrap();
         let keys = config.keys_in_use();

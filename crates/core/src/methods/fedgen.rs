@@ -19,6 +19,7 @@ use crate::generator::{Generator, GeneratorConfig, Judge, closeness_slope, draw_
 use crate::machine;
 use crate::method::Method;
 use crate::partial::Mean;
+use crate::robust::RobustRule;
 use crate::step::{At, Batch, Step, Term};
 use fedproj_nn::{Cpu, Graph, Loss, Optimizer};
 use fedproj_rng::{Purpose, Stream};
@@ -60,7 +61,14 @@ impl Default for FedGen {
 }
 
 impl Method for FedGen {
-    fn check(&self, _: &Config) -> Result<()> {
+    fn check(&self, config: &Config) -> Result<()> {
+        if let rule @ (RobustRule::Median | RobustRule::TrimmedMean) = config.federation.robust.rule {
+            let word = if rule == RobustRule::Median { "median" } else { "trimmed_mean" };
+            return Err(Error::config(format!(
+                "federation.robust.rule = \"{word}\" guards the mean of the models, but method.name = \"fedgen\" teaches its \
+                 generator by every client's own\nhint: federation.robust.rule=krum, or a limit with clip_ratio"
+            )));
+        }
         let Self { generated_weight, distill_weight, diversity_weight, decay, .. } = *self;
         for (name, weight) in [
             ("generated_weight", generated_weight),
