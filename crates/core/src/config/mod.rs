@@ -456,6 +456,10 @@ mod tests {
         for (method, setting, told) in [
             ("fedgen", "federation.robust.rule=median", "teaches its generator by every client's own"),
             ("fedgen", "federation.robust.rule=trimmed_mean", "rule = \"trimmed_mean\" guards the mean"),
+            ("fedgkt", "federation.robust.rule=krum", "each is answered"),
+            ("fedgkt", "federation.robust.rule=median", "without federation.robust: that limits"),
+            ("fedgkt", "federation.robust.clip=0.1", "without federation.robust: that limits"),
+            ("fedgkt", "data.partition={kind='virtual', clients=9, samples=20}", "one row of logits per sample"),
         ] {
             let message = error(&[&format!("method.name={method}"), setting]);
             assert!(message.contains(told), "{method} {setting}: {message}");

@@ -18,6 +18,7 @@ use crate::method::Method;
 use crate::partial::Mean;
 use crate::robust::RobustRule;
 use crate::step::{At, Batch, Step, Term};
+use fedproj_data::PartitionConfig;
 use fedproj_nn::{Direction, Graph, Loss, NodeId, Tail};
 use serde::{Deserialize, Serialize};
 use server::{Front, Server};
@@ -59,10 +60,18 @@ impl Default for FedGkt {
 
 impl Method for FedGkt {
     fn check(&self, config: &Config) -> Result<()> {
-        if config.federation.robust.rule == RobustRule::Krum {
+        let robust = &config.federation.robust;
+        if robust.rule != RobustRule::None || robust.clip > 0.0 || robust.clip_ratio > 0.0 {
             return Err(Error::config(
-                "federation.robust.rule = \"krum\" leaves clients out, and method.name = \"fedgkt\" answers every client\n\
-                 hint: federation.robust.rule=none",
+                "method.name = \"fedgkt\" runs in the simulator alone, and without federation.robust: that limits what models \
+                 change, but clients send features, and each is answered\n\
+                 hint: federation.robust={ rule = \"none\", clip = 0.0, clip_ratio = 0.0 }",
+            ));
+        }
+        if matches!(config.data.partition, PartitionConfig::Virtual { .. }) {
+            return Err(Error::config(
+                "data.partition.kind = \"virtual\" gives a sample to several clients, and method.name = \"fedgkt\" keeps one \
+                 row of logits per sample\nhint: another data.partition",
             ));
         }
         let Self { distill_weight, temperature, batch, .. } = *self;
