@@ -301,6 +301,18 @@ fn fedgkt_names_what_would_work_on_a_network_that_it_cannot_cut() {
     assert_eq!(load(&["model.name=resnet8-thin", "model.group_norm=8"]), Ok(()));
     let deep = load(&["method.fedgkt.level=1"]).unwrap_err();
     assert!(deep.contains("method.fedgkt.level = 1") && deep.contains("it has 1"), "{deep}");
+    for (at, name) in [(0, "exit"), (1, "exit.relu"), (2, "exit")] {
+        let own = |layer: usize| if layer == at { format!(", name='{name}'") } else { String::new() };
+        let [hidden, relu, last] = [0, 1, 2].map(own);
+        let taken = load(&[&format!(
+            "model={{name='layers', layers=[{{op='flatten'}}, {{op='linear', outputs=10{hidden}}}, {{op='relu'{relu}}}, \
+             {{op='linear'{last}}}]}}"
+        )]);
+        assert!(
+            taken.unwrap_err().contains(&format!("node `{name}`: a node of this name exists already")),
+            "{name} at {at}"
+        );
+    }
 }
 
 #[test]

@@ -92,7 +92,10 @@ impl Method for FedGkt {
         let n = graph.levels().len();
         let expected = format!("one of this network's levels; it has {n}, counted from 0");
         Error::require(self.level < n, "method.fedgkt.level", self.level, &expected)?;
-        if graph.find(EXIT).is_none() {
+        let tail = self.tail(graph)?;
+        // A layer of this name may be the user's. The classifier's parameters come last, and nothing behind the level reads it.
+        let is_last = graph.params().spans().last().is_some_and(|span| span.name == format!("{EXIT}.bias"));
+        if !is_last || tail.graph.find(EXIT).is_some() {
             graph.with_exit(EXIT, graph.levels()[self.level], 1)?;
         }
         if !self.tail(graph)?.buffers.is_empty() {
