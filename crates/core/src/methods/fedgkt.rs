@@ -98,7 +98,7 @@ impl Method for FedGkt {
         if !is_last || tail.graph.find(EXIT).is_some() {
             graph.with_exit(EXIT, graph.levels()[self.level], 1)?;
         }
-        if !self.tail(graph)?.buffers.is_empty() {
+        if !tail.buffers.is_empty() {
             return Err(Error::config(
                 "method.name = \"fedgkt\": the server's part of the network has batch-norm, whose running statistics stay with \
                  clients here\nhint: model.group_norm=8",
@@ -163,8 +163,6 @@ impl Method for FedGkt {
         let tail = self.tail(&experiment.graph)?;
         let mut server = Server::new(self, &tail, &round.state.weights)?;
         let ids = round.clients();
-        let model = |k| Ok([round.vector_of(k, Part::Weights)?, round.vector_of(k, Part::Buffers)?]);
-        let models = (0..ids.len()).map(model).collect::<Result<Vec<_>>>()?;
         let samples: Vec<_> = ids.iter().map(|client| experiment.partition.indices(*client as usize)).collect();
         let mut front = Front::new(self, &experiment.graph)?;
         let n_classes = round.n_classes();
@@ -172,9 +170,11 @@ impl Method for FedGkt {
         let mut logits = round.state.vectors.remove(SENT).unwrap_or_else(zeros);
         // One pass more, in which the server learns nothing but answers.
         for epoch in 0..=self.epochs {
-            for (model, samples) in models.iter().zip(&samples) {
+            for (k, samples) in samples.iter().enumerate() {
+                // One client's at a time: a copy of all would double the memory of a round.
+                let model = [round.vector_of(k, Part::Weights)?, round.vector_of(k, Part::Buffers)?];
                 for rows in samples.chunks(batch) {
-                    let sent = front.send(model, &experiment.private, rows)?;
+                    let sent = front.send(&model, &experiment.private, rows)?;
                     if epoch < self.epochs {
                         server.learn(&self.objective(), sent)?;
                         continue;
