@@ -69,6 +69,8 @@ impl Session {
             NodeData::OfRun => of_run(config, method.as_ref(), setup, public, task)?,
         };
         let experiment = Arc::new(experiment);
+        // A generator's size is the server's choice, and no model bounds it.
+        setup.policy.check_parameters(method.len_of_sent("generator", &experiment)? as u64)?;
         let training = LocalTraining::new(&experiment, method.as_ref())?;
         let evaluator = Evaluator::new(&experiment.graph, 1)?;
         let basis = (task.config.clone(), task.public.clone());
@@ -210,7 +212,7 @@ impl Session {
 /// also rejects what only the simulator does: a server that looks at the clients' samples would see those of the run.
 ///
 /// # Errors
-/// If the run names one.
+/// If the run is one.
 pub fn reject_files(config: &Config, has_own_data: bool) -> Result<()> {
     reject_simulated(config)?;
     let method = config.method.build()?;
@@ -332,6 +334,19 @@ mod tests {
             assert_eq!((reject(method, "samples", true), reject(method, "classes", false)), (Ok(()), Ok(())));
             assert!(reject(method, "classes", true).unwrap_err().contains("samples per class"), "{method}");
         }
+    }
+
+    #[test]
+    fn a_generator_is_held_to_the_policy_as_a_model_is() {
+        let open = |hidden: usize| {
+            let (dir, hidden) = (tempfile::tempdir().unwrap(), format!("method.fedgen.generator.hidden={hidden}"));
+            let settings = ["method.name=fedgen", "method.fedgen.weights=samples", hidden.as_str()];
+            let (task, _, cache, _) = first_task(dir.path(), &settings, 0);
+            let policy = Policy { parameters_max: 100_000, ..Policy::default() };
+            Session::open(&task, &cache, &Setup { data: NodeData::OfRun, data_dir: None, policy }).map(drop)
+        };
+        open(256).unwrap();
+        assert!(open(1000).unwrap_err().to_string().contains("parameters_max = 100000"));
     }
 
     #[test]
