@@ -59,6 +59,8 @@ fn a_register_with_the_address_of_a_parameter_stands_for_it() {
     assert_eq!(run(body, 2, &[]).unwrap(), [7, 7]);
     let fault = fault("mov.b64 %rd1, k_1; ld.global.u64 %rd2, [%rd1];", 1);
     assert!(fault.contains("global"), "{fault}");
+    let twice = self::fault("mov.b64 %rd1, k_0; mov.b64 %rd1, k_1;", 1);
+    assert!(twice.contains("%rd1 stands for k_0 already"), "{twice}");
 }
 
 #[test]

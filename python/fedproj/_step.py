@@ -270,7 +270,7 @@ class Step(_Recording):
         """Takes from g what acts on inputs of the layers: G ← G − Σ_j (G r_j) r_jᵀ per layer.
 
         The r_j stand in the rows of vectors that the server sends, named one after another. ``scales``: layers whose G
-        lies mostly along them are scaled there (TRGP).
+        lies mostly along them are scaled there (TRGP). A GPU takes 16 vectors and 125 directions per layer at most.
         """
         vectors = [self._source(v) for v in sent]
         self._call("project_inputs", g=self._target(g), sent=vectors, scales=bool(scales))

@@ -4,6 +4,7 @@ use crate::say;
 use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_conformance::{Suite, Verdict};
+use fedproj_core::Error;
 use std::path::PathBuf;
 
 /// Arguments of `selftest`.
@@ -35,6 +36,12 @@ impl SelfTest {
             }
         };
         let verdicts: Vec<Verdict> = suite.run(&self.only).inspect(print).collect();
+        if verdicts.is_empty() {
+            let groups = Suite::groups().collect::<Vec<_>>().join(", ");
+            return Err(
+                Error::config(format!("--only {}: no group's name contains it; groups: {groups}", self.only)).into()
+            );
+        }
         if self.json {
             say!("{}", serde_json::to_string(&verdicts)?);
         }

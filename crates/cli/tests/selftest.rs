@@ -45,6 +45,14 @@ fn a_folder_of_fixtures_that_is_not_there_is_a_wrong_request() {
 }
 
 #[test]
+fn a_group_that_is_not_there_is_a_wrong_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, told) =
+        command::failure(command::fedproj(folder.path(), &["selftest", "--device", "cpu", "--only", "trace5"]));
+    assert!(code == 2 && told.contains("--only trace5: no group's name contains it; groups: layers, "), "{told}");
+}
+
+#[test]
 fn a_wrong_golden_number_fails_its_group_and_the_command() {
     let folder = tempfile::tempdir().unwrap();
     let from = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/methods/methods.safetensors");

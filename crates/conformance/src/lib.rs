@@ -114,6 +114,11 @@ impl Suite {
         self.device.gpu_name().unwrap_or_else(|| "the CPU".into())
     }
 
+    /// The names of all groups.
+    pub fn groups() -> impl Iterator<Item = &'static str> {
+        GROUPS.iter().map(|(group, ..)| *group)
+    }
+
     /// Runs the groups whose name contains `only`, each when its verdict is asked for. A failure does not stop the others.
     pub fn run<'a>(&'a self, only: &'a str) -> impl Iterator<Item = Verdict> + 'a {
         let chosen = GROUPS.iter().filter(move |(group, ..)| group.contains(only));
@@ -134,6 +139,9 @@ impl Suite {
         let mut found = Group::default();
         if let Err(error) = check(self, &mut found) {
             found.fail(format!("{error:#}"));
+        }
+        if found.n_compared == 0 && self.gpu.is_some() {
+            found.fail("nothing was compared".to_owned());
         }
         if found.n_compared == 0 && found.failures.is_empty() {
             return skipped("nothing to compare with: this CPU has one instruction set");

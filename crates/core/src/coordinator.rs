@@ -234,9 +234,7 @@ impl Coordinator {
         }
         for (group, before) in published_before.into_iter().enumerate() {
             let state = self.state.group_mut(group);
-            if state.weights.iter().chain(&state.buffers).any(|v| !v.is_finite()) {
-                return Err(Error::FusionNotFinite { round, what: "a weight of the global model" });
-            }
+            state.check_finite(round)?;
             if federation.average_evaluated > 0.0 {
                 state.average_published(federation.average_evaluated, round, before);
             }

@@ -4,10 +4,14 @@
 //! A client draws features from it and runs its head on them: the part of its network behind the features. It knows of no
 //! round and draws nothing itself but by [`draw_noise`].
 
+use crate::config::MAX_WIDTH;
 use crate::error::{Error, Result};
 use fedproj_nn::{Activation, Cpu, Graph, Init, Mode, Options, Shape, Tail, Workspace};
 use fedproj_rng::Stream;
 use serde::{Deserialize, Serialize};
+
+/// Most features per step: the server compares all pairs.
+const MAX_BATCH: usize = 1 << 16;
 
 /// The name under which its parameters are sent.
 pub(crate) const GENERATOR: &str = "generator";
@@ -35,9 +39,11 @@ impl GeneratorConfig {
     /// Whether all settings are in their ranges; `key` is their table in the configuration.
     pub(crate) fn check(&self, key: &str) -> Result<()> {
         let Self { noise, hidden, batch } = *self;
-        [("noise", noise), ("hidden", hidden), ("batch", batch)]
-            .into_iter()
-            .try_for_each(|(name, value)| Error::require(value > 0, &format!("{key}.{name}"), value, "at least 1"))
+        let width = format!("from 1 to {MAX_WIDTH}");
+        Error::require((1..=MAX_WIDTH).contains(&noise), &format!("{key}.noise"), noise, &width)?;
+        Error::require((1..=MAX_WIDTH).contains(&hidden), &format!("{key}.hidden"), hidden, &width)?;
+        let batches = format!("from 1 to {MAX_BATCH}");
+        Error::require((1..=MAX_BATCH).contains(&batch), &format!("{key}.batch"), batch, &batches)
     }
 
     /// G for clients with this network: from noise and a one-hot label to features.

@@ -148,6 +148,12 @@ pub trait Method: Send + Sync + Debug {
         None
     }
 
+    /// The classes of generated features, if not all: those that some client holds.
+    fn generated_classes(&self, experiment: &Experiment) -> Option<Vec<u32>> {
+        let _ = experiment;
+        None
+    }
+
     /// The loss on the memory, which is measured before and after local training.
     fn memory_objective(&self) -> Vec<Term> {
         self.memory().map_or_else(Vec::new, |memory| {

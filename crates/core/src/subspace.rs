@@ -17,6 +17,7 @@
 //! The server sends r_j = √λ_j u_j. A vector as long as θ has room for one r_j per output of each layer: in the place of
 //! that output's weights and bias.
 
+use crate::cone::REFERENCES_MAX;
 use crate::eigen::eigen;
 use crate::error::{Error, Result};
 use crate::evaluate::Model;
@@ -24,6 +25,7 @@ use crate::memory::{self, Cursor, MemoryConfig};
 use crate::projection::{Projection, Rule};
 use fedproj_data::Dataset;
 use fedproj_nn::{Buffer, Cpu, Graph, Mode, NodeId, Options, Product, Workspace, vector};
+use std::ops::Deref;
 
 /// Columns of X, and directions of a layer, at most; GPM's code takes about as many.
 pub(crate) const COLUMNS_MAX: usize = 125;
@@ -235,12 +237,25 @@ fn row<'a>(product: &Product, v: &'a [f32], output: usize) -> (&'a [f32], &'a [f
 }
 
 /// The j-th r of a layer.
-fn sent<'a>(product: &Product, vectors: &'a [Buffer], j: usize) -> (&'a [f32], &'a [f32]) {
+fn sent<'a, V: Deref<Target = [f32]>>(product: &Product, vectors: &'a [V], j: usize) -> (&'a [f32], &'a [f32]) {
     row(product, &vectors[j / product.outputs], j % product.outputs)
 }
 
+/// Rejects vectors with more r_j than a GPU has room for. The rules here send fewer, but a method from outside may not.
+pub(crate) fn check_on_gpu(graph: &Graph, vectors: &[&[f32]]) -> Result<()> {
+    let most = products(graph)?.iter().map(|product| n_rows(product, vectors)).max().unwrap_or(0);
+    if most <= COLUMNS_MAX && vectors.len() <= REFERENCES_MAX {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "project_inputs: a layer has {most} directions in {} vectors, and on a GPU {COLUMNS_MAX} in {REFERENCES_MAX} at most\n\
+         hint: --device cpu",
+        vectors.len()
+    )))
+}
+
 /// How many r_j a layer has: they come without gaps.
-fn n_rows(product: &Product, vectors: &[Buffer]) -> usize {
+fn n_rows<V: Deref<Target = [f32]>>(product: &Product, vectors: &[V]) -> usize {
     let is_there = |&j: &usize| {
         let (weights, bias) = sent(product, vectors, j);
         weights.iter().chain(bias).any(|v| *v != 0.0)
@@ -390,6 +405,21 @@ mod tests {
                 assert!((dot(r, row) - (1.0 - share) * dot(r, before)).abs() < 1e-5);
             }
         }
+    }
+
+    #[test]
+    fn more_directions_than_a_gpu_holds_are_rejected_there() {
+        let graph = models::mlp(Input::vector(9), &[100], 5, Variant::default()).unwrap();
+        let n = graph.params().len();
+        let (ones, zeros) = (vec![1.0; n], vec![0.0; n]);
+        let mut some = zeros.clone();
+        let first = &products(&graph).unwrap()[0];
+        some[first.weight.start..][..25 * 9].fill(1.0);
+        assert_eq!(n_rows(first, &[&ones[..], &some[..]]), COLUMNS_MAX);
+        assert!(check_on_gpu(&graph, &[&ones, &some]).is_ok());
+        let error = check_on_gpu(&graph, &[&ones, &ones]).unwrap_err().to_string();
+        assert!(error.contains("200 directions in 2 vectors"), "{error}");
+        assert!(check_on_gpu(&graph, &[&zeros[..]; 17]).unwrap_err().to_string().contains("in 17 vectors"));
     }
 
     #[test]

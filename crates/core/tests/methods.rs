@@ -5,7 +5,7 @@
 mod small;
 
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{ClientState, Coordinator, Experiment, LocalTraining, Method, Simulation};
+use fedproj_core::{ClientState, Coordinator, Error, Experiment, LocalTraining, Method, Simulation};
 use fedproj_nn::models::Variant;
 use small::{NORM, SGD, config, hashes, run_all, settings_of, simulation, simulation_of};
 
@@ -264,6 +264,21 @@ fn fedgens_generator_reaches_the_clients_in_the_second_round() {
 }
 
 #[test]
+fn a_generator_that_diverges_fails_the_round_that_made_it() {
+    let far = "method.fedgen.optimizer={kind='sgd', lr=1e38, weight_decay=0.0}";
+    let error = simulation(config("fedgen", &[far]), 2).round(&|_| ()).unwrap_err();
+    assert!(matches!(error, Error::FusionNotFinite { round: 0, .. }), "{error}");
+}
+
+#[test]
+fn a_generator_that_does_not_fit_into_this_machine_is_rejected() {
+    let config = config("fedgen", &["method.fedgen.generator={noise=16777216, hidden=16777216}"]);
+    let method = config.method.build().unwrap();
+    let error = Experiment::load(config, method.as_ref(), None).unwrap_err().to_string();
+    assert!(error.contains("but this machine has"), "{error}");
+}
+
+#[test]
 fn without_distillation_fedgkts_clients_learn_nothing_from_its_server() {
     let own = |weight: &str, lr: &str| {
         let settings = [format!("method.fedgkt.distill_weight={weight}"), format!("method.fedgkt.optimizer.lr={lr}")];
@@ -286,6 +301,18 @@ fn fedgkt_names_what_would_work_on_a_network_that_it_cannot_cut() {
     assert_eq!(load(&["model.name=resnet8-thin", "model.group_norm=8"]), Ok(()));
     let deep = load(&["method.fedgkt.level=1"]).unwrap_err();
     assert!(deep.contains("method.fedgkt.level = 1") && deep.contains("it has 1"), "{deep}");
+    for (at, name) in [(0, "exit"), (1, "exit.relu"), (2, "exit")] {
+        let own = |layer: usize| if layer == at { format!(", name='{name}'") } else { String::new() };
+        let [hidden, relu, last] = [0, 1, 2].map(own);
+        let taken = load(&[&format!(
+            "model={{name='layers', layers=[{{op='flatten'}}, {{op='linear', outputs=10{hidden}}}, {{op='relu'{relu}}}, \
+             {{op='linear'{last}}}]}}"
+        )]);
+        assert!(
+            taken.unwrap_err().contains(&format!("node `{name}`: a node of this name exists already")),
+            "{name} at {at}"
+        );
+    }
 }
 
 #[test]

@@ -205,6 +205,15 @@ fn nodes_that_are_no_taps_are_named() {
 }
 
 #[test]
+fn a_batch_for_which_there_is_no_memory_is_an_error() {
+    let graph = models::mlp(Shape::vector(4), &[100], 3, Variant::default()).unwrap();
+    for batch in [1 << 50, usize::MAX] {
+        check(Workspace::new(&graph, &Options::training(batch), Cpu::new(1)), &["batch", "must be smaller", "memory"]);
+    }
+    assert!(Workspace::new(&graph, &Options::training(1 << 16), Cpu::new(1)).is_ok());
+}
+
+#[test]
 fn constants_of_optimisers_outside_their_range_are_named() {
     let sgd = |lr, momentum, nesterov, weight_decay| Rule::Sgd { lr, momentum, nesterov, weight_decay };
     let adam = |beta1, beta2, eps| Rule::Adam { lr: 0.1, beta1, beta2, eps, weight_decay: 0.0, decoupled: false };

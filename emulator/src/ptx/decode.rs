@@ -281,13 +281,16 @@ impl Decoder {
         row
     }
 
-    /// Lets a register stand for a parameter, if the name is of one.
-    pub fn name_parameter(&mut self, register: &str, name: &str) -> bool {
-        let is_parameter = self.parameters.contains_key(name);
-        if is_parameter {
-            self.addresses.insert(register.to_owned(), name.to_owned());
+    /// Lets a register stand for a parameter, if the name is of one. It cannot stand for two, since the way to a load is not known
+    /// here.
+    pub fn name_parameter(&mut self, register: &str, name: &str) -> Result<bool, String> {
+        if !self.parameters.contains_key(name) {
+            return Ok(false);
         }
-        is_parameter
+        match self.addresses.insert(register.to_owned(), name.to_owned()) {
+            Some(other) if other != name => Err(format!("{register} stands for {other} already")),
+            _ => Ok(true),
+        }
     }
 
     /// The row of a part of a parameter, named or by a register that holds its address; none if it is of no parameter.

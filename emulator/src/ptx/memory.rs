@@ -69,7 +69,7 @@ pub fn decode(d: &mut Decoder, name: &str) -> Decoded {
 /// Whether this moves the address of a parameter to a register, which then stands for it.
 fn names_parameter(d: &mut Decoder) -> Result<bool, String> {
     let (to, from) = (d.operand(0)?.to_owned(), d.operand(1)?.to_owned());
-    Ok(d.name_parameter(&to, &from))
+    d.name_parameter(&to, &from)
 }
 
 /// The registers that operand i names, one or several.

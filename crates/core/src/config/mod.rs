@@ -429,6 +429,9 @@ mod tests {
             ("fedgen", "diversity_weight=-1.0"),
             ("fedgen", "decay=0.0"),
             ("fedgen", "generator.noise=0"),
+            ("fedgen", "generator.batch=1000000"),
+            ("fedgen", "generator.noise=9223372036854775807"),
+            ("fedgen", "generator.hidden=9223372036854775807"),
             ("fedgkt", "distill_weight=-1.0"),
             ("fedgkt", "temperature=0.0"),
             ("fedgkt", "batch=0"),
@@ -446,6 +449,21 @@ mod tests {
         assert!(message.contains("method.feddf.distill.optimizer: learning rate = -1"), "{message}");
         assert!(error(&["model.hidden=[0]"]).contains("model.hidden"));
         assert!(error(&["local.schedule.factor=0.0"]).contains("local.schedule.factor"));
+    }
+
+    #[test]
+    fn a_method_rejects_what_its_server_cannot_do() {
+        for (method, setting, told) in [
+            ("fedgen", "federation.robust.rule=median", "teaches its generator by every client's own"),
+            ("fedgen", "federation.robust.rule=trimmed_mean", "rule = \"trimmed_mean\" guards the mean"),
+            ("fedgkt", "federation.robust.rule=krum", "each is answered"),
+            ("fedgkt", "federation.robust.rule=median", "without federation.robust: that limits"),
+            ("fedgkt", "federation.robust.clip=0.1", "without federation.robust: that limits"),
+            ("fedgkt", "data.partition={kind='virtual', clients=9, samples=20}", "one row of logits per sample"),
+        ] {
+            let message = error(&[&format!("method.name={method}"), setting]);
+            assert!(message.contains(told), "{method} {setting}: {message}");
+        }
     }
 
     #[test]

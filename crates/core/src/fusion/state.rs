@@ -54,6 +54,19 @@ impl ServerState {
         Ok(())
     }
 
+    /// Rejects what a fusion made if clients cannot use it: the model, and all that is sent with it. A later round would fail
+    /// for every client, when it is too late to leave out the contribution to blame.
+    pub(crate) fn check_finite(&self, round: u32) -> Result<()> {
+        let targets = self.targets.iter().flat_map(|targets| [&targets.logits, &targets.features]);
+        let kept = self.vectors.values().chain(targets).map(|of| (of, "a value that the method's server keeps"));
+        let mut all =
+            [&self.weights, &self.buffers].map(|of| (of, "a weight of the global model")).into_iter().chain(kept);
+        match all.find(|(values, _)| values.iter().any(|v| !v.is_finite())) {
+            None => Ok(()),
+            Some((_, what)) => Err(Error::FusionNotFinite { round, what }),
+        }
+    }
+
     /// The states of all groups; the first is this one.
     pub fn groups(&self) -> impl Iterator<Item = &Self> {
         std::iter::once(self).chain(&self.others)

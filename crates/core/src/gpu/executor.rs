@@ -116,14 +116,13 @@ impl Executor {
 
     fn make_constraints(&mut self, programs: &[Program]) -> Result<()> {
         let ops = || programs.iter().flat_map(|program| &program.ops);
-        // Recorded launches hold the addresses, so nothing is made twice.
+        // Recorded launches hold the addresses, so nothing is made twice: there is room for what later programs may ask.
         if self.cone.is_none() && ops().any(|op| matches!(op, Op::ProjectToCone { .. })) {
             self.cone = Some(self.fleet.cone()?);
         }
-        let of_inputs = || ops().find_map(|op| if let Op::ProjectInputs { n, .. } = op { Some(*n) } else { None });
-        if let (None, Some(n)) = (&self.inputs, of_inputs()) {
+        if self.inputs.is_none() && ops().any(|op| matches!(op, Op::ProjectInputs { .. })) {
             let products = subspace::products(self.fleet.graph())?;
-            self.inputs = Some(self.fleet.inputs(products, n, subspace::COLUMNS_MAX)?);
+            self.inputs = Some(self.fleet.inputs(products, subspace::COLUMNS_MAX)?);
         }
         Ok(())
     }

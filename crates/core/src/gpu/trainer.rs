@@ -10,8 +10,9 @@ use crate::halves::Stop;
 use crate::memory::MemoryConfig;
 use crate::method::Method;
 use crate::own::Own;
-use crate::plan::{LocalPlan, Planner, VectorId};
+use crate::plan::{LocalPlan, Op, Planner, VectorId};
 use crate::simulate::Progress;
+use crate::subspace;
 use crate::trainer::{ClientResult, ClientState, Download, LocalStats};
 use fedproj_nn::cuda::{Batches, Fleet, NOBODY, Stats, Target};
 use fedproj_nn::{Dropout, Mode, NormMode, Options};
@@ -126,6 +127,7 @@ impl GpuTrainer {
             .iter()
             .map(|(client, state)| self.planner.plan(method, download, *client, state))
             .collect::<Result<Vec<_>>>()?;
+        self.check_directions(download)?;
         self.executor.make_vectors(self.planner.names(), &self.planner.programs)?;
         let all: Vec<u32> = (0..plans.len() as u32).collect();
         self.executor.fleet.set_lanes(&all)?;
@@ -153,6 +155,19 @@ impl GpuTrainer {
             lanes.map(|(lane, ((plan, stats), after))| self.result(lane, plan, stats, after, seconds)).collect();
         self.uploaded = plans.into_iter().map(|plan| plan.uploaded).collect();
         results
+    }
+
+    /// Rejects directions of layers' inputs for which the GPU has no room.
+    fn check_directions(&self, download: &Download) -> Result<()> {
+        let names = &self.planner.names().broadcasts;
+        for op in self.planner.programs.iter().flat_map(|program| &program.ops) {
+            if let Op::ProjectInputs { first, n, .. } = *op {
+                // A vector that was not sent is 0, which ends the directions.
+                let sent = names[first..first + n].iter().map_while(|name| download.vectors.get(name));
+                subspace::check_on_gpu(&self.on.experiment.graph, &sent.map(Vec::as_slice).collect::<Vec<_>>())?;
+            }
+        }
+        Ok(())
     }
 
     /// A lane's measurements and state. Its other vectors stay on the GPU.

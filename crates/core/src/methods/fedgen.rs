@@ -2,7 +2,7 @@
 //! arXiv:2105.10056.
 //!
 //! Client  w ← w − η ∇[F_k(w) + α CE(h(G(ŷ, ε)), ŷ) + β KL(σ(h(G(y, ε))) ‖ σ(f(x)))]                  Eq. 5
-//!         h: its network behind the features, held fixed in the last term; ŷ: random labels; (x, y): its own batch
+//!         h: its network behind the features, fixed in the last term; ŷ: random labels that clients hold; (x, y): its own batch
 //! Server  G ← G − η_s ∇[Σ_k a_k(y) CE(h_k(z), y) + γ exp(−mean_ij ‖ε_i − ε_j‖² |z_i − z_j|)],  z = G(y, ε)          Eq. 4
 //!         a_k(y) = n_k^y / Σ_j n_j^y, and y is a label that some client has; the models are averaged as in FedAvg
 //! State kept by a client: none.   Sent beyond FedAvg: the generator down, from the second round on.
@@ -14,11 +14,15 @@ use super::fedkd::{ClassWeights, class_shares};
 use crate::config::{Config, OptimizerConfig};
 use crate::contributions::Part;
 use crate::error::{Error, Result};
+use crate::experiment::Experiment;
 use crate::fusion::Fusion;
 use crate::generator::{Generator, GeneratorConfig, Judge, closeness_slope, draw_noise, head_of};
+use crate::machine;
 use crate::method::Method;
 use crate::partial::Mean;
+use crate::robust::RobustRule;
 use crate::step::{At, Batch, Step, Term};
+use fedproj_data::PartitionConfig;
 use fedproj_nn::{Cpu, Graph, Loss, Optimizer};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
@@ -59,7 +63,14 @@ impl Default for FedGen {
 }
 
 impl Method for FedGen {
-    fn check(&self, _: &Config) -> Result<()> {
+    fn check(&self, config: &Config) -> Result<()> {
+        if let rule @ (RobustRule::Median | RobustRule::TrimmedMean) = config.federation.robust.rule {
+            let word = if rule == RobustRule::Median { "median" } else { "trimmed_mean" };
+            return Err(Error::config(format!(
+                "federation.robust.rule = \"{word}\" guards the mean of the models, but method.name = \"fedgen\" teaches its \
+                 generator by every client's own\nhint: federation.robust.rule=krum, or a limit with clip_ratio"
+            )));
+        }
         let Self { generated_weight, distill_weight, diversity_weight, decay, .. } = *self;
         for (name, weight) in [
             ("generated_weight", generated_weight),
@@ -74,11 +85,28 @@ impl Method for FedGen {
     }
 
     fn check_network(&self, graph: &Graph) -> Result<()> {
-        self.generator.network(graph).map(drop)
+        // G, its two moments, and a gradient.
+        machine::check_memory(&self.generator.network(graph)?, 4)
     }
 
     fn generator(&self) -> Option<&GeneratorConfig> {
         Some(&self.generator)
+    }
+
+    /// As in the official code; a federation does not know them.
+    fn generated_classes(&self, experiment: &Experiment) -> Option<Vec<u32>> {
+        let (private, partition) = (&experiment.private, &experiment.partition);
+        let (labels, n_classes) = (private.labels()?, private.n_classes());
+        let mut is_held = vec![false; n_classes];
+        match experiment.config.data.partition {
+            _ if self.weights == ClassWeights::Samples => return None,
+            // Any client may draw any sample.
+            PartitionConfig::Virtual { .. } => labels.iter().for_each(|label| is_held[*label as usize] = true),
+            _ => (0..partition.n_clients()).for_each(|client| {
+                partition.indices(client).iter().for_each(|at| is_held[labels[*at as usize] as usize] = true);
+            }),
+        }
+        Some((0..n_classes as u32).filter(|class| is_held[*class as usize]).collect())
     }
 
     fn needs_cpu(&self) -> Option<String> {

@@ -18,6 +18,7 @@ use crate::method::Method;
 use crate::partial::Mean;
 use crate::robust::RobustRule;
 use crate::step::{At, Batch, Step, Term};
+use fedproj_data::PartitionConfig;
 use fedproj_nn::{Direction, Graph, Loss, NodeId, Tail};
 use serde::{Deserialize, Serialize};
 use server::{Front, Server};
@@ -59,10 +60,18 @@ impl Default for FedGkt {
 
 impl Method for FedGkt {
     fn check(&self, config: &Config) -> Result<()> {
-        if config.federation.robust.rule == RobustRule::Krum {
+        let robust = &config.federation.robust;
+        if robust.rule != RobustRule::None || robust.clip > 0.0 || robust.clip_ratio > 0.0 {
             return Err(Error::config(
-                "federation.robust.rule = \"krum\" leaves clients out, and method.name = \"fedgkt\" answers every client\n\
-                 hint: federation.robust.rule=none",
+                "method.name = \"fedgkt\" runs in the simulator alone, and without federation.robust: that limits what models \
+                 change, but clients send features, and each is answered\n\
+                 hint: federation.robust={ rule = \"none\", clip = 0.0, clip_ratio = 0.0 }",
+            ));
+        }
+        if matches!(config.data.partition, PartitionConfig::Virtual { .. }) {
+            return Err(Error::config(
+                "data.partition.kind = \"virtual\" gives a sample to several clients, and method.name = \"fedgkt\" keeps one \
+                 row of logits per sample\nhint: another data.partition",
             ));
         }
         let Self { distill_weight, temperature, batch, .. } = *self;
@@ -83,10 +92,13 @@ impl Method for FedGkt {
         let n = graph.levels().len();
         let expected = format!("one of this network's levels; it has {n}, counted from 0");
         Error::require(self.level < n, "method.fedgkt.level", self.level, &expected)?;
-        if graph.find(EXIT).is_none() {
+        let tail = self.tail(graph)?;
+        // A layer of this name may be the user's. The classifier's parameters come last, and nothing behind the level reads it.
+        let is_last = graph.params().spans().last().is_some_and(|span| span.name == format!("{EXIT}.bias"));
+        if !is_last || tail.graph.find(EXIT).is_some() {
             graph.with_exit(EXIT, graph.levels()[self.level], 1)?;
         }
-        if !self.tail(graph)?.buffers.is_empty() {
+        if !tail.buffers.is_empty() {
             return Err(Error::config(
                 "method.name = \"fedgkt\": the server's part of the network has batch-norm, whose running statistics stay with \
                  clients here\nhint: model.group_norm=8",
@@ -151,8 +163,6 @@ impl Method for FedGkt {
         let tail = self.tail(&experiment.graph)?;
         let mut server = Server::new(self, &tail, &round.state.weights)?;
         let ids = round.clients();
-        let model = |k| Ok([round.vector_of(k, Part::Weights)?, round.vector_of(k, Part::Buffers)?]);
-        let models = (0..ids.len()).map(model).collect::<Result<Vec<_>>>()?;
         let samples: Vec<_> = ids.iter().map(|client| experiment.partition.indices(*client as usize)).collect();
         let mut front = Front::new(self, &experiment.graph)?;
         let n_classes = round.n_classes();
@@ -160,9 +170,11 @@ impl Method for FedGkt {
         let mut logits = round.state.vectors.remove(SENT).unwrap_or_else(zeros);
         // One pass more, in which the server learns nothing but answers.
         for epoch in 0..=self.epochs {
-            for (model, samples) in models.iter().zip(&samples) {
+            for (k, samples) in samples.iter().enumerate() {
+                // One client's at a time: a copy of all would double the memory of a round.
+                let model = [round.vector_of(k, Part::Weights)?, round.vector_of(k, Part::Buffers)?];
                 for rows in samples.chunks(batch) {
-                    let sent = front.send(model, &experiment.private, rows)?;
+                    let sent = front.send(&model, &experiment.private, rows)?;
                     if epoch < self.epochs {
                         server.learn(&self.objective(), sent)?;
                         continue;

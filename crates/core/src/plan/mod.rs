@@ -72,13 +72,18 @@ pub(crate) struct Planner {
     experiment: Arc<Experiment>,
     memory: Option<MemoryConfig>,
     generator: Option<GeneratorConfig>,
+    /// The classes of generated features.
+    classes: Vec<u32>,
     recorder: Recorder,
     pub programs: Vec<Program>,
 }
 
 impl Planner {
     pub fn new(experiment: &Arc<Experiment>, method: &dyn Method) -> Self {
+        let classes = method.generator().and_then(|_| method.generated_classes(experiment));
+        let all = || (0..experiment.graph.shape(experiment.graph.output()).len() as u32).collect();
         Self {
+            classes: classes.unwrap_or_else(all),
             recorder: Recorder::new(&experiment.graph),
             memory: method.memory().cloned(),
             generator: method.generator().cloned(),
@@ -212,13 +217,13 @@ impl Planner {
     /// Draws the features that a step's program takes.
     fn generate(&self, program: usize, place: Place, n_own: usize, plan: &mut LocalPlan) {
         let Some(GeneratorConfig { noise, batch: n_generated, .. }) = self.generator else { return };
-        let n_classes = self.recorder.graph.shape(self.recorder.graph.output()).len() as u32;
         let mut stream = Stream::new(place.seed, Purpose::Generator, [place.round, place.client, place.step]);
         for batch in self.programs[program].batches() {
             match batch {
                 Batch::Taught => draw_noise(&mut stream, n_own * noise, &mut plan.noise),
                 Batch::Generated => {
-                    plan.generated.extend((0..n_generated).map(|_| stream.below(n_classes)));
+                    let class = |_| self.classes[stream.below(self.classes.len() as u32) as usize];
+                    plan.generated.extend((0..n_generated).map(class));
                     draw_noise(&mut stream, n_generated * noise, &mut plan.noise);
                 }
                 Batch::Private | Batch::Memory => (),
@@ -229,5 +234,36 @@ impl Planner {
     fn uses(&self, plan: &LocalPlan, index: usize) -> bool {
         let embeds = |step: &LocalStep| self.programs[step.program].ops.contains(&Op::Embed { index });
         plan.steps.iter().any(embeds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    /// The classes of features that a client generates, where five clients hold one class each.
+    fn generated(weights: &str) -> Vec<u32> {
+        let settings = [
+            "method.name=fedgen",
+            "data.partition={kind='labels', clients=5, labels_per_client=1}",
+            &format!("method.fedgen.weights={weights}"),
+        ];
+        let config = Config::from_layers(None, &settings.map(str::to_owned)).unwrap();
+        let method = config.method.build().unwrap();
+        let experiment = Arc::new(Experiment::load(config, method.as_ref(), None).unwrap());
+        let mut download = Download { round: 1, ..Download::default() };
+        download.vectors.insert(GENERATOR.into(), Vec::new());
+        let mut planner = Planner::new(&experiment, method.as_ref());
+        let mut classes = planner.plan(method.as_ref(), &download, 0, &ClientState::new()).unwrap().generated;
+        classes.sort_unstable();
+        classes.dedup();
+        classes
+    }
+
+    #[test]
+    fn features_are_of_classes_that_some_client_holds_where_that_is_known() {
+        assert_eq!(generated("classes").len(), 5);
+        assert_eq!(generated("samples"), (0..10).collect::<Vec<_>>());
     }
 }

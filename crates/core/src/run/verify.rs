@@ -219,7 +219,11 @@ impl Check<'_> {
             }
         }
         let (mut again, unmarked) = (RoundRecord::csv(&self.recorded), RoundRecord::unmarked_csv(&self.recorded));
-        if read_if_exists(&self.dir.join("metrics.csv"))?.is_some_and(|found| found == unmarked.as_bytes()) {
+        let is_earlier = match read_if_exists(&self.dir.join("metrics.csv"))? {
+            Some(found) => found == unmarked.as_bytes(),
+            None => self.sealed("metrics.csv").is_some_and(|sealed| *sealed == seal::hash(unmarked.as_bytes())),
+        };
+        if is_earlier {
             again = unmarked;
         }
         self.file("metrics.csv", again.as_bytes(), |found| {
@@ -227,11 +231,16 @@ impl Check<'_> {
         })
     }
 
+    /// The hash of a file in the seal.
+    fn sealed(&self, name: &str) -> Option<&String> {
+        self.manifest.as_ref().and_then(|manifest| manifest.seal.get(name))
+    }
+
     /// Compares a file, and explains where it differs. Runs are often stored without these files: then the seal has the
     /// file's hash, if an earlier version did not make the run.
     fn file(&mut self, name: &str, again: &[u8], explain: impl FnOnce(&mut Differences)) -> Result<()> {
         let path = self.dir.join(name);
-        let sealed = self.manifest.as_ref().and_then(|manifest| manifest.seal.get(name));
+        let sealed = self.sealed(name);
         match read_if_exists(&path)? {
             None if sealed.is_some_and(|sealed| *sealed != seal::hash(again)) => {
                 self.found.add(format!("{name}: is missing, and the rerun's does not have its hash"));

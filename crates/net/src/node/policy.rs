@@ -16,7 +16,7 @@ const BATCH_MAX: usize = 1 << 16;
 pub struct Policy {
     /// Max local epochs per round.
     pub epochs_max: u32,
-    /// Max weights of a model.
+    /// Max weights of a model, and of a generator that comes with it.
     pub parameters_max: u64,
     /// Max bytes per round, to this node and back.
     pub bytes_max: u64,
@@ -72,12 +72,17 @@ impl Policy {
                 "the server would see this node's contribution; the node's policy has secure_only = true".into(),
             ));
         }
-        let n_parameters = task.weights.len / 4;
-        if n_parameters > self.parameters_max {
-            return Err(exceeds("parameters_max", n_parameters, self.parameters_max));
-        }
+        self.check_parameters(task.weights.len / 4)?;
         // The contribution is at least as long as the model.
         self.check_bytes(task, task.weights.len.saturating_add(task.buffers.len))
+    }
+
+    /// Checks the size of a network.
+    ///
+    /// # Errors
+    /// If it has more parameters than the policy allows.
+    pub fn check_parameters(&self, n: u64) -> Result<()> {
+        if n > self.parameters_max { Err(exceeds("parameters_max", n, self.parameters_max)) } else { Ok(()) }
     }
 
     /// Checks the number of nodes in a secure sum.
@@ -125,7 +130,8 @@ impl Policy {
                 self.noise_min
             )));
         }
-        let batch = method.memory().map_or(0, |m| m.batch).max(config.local.batch);
+        let of_generator = method.generator().map_or(0, |generator| generator.batch);
+        let batch = method.memory().map_or(0, |m| m.batch).max(of_generator).max(config.local.batch);
         if batch > BATCH_MAX {
             return Err(exceeds("batch", batch as u64, BATCH_MAX as u64));
         }
@@ -184,5 +190,8 @@ mod tests {
         assert!(check(&["method.name=fedavg", "local.epochs=3"]).unwrap_err().contains("epochs_max"));
         assert!(check(&["method.name=fedproj", "local.epochs=1"]).unwrap_err().contains("fedproj"));
         assert!(check(&["method.name=fedavg", "local.epochs=1", "local.batch=1000000"]).unwrap_err().contains("batch"));
+        let generated =
+            ["method.name=fedgen", "method.fedgen.weights=samples", "method.fedgen.generator.batch=1000000"];
+        assert!(check_run(&Policy::default(), &generated).unwrap_err().contains("batch"));
     }
 }

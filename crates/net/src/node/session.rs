@@ -69,6 +69,8 @@ impl Session {
             NodeData::OfRun => of_run(config, method.as_ref(), setup, public, task)?,
         };
         let experiment = Arc::new(experiment);
+        // A generator's size is the server's choice, and no model bounds it.
+        setup.policy.check_parameters(method.len_of_sent("generator", &experiment)? as u64)?;
         let training = LocalTraining::new(&experiment, method.as_ref())?;
         let evaluator = Evaluator::new(&experiment.graph, 1)?;
         let basis = (task.config.clone(), task.public.clone());
@@ -206,12 +208,17 @@ impl Session {
     }
 }
 
-/// Rejects a run that names files: a node takes no path from the network. Data of its own take the place of the run's.
+/// Rejects a run that names files: a node takes no path from the network. Data of its own take the place of the run's. Then it
+/// also rejects what only the simulator does: a server that looks at the clients' samples would see those of the run.
 ///
 /// # Errors
-/// If the run names one.
+/// If the run is one.
 pub fn reject_files(config: &Config, has_own_data: bool) -> Result<()> {
     reject_simulated(config)?;
+    let method = config.method.build()?;
+    if let Some(reason) = method.needs_simulator().filter(|_| has_own_data) {
+        return Err(Error::Declined(reason.to_owned()));
+    }
     let by_file = matches!(config.data.partition, PartitionConfig::File { .. });
     let names_files = config.data.private.path.is_some() || config.data.public.path.is_some() || by_file;
     if has_own_data || !names_files {
@@ -314,6 +321,32 @@ mod tests {
         assert!(train(&Task { secure_clients: 10, noise_clients: 2, ..task.clone() }).is_err());
         let (contribution, _) = train(&Task { secure_clients: 10, noise_clients: 3, ..task }).unwrap();
         assert_eq!(contribution.parts.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), [PLAIN, NOISE_CLIENTS]);
+    }
+
+    #[test]
+    fn a_server_that_looks_at_the_clients_samples_gets_no_node_with_data_of_its_own() {
+        let reject = |method: &str, weights: &str, has_own_data| {
+            let settings = [format!("method.name={method}"), format!("method.{method}.weights={weights}")];
+            reject_files(&Config::from_layers(None, &settings).unwrap(), has_own_data)
+                .map_err(|error| error.to_string())
+        };
+        for method in ["fedgen", "fedkd"] {
+            assert_eq!((reject(method, "samples", true), reject(method, "classes", false)), (Ok(()), Ok(())));
+            assert!(reject(method, "classes", true).unwrap_err().contains("samples per class"), "{method}");
+        }
+    }
+
+    #[test]
+    fn a_generator_is_held_to_the_policy_as_a_model_is() {
+        let open = |hidden: usize| {
+            let (dir, hidden) = (tempfile::tempdir().unwrap(), format!("method.fedgen.generator.hidden={hidden}"));
+            let settings = ["method.name=fedgen", "method.fedgen.weights=samples", hidden.as_str()];
+            let (task, _, cache, _) = first_task(dir.path(), &settings, 0);
+            let policy = Policy { parameters_max: 100_000, ..Policy::default() };
+            Session::open(&task, &cache, &Setup { data: NodeData::OfRun, data_dir: None, policy }).map(drop)
+        };
+        open(256).unwrap();
+        assert!(open(1000).unwrap_err().to_string().contains("parameters_max = 100000"));
     }
 
     #[test]

@@ -62,6 +62,7 @@ impl Workspace {
         }
         let schedule = Schedule::new(graph, options, None);
         let n = options.batch;
+        check_memory(schedule.value_len.iter().chain(&schedule.grad_len).copied().max().unwrap_or(0), n)?;
         let buffers = |lens: &[usize]| lens.iter().map(|len| Buffer::zeros(n * len)).collect::<Vec<_>>();
         let scratch = schedule.stages.iter().map(|stage| graph.nodes[stage.node].scratch(n));
         let (shared, private) = scratch.fold((0, 0), |most, len| (most.0.max(len.shared), most.1.max(len.private)));
@@ -186,6 +187,22 @@ impl Workspace {
         let value = self.add_loss(self.graph.output(), loss, 1.0)?;
         self.backward(params, grad)?;
         Ok(value)
+    }
+}
+
+/// Rejects a batch for which the system refuses memory, where `widest` is the longest value of a sample: the allocator would end
+/// the process.
+fn check_memory(widest: usize, batch: usize) -> Result<()> {
+    // The memory is given back at once, and no page of it is touched.
+    let mut memory: Vec<f32> = Vec::new();
+    let fits = |len: &usize| u32::try_from(batch).is_ok() && memory.try_reserve_exact(*len).is_ok();
+    match widest.checked_mul(batch).filter(fits) {
+        Some(_) => Ok(()),
+        None => Err(Error::Parameter {
+            name: "batch",
+            value: batch as f64,
+            expected: "must be smaller: its values do not fit into this machine's memory",
+        }),
     }
 }
 

@@ -118,13 +118,14 @@ impl Fleet {
         self.each("cone_add", len, &[&lanes, &(len as i32), &r, &dual, &g])
     }
 
-    /// Memory for projections of these layers with `n_vectors` vectors of directions, `most` directions per layer at most.
+    /// Memory for projections of these layers with 16 vectors of directions at most, and `most` directions per layer. Those beyond
+    /// are not seen.
     ///
     /// # Errors
     /// If the GPU's memory is too small.
-    pub fn inputs(&self, products: Vec<Product>, n_vectors: usize, most: usize) -> Result<Inputs> {
+    pub fn inputs(&self, products: Vec<Product>, most: usize) -> Result<Inputs> {
         let outputs = products.iter().map(|product| product.outputs).max().unwrap_or(0);
-        let most = most.min(n_vectors * outputs);
+        let most = most.min(REFERENCES_MAX * outputs);
         let rows = || self.vectors(outputs * most);
         Ok(Inputs {
             counts: self.vectors(1)?,
