@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from typing import Any
 
@@ -26,6 +27,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 # A client's training is a pure function, so it may be repeated. An actor that dies so often in one round lacks memory.
 RETRIES = 5
+
+# Seconds to wait for a cluster's address to answer.
+PATIENCE = 10
 
 
 class _Worker:
@@ -111,11 +115,21 @@ def run(
 def _connect(ray: Any, address: str | None, n_cpus: int) -> None:
     how: dict[str, Any] = {"address": address} if address else {"address": "local", "num_cpus": n_cpus}
     try:
+        if address:
+            _reach(address)
         ray.init(**how, include_dashboard=None if address else False, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise _fedproj.SettingsError(
             f"no Ray cluster at `{address}`: {error}\nhint: `ray start --head` on one machine, then address='HOST:6379'"
         ) from error
+
+
+def _reach(address: str) -> None:
+    """Fails where nothing listens. Ray would try again for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    # Other forms, such as "auto", are Ray's to read.
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
 
 
 def _check(ray: Any, workers: int, threads: int, gpus: int) -> None:

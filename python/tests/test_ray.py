@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -126,14 +127,27 @@ def test_what_clients_keep_is_fetched_for_checkpoints_and_measurements(tmp_path)
 
 
 def test_what_cannot_work_is_rejected_before_a_round(tmp_path):
-    def error(out, **arguments):
+    def error(out, more=None, **arguments):
         with pytest.raises(fedproj.SettingsError) as raised:
-            on_ray.run(settings=SMALL, out=tmp_path / out, progress=False, **arguments)
+            on_ray.run(settings=SMALL | (more or {}), out=tmp_path / out, progress=False, **arguments)
         return str(raised.value)
 
     assert "100 CPUs" in error("a", workers=100)
     assert "GPUs" in error("b", workers=1, device="cuda")
     assert "by name" in error("c", workers=1, method=fedproj.Method())
+    assert "of memory, but this machine has" in error("d", {"model.hidden": [1000000, 1000000]}, workers=1)
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+@pytest.mark.parametrize("form", ["{}", "ray://{}"])
+def test_a_cluster_that_cannot_be_reached_is_named_within_seconds(form):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = form.format(f"127.0.0.1:{closed.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(fedproj.SettingsError, match=f"no Ray cluster at `{address}`.*refused\nhint: `ray start"):
+            on_ray._connect(ray, address, 1)
+        assert time.monotonic() - began < on_ray.PATIENCE
 
 
 def test_a_worker_with_other_data_or_another_version_is_rejected(tmp_path):

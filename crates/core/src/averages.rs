@@ -10,6 +10,9 @@ use crate::memory::Targets;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
+/// Logits and features of the averaged teacher, in the server's state.
+pub(crate) const TEACHER: [&str; 2] = ["teacher.logits", "teacher.features"];
+
 /// The rates ρ in [0, 1) of the averages. 0: no average, as in the paper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -35,11 +38,11 @@ impl Averages {
             return Cow::Borrowed(ensemble);
         }
         let mut kept = |name: &str| round.state.vectors.remove(name).unwrap_or_default();
-        let before = Targets { logits: kept("teacher.logits"), features: kept("teacher.features") };
+        let before = Targets { logits: kept(TEACHER[0]), features: kept(TEACHER[1]) };
         let teacher = average(self.teacher, round.round(), &before, ensemble);
         let vectors = &mut round.state.vectors;
-        vectors.insert("teacher.logits".into(), teacher.logits.clone());
-        vectors.insert("teacher.features".into(), teacher.features.clone());
+        vectors.insert(TEACHER[0].into(), teacher.logits.clone());
+        vectors.insert(TEACHER[1].into(), teacher.features.clone());
         Cow::Owned(teacher)
     }
 

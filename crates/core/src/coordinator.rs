@@ -85,7 +85,7 @@ impl Coordinator {
         device: impl Into<Device>,
         state: ServerState,
     ) -> Result<Self> {
-        state.check(&experiment)?;
+        state.check(&experiment, method.as_ref())?;
         let privacy = Privacy::new(&experiment, method.as_ref())?;
         let (device, experiment) = (device.into(), Arc::new(experiment));
         let evaluator = |of: &Arc<Experiment>| Evaluator::new(&of.graph, device.n_threads());
@@ -215,7 +215,7 @@ impl Coordinator {
         let round = self.state.n_rounds_done;
         let start = Instant::now();
         let (n_threads, uploads) = (self.device.n_threads(), self.method.uploads());
-        check_lengths(&experiment, round, results, &uploads)?;
+        check_results(&experiment, round, results, &uploads)?;
         let n_groups = experiment.n_groups();
         let published_before: Vec<_> =
             (0..n_groups).map(|group| self.state.group_mut(group).evaluated.take()).collect();
@@ -441,11 +441,24 @@ fn whole(results: &dyn Contributions, at: usize, part: Part<'_>) -> Result<Vec<f
     Ok(values)
 }
 
-/// Whether all vectors have the lengths of this network.
-fn check_lengths(experiment: &Experiment, round: u32, results: &dyn Contributions, uploads: &[&str]) -> Result<()> {
+/// Whether the results are of this experiment's clients, and all vectors have the lengths of this network.
+fn check_results(experiment: &Experiment, round: u32, results: &dyn Contributions, uploads: &[&str]) -> Result<()> {
     let n_public = experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
+    let wrong = |problem: String| Error::Message { what: "results of this round", problem };
+    // By coins of their own, all clients may have stayed away.
+    if results.n() == 0 && !experiment.config.privacy.is_on() {
+        return Err(wrong("there are none".into()));
+    }
     for at in 0..results.n() {
-        let of = experiment.group(experiment.group_of(results.summary(at).client));
+        let (ClientSummary { client, n_samples, .. }, n) = (results.summary(at), experiment.partition.n_clients());
+        if client as usize >= n {
+            return Err(wrong(format!("there is no client {client}, only {n} clients")));
+        }
+        // As many as there are indices, so that no sum of them overflows.
+        if n_samples > u32::MAX as usize {
+            return Err(wrong(format!("client {client} claims {n_samples} samples")));
+        }
+        let of = experiment.group(experiment.group_of(client));
         let (graph, n) = (&of.graph, of.weights.len());
         let outputs = |node| n_public * graph.shape(node).len();
         let always = [(Part::Weights, n), (Part::Buffers, of.buffers.len())];
@@ -456,8 +469,7 @@ fn check_lengths(experiment: &Experiment, round: u32, results: &dyn Contribution
         };
         let checked = always.into_iter().try_for_each(|part| check(part, true));
         let checked = checked.and_then(|()| optional.into_iter().try_for_each(|part| check(part, false)));
-        let checked = checked.and_then(|()| uploads.iter().try_for_each(|u| check((Part::Upload(u), n), false)));
-        let client = results.summary(at).client;
+        let checked = checked.and_then(|()| uploads.iter().try_for_each(|u| check((Part::Upload(u), n), true)));
         checked.map_err(|e| Error::Client { round, client, source: Box::new(e) })?;
     }
     Ok(())

@@ -21,6 +21,9 @@ use crate::robust::{RobustRule, krum};
 /// Prefix of vectors that are sent to the clients.
 pub(crate) const SEND: &str = "send.";
 
+/// Weights and buffers of a student that stays on the server, in its state.
+pub(crate) const STUDENT: [&str; 2] = ["student", "student.buffers"];
+
 /// The fusion of one round.
 #[derive(Debug)]
 pub struct Fusion<'a> {

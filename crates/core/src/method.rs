@@ -200,6 +200,15 @@ pub trait Method: Send + Sync + Debug {
         }
     }
 
+    /// The number of values of a vector that the server keeps for itself: the model's, unless a method keeps something else.
+    ///
+    /// # Errors
+    /// If this network does not suit the method.
+    fn len_of_kept(&self, name: &str, experiment: &Experiment) -> Result<usize> {
+        let _ = name;
+        Ok(experiment.weights.len())
+    }
+
     /// What a client does with one mini-batch.
     ///
     /// # Errors

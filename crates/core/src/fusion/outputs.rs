@@ -1,6 +1,6 @@
 //! Outputs on the public set, their ensemble, and its distillation.
 
-use super::{Fusion, GlobalModel};
+use super::{Fusion, GlobalModel, STUDENT};
 use crate::contributions::Part;
 use crate::distill::{Anchor, Distill, DistillTargets, DistillTask, EnsembleWeights, Student};
 use crate::error::Result;
@@ -156,7 +156,6 @@ impl Fusion<'_> {
     /// # Errors
     /// If the loss is not finite.
     pub fn distill_aside(&mut self, how: &Distill, targets: &DistillTargets<'_>) -> Result<()> {
-        const STUDENT: [&str; 2] = ["student", "student.buffers"];
         let sent = (self.state.weights.clone(), self.state.buffers.clone());
         if let [Some(weights), Some(buffers)] = STUDENT.map(|name| self.state.vectors.get(name).cloned()) {
             (self.state.weights, self.state.buffers) = (weights, buffers);

@@ -1,10 +1,13 @@
 //! What the server keeps between rounds.
 
-use crate::averages::mix;
+use super::{SEND, STUDENT};
+use crate::averages::{TEACHER, mix};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Model, Outputs, Which};
 use crate::experiment::Experiment;
 use crate::memory::Targets;
+use crate::method::Method;
+use crate::privacy::LIMITS;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -37,12 +40,16 @@ impl ServerState {
         Self { others: (1..experiment.n_groups()).map(of).collect(), ..of(0) }
     }
 
-    /// Whether all vectors of all groups have the lengths of their networks.
-    pub(crate) fn check(&self, experiment: &Experiment) -> Result<()> {
+    /// Whether all vectors of all groups have the lengths of their networks. Sums over shorter ones would end early, unnoticed.
+    pub(crate) fn check(&self, experiment: &Experiment, method: &dyn Method) -> Result<()> {
         let problem = |problem| Err(Error::Internal { what: "resuming", problem });
         if self.others.len() + 1 != experiment.n_groups() {
             let (found, expected) = (self.others.len() + 1, experiment.n_groups());
             return problem(format!("a state of {found} groups of clients does not fit {expected}"));
+        }
+        let (done, rounds) = (self.n_rounds_done, experiment.config.federation.rounds);
+        if done > rounds {
+            return problem(format!("a state after {done} rounds does not fit a run of {rounds}"));
         }
         for (group, state) in self.groups().enumerate() {
             let of = experiment.group(group);
@@ -50,6 +57,38 @@ impl ServerState {
             if expected != found || of.buffers.len() != state.buffers.len() {
                 return problem(format!("a state of {found} weights does not fit a network of {expected}"));
             }
+            state.check_vectors(of, method)?;
+        }
+        Ok(())
+    }
+
+    /// The same for what stands beside weights and buffers.
+    fn check_vectors(&self, of: &Experiment, method: &dyn Method) -> Result<()> {
+        let check =
+            |vector: &[f32], expected: usize| Error::check_len("a vector of the server", vector.len(), expected);
+        let outputs = |at: usize| {
+            let n_public = of.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
+            let node = if at == 0 { Some(of.graph.output()) } else { of.graph.features() };
+            n_public * node.map_or(0, |node| of.graph.shape(node).len())
+        };
+        let check_outputs = |vector: &[f32], at| if vector.is_empty() { Ok(()) } else { check(vector, outputs(at)) };
+        for (name, vector) in &self.vectors {
+            let at = |names: &[&str; 2]| names.iter().position(|known| known == name);
+            match (name.strip_prefix(SEND), at(&TEACHER)) {
+                (Some(sent), _) => check(vector, method.len_of_sent(sent, of)?)?,
+                (_, Some(at)) => check_outputs(vector, at)?,
+                _ if at(&LIMITS).is_some() => check(vector, 1)?,
+                _ if at(&STUDENT) == Some(1) => check(vector, of.buffers.len())?,
+                _ => check(vector, method.len_of_kept(name, of)?)?,
+            }
+        }
+        if let Some(targets) = &self.targets {
+            check_outputs(&targets.logits, 0)?;
+            check_outputs(&targets.features, 1)?;
+        }
+        if let Some((weights, buffers)) = &self.evaluated {
+            check(weights, of.weights.len())?;
+            check(buffers, of.buffers.len())?;
         }
         Ok(())
     }

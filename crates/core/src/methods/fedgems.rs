@@ -13,6 +13,7 @@ use crate::config::{Config, OptimizerConfig};
 use crate::distill::{Distill, DistillTargets};
 use crate::error::{Error, Result};
 use crate::evaluate::argmax;
+use crate::experiment::Experiment;
 use crate::fusion::Fusion;
 use crate::memory::{MemoryConfig, Targets};
 use crate::method::Method;
@@ -96,6 +97,11 @@ impl Method for FedGems {
 
     fn means(&self) -> Option<Vec<Mean>> {
         None
+    }
+
+    fn len_of_kept(&self, name: &str, experiment: &Experiment) -> Result<usize> {
+        let n_public = experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
+        Ok(if name == KNOWN { n_public } else { n_public * experiment.private.n_classes() })
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {

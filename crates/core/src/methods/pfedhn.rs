@@ -118,6 +118,10 @@ impl Method for PFedHn {
         clients.iter().map(|&client| h.weights(&params, client)).collect()
     }
 
+    fn len_of_kept(&self, _: &str, experiment: &Experiment) -> Result<usize> {
+        Ok(self.network(experiment.partition.n_clients(), experiment.weights.len())?.params().len())
+    }
+
     fn needs_simulator(&self) -> Option<&str> {
         Some("method.name = \"pfedhn\" sends each client weights of its own, and a federation sends all the same")
     }

@@ -13,7 +13,7 @@ pub mod discrete;
 mod permitted;
 mod release;
 
-pub(crate) use release::Release;
+pub(crate) use release::{LIMITS, Release};
 
 use crate::config::Config;
 use crate::contributions::{Contributions, Part};

@@ -17,7 +17,7 @@ const COUNT_SHARE: f64 = 0.01;
 const LIMIT_RATE: f64 = 0.2;
 
 /// Where the server keeps the limits.
-const LIMITS: [&str; 2] = ["privacy.clip", "privacy.clip_logits"];
+pub(crate) const LIMITS: [&str; 2] = ["privacy.clip", "privacy.clip_logits"];
 
 /// The noised means as a method sees them: m clients that all sent the same. So every sum, share and ensemble that a method
 /// takes is a function of the means, and no method knows of privacy.
