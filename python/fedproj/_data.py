@@ -175,6 +175,8 @@ def _samples(name: str, values: Any) -> np.ndarray:
 
 
 def _labels(name: str, values: Any, n: int) -> np.ndarray:
+    if np.asarray(values).dtype.kind in "US":
+        raise TypeError(f"{name}'s labels: expected class numbers, not texts; numpy.unique(y, return_inverse=True)[1] makes them")
     array = _array(f"{name}'s labels", values)
     if array.shape != (n,):
         raise ValueError(f"{name}: labels of shape {array.shape} for {n} samples")

@@ -25,7 +25,7 @@ Settings = Mapping[str, Any]
 def run(
     config: PathLike | Settings | None = None,
     *,
-    data: str | Dataset | None = None,
+    data: str | Settings | Dataset | None = None,
     model: str | Graph | None = None,
     method: str | Method | None = None,
     settings: Settings | None = None,
@@ -40,7 +40,8 @@ def run(
     """Makes one run and returns it. A run that is finished already is only read.
 
     ``config`` is a TOML file, a dictionary of the same keys, or nothing for the defaults. ``settings`` override it; their
-    keys have dots: ``{"federation.rounds": 5}``. ``out`` is the run directory [default: below ``./runs``].
+    keys have dots: ``{"federation.rounds": 5}``. ``out`` is the run directory [default: below ``./runs``]. ``data`` names a
+    data set, describes files (``{"name": "csv", "path": "points.csv"}``), or is a :class:`fedproj.Dataset`.
 
     Ctrl-C ends the run after its round with :class:`fedproj.StoppedError`; ``resume=True`` continues it.
 
@@ -61,9 +62,9 @@ def run(
 def sweep(
     config: PathLike | Settings | None = None,
     *,
-    data: str | Dataset | None = None,
+    data: str | Settings | Dataset | None = None,
     model: str | Graph | None = None,
-    methods: Sequence[str | Method] = (),
+    methods: str | Method | Sequence[str | Method] = (),
     seeds: int | Sequence[int] | None = None,
     settings: Settings | None = None,
     out: PathLike,
@@ -81,13 +82,21 @@ def sweep(
     given = dict(settings or {})
     if seeds is not None:
         given["seeds"] = seeds
-    planned = _plan(config, _saved(data, model, Path(out)), list(methods) or [None], given)
+    chosen = [methods] if isinstance(methods, (str, Method)) else list(methods)
+    planned = _plan(config, _saved(data, model, Path(out)), chosen or [None], given)
     runs = [(run, Path(out) / run.directory().name) for run in planned]
     return _make(runs, _options(data_dir, device, precision, threads, jobs, True), progress)
 
 
 def load(directory: PathLike) -> Run:
     """A stored run, as far as it is."""
+    directory = Path(directory)
+    inside = sorted(directory.glob("*/config.toml")) if directory.is_dir() else []
+    if inside and not (directory / "config.toml").exists():
+        example = inside[0].parent
+        raise _fedproj.RunError(f"`{directory}` holds {len(inside)} runs; load one of them, such as `{example}`")
+    if not (directory / "config.toml").exists():
+        raise _fedproj.RunError(f"cannot read a run in `{directory}`: a run is a directory with config.toml")
     return Run(directory)
 
 
@@ -221,7 +230,10 @@ class Comparison:
 
 def compare(runs: Iterable[Run | PathLike], baseline: str | None = None) -> Comparison:
     """Compares finished runs, or directories of them. ``baseline`` names the row that the others are compared with."""
+    runs = [runs] if isinstance(runs, (str, os.PathLike, Run)) else runs
     directories = [run.directory if isinstance(run, Run) else Path(run) for run in runs]
+    if not directories:
+        raise ValueError("there is no run to compare; give runs, or directories of runs")
     return Comparison(json.loads(_fedproj.compare(directories, baseline)), directories)
 
 
@@ -254,21 +266,26 @@ def _plan(config: Any, saved: Settings, methods: Sequence[Any], settings: Settin
         runs = _fedproj.plan(given + named)
         if isinstance(method, Method):
             runs = [run.with_method(method) for run in runs]
+        elif isinstance(method, type) and issubclass(method, Method):
+            raise TypeError(f"a method is an object, not its class: {method.__name__}()")
         elif method is not None and not isinstance(method, str):
             raise TypeError(f"a method is a name or an object of a subclass of fedproj.Method, not {method!r}")
         planned += runs
     return planned
 
 
-def _saved(data: str | Dataset | None, model: str | Graph | None, folder: Path) -> Settings:
+def _saved(data: str | Settings | Dataset | None, model: str | Graph | None, folder: Path) -> Settings:
     """The settings that name data and model; what is in memory is written below ``folder``."""
     settings: dict[str, Any] = {}
     if isinstance(data, Dataset):
         settings |= data.save(folder / "data")
     elif isinstance(data, str):
         settings["data.private"] = data
+    elif isinstance(data, Mapping):
+        settings["data.private"] = dict(data)
     elif data is not None:
-        raise TypeError(f"data is the name of a data set or a fedproj.Dataset, not {type(data).__name__}")
+        kinds = "the name of a data set, a dictionary such as {'name': 'csv', 'path': …}, or a fedproj.Dataset"
+        raise TypeError(f"data is {kinds}, not {type(data).__name__}")
     if isinstance(model, Graph):
         settings |= model.settings(folder / "data")
     elif isinstance(model, str):
@@ -311,6 +328,9 @@ def _toml(value: Any) -> str:
 
 
 def _options(data_dir: Any, device: Any, precision: Any, threads: Any, jobs: int, resume: bool) -> str:
+    for name, value, largest in (("threads", threads, 65535), ("jobs", jobs, 64)):
+        if value is not None and not 1 <= value <= largest:
+            raise _fedproj.SettingsError(f"{name} = {value}: must be from 1 to {largest}")
     return json.dumps(
         {
             "data_dir": None if data_dir is None else os.fspath(data_dir),

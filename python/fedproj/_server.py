@@ -108,17 +108,24 @@ class Server:
         """A vector that is sent to the clients, see :meth:`Step.broadcast`. Write into it."""
         return self.vector(f"send.{name}")
 
+    def _needs_public(self) -> None:
+        if self.n_public == 0:
+            raise ValueError("this run has no public set to compute outputs on; set needs_public = True in the class")
+
     def ensemble(self, weights: str = "uniform", features: bool = False) -> Outputs:
         """The mean of the clients' outputs on the public set; ``weights`` is ``"uniform"`` or ``"samples"``."""
+        self._needs_public()
         return self._outputs(*self._ask("ensemble", weights=weights, features=bool(features))[1])
 
     def client_outputs(self, features: bool = False) -> list[Outputs]:
         """Each client's outputs on the public set."""
+        self._needs_public()
         arrays = self._ask("client_outputs", features=bool(features))[1]
         return [self._outputs(*pair) for pair in zip(arrays[::2], arrays[1::2])]
 
     def global_outputs(self, features: bool = False) -> Outputs:
         """The outputs of ``weights`` on the public set."""
+        self._needs_public()
         self._push()
         return self._outputs(*self._ask("global_outputs", features=bool(features))[1])
 
@@ -148,6 +155,7 @@ class Server:
         self._distill(targets, [labels, known, has_logits], aside, how)
 
     def _distill(self, targets: Any, arrays: list[Any], aside: bool, how: dict[str, Any]) -> None:
+        self._needs_public()
         self._push()
         self._ask("distill", *arrays, how=how, targets=targets, aside=bool(aside))
         self._weights, self._buffers = self._ask("model")[1]

@@ -39,6 +39,11 @@ class _Unknown:
     def __getitem__(self, _: Any) -> Any:
         return self._refuse("index")
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"`{name}`: {_RECORDED.format(what=self._what, do='compute with')}")
+
     def _compare(self, _: Any) -> Any:
         return self._refuse("compare")
 

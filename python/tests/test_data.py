@@ -99,7 +99,7 @@ def test_texts_with_a_tokenizer(tmp_path):
         ({"x": X, "y": np.where(np.arange(120) == 7, np.nan, Y)}, ValueError, "label nan of sample 7 is no class number"),
         ({"x": X, "y": Y - 1}, ValueError, "label -1 of sample 0"),
         ({"x": X, "y": Y + 0.5}, ValueError, "label 0.5 of sample 0"),
-        ({"x": X, "y": [["a"]] * 120}, TypeError, "x's labels: expected numbers, not <U1"),
+        ({"x": X, "y": [["a"]] * 120}, TypeError, "not texts; numpy.unique(y, return_inverse=True)[1]"),
         ({"x": X, "y": np.stack([Y, Y], axis=1)}, ValueError, "labels of shape (120, 2)"),
         ({"x": X[:, 0], "y": Y}, ValueError, "an array of shape (120,) holds no samples"),
         ({"x": X.reshape(120, 1, 1, 1, 6), "y": Y}, ValueError, "expected 2 to 4 dimensions"),

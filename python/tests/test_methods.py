@@ -429,6 +429,7 @@ def test_settings_are_keyword_arguments():
         ("if g > 0: pass", TypeError, "cannot compare it"),
         ("g = g * 0.5", TypeError, "cannot compute with it"),
         ("np.linalg.norm(g)", TypeError, "has no value yet"),
+        ("g.mean()", AttributeError, "`mean`: local_step is recorded once"),
         ("float(step.weights)", TypeError, "the client's weights has no value yet"),
         ("if step.chance_of_step(): pass", TypeError, "a random number of a step"),
         ("step.add_scaled(step.weights, 1.0, g)", TypeError, "weights move by step.update alone"),
@@ -502,6 +503,19 @@ def test_a_fusion_that_fails_is_an_error_with_its_reason(tmp_path, lines, error,
     with pytest.raises(error) as raised:
         made(tmp_path / "a", Wrong(code=lines))
     assert text in str(raised.value)
+
+
+def test_outputs_need_a_public_set(tmp_path):
+    class Wrong(fedproj.Method):
+        code: str = ""
+
+        def fuse(self, server):
+            exec(self.code)
+
+    public = "fedproj.Outputs(np.zeros((0, 10)))"
+    for i, call in enumerate(["ensemble()", "client_outputs()", "global_outputs()", f"distill({public})"]):
+        with pytest.raises(ValueError, match="set needs_public = True"):
+            made(tmp_path / str(i), Wrong(code=f"server.{call}"))
 
 
 def test_a_server_of_an_ended_round_answers_no_more(tmp_path):

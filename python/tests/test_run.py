@@ -118,6 +118,15 @@ def test_wrong_arguments_are_python_exceptions(tmp_path):
         fedproj.run("nowhere.toml", out=tmp_path, progress=False)
     with pytest.raises(TypeError, match="a method is a name or an object"):
         fedproj.run(method=3, out=tmp_path, progress=False)
+    with pytest.raises(TypeError, match=r"an object, not its class: Method\(\)"):
+        fedproj.run(method=fedproj.Method, out=tmp_path, progress=False)
+    for count in ({"threads": 0}, {"threads": -1}, {"threads": 100_000}):
+        with pytest.raises(fedproj.SettingsError, match="threads = .*: must be from 1 to 65535"):
+            fedproj.run(out=tmp_path, progress=False, **count)
+    with pytest.raises(TypeError, match="'name': 'csv'.*, not tuple"):
+        fedproj.run(data=([[1.0]], [0]), out=tmp_path, progress=False)
+    with pytest.raises(ValueError, match="no run to compare"):
+        fedproj.compare([])
     with pytest.raises(TypeError, match="a setting is a number"):
         fedproj.run(settings={"seed": object()}, out=tmp_path, progress=False)
     with pytest.raises(fedproj.RunError, match="cannot read"):
@@ -143,6 +152,20 @@ def test_runs_are_swept_and_compared(tmp_path):
     names = [row["name"] for row in comparison.settings[0]["rows"]]
     assert names == ["FedAvg", "FedProx"] and "FedProx" in str(comparison)
     assert comparison._repr_html_().startswith("<svg")
+
+
+def test_one_method_needs_no_list_and_data_may_be_a_dictionary(tmp_path):
+    rows = "".join(f"{i % 3 + i / 1000},{i % 5},{i % 3}\n" for i in range(300))
+    (tmp_path / "points.csv").write_text(rows)
+    data = {"name": "csv", "path": str(tmp_path / "points.csv")}
+    settings = {**SMALL, "data.partition.clients": 4}
+    (run,) = fedproj.sweep(data=data, methods="fedavg", settings=settings, out=tmp_path / "runs", progress=False)
+    assert run.config["data"]["private"]["name"] == "csv" and run.summary["method"] == "fedavg"
+    assert "FedAvg" in str(fedproj.compare(tmp_path / "runs"))
+    (other,) = fedproj.sweep(data=data, methods="fedprox", settings=settings, out=tmp_path / "runs", progress=False)
+    assert other.directory != run.directory
+    with pytest.raises(fedproj.RunError, match="holds 2 runs; load one of them, such as"):
+        fedproj.load(tmp_path / "runs")
 
 
 def test_the_command_is_the_programs_own():
