@@ -3,7 +3,7 @@
 use crate::compare::mean;
 use crate::queue::{Queue, Shortage};
 use anyhow::{Result, bail};
-use fedproj_core::{Config, Device, Error, Progress, RoundRecord, Run, Summary};
+use fedproj_core::{Config, Device, Error, Progress, RoundRecord, Run, RunDir, Summary};
 use fedproj_report::duration;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -76,7 +76,7 @@ impl Driver {
     /// # Errors
     /// If a directory holds another run, a run fails, or [`Stopped`] when the watch asks for it.
     pub fn run_all(&self, jobs: &[Job], watch: &dyn Watch) -> Result<Vec<Option<Summary>>> {
-        let finished = jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
+        let finished = jobs.iter().map(|job| RunDir::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
         let plan = InProgress {
             driver: self,
             jobs,

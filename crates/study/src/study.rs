@@ -12,7 +12,7 @@ use crate::sweep::{PlannedRun, expand};
 use anyhow::{Result, bail};
 use data::{check_data, imagenet100, is_imagenet100};
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{Config, Error, Manifest, Run, Summary, did_you_mean};
+use fedproj_core::{Config, Error, Manifest, RunDir, Summary, did_you_mean};
 use fedproj_data::PartitionConfig;
 use serde::Serialize;
 use std::ops::Range;
@@ -121,7 +121,7 @@ impl Study {
     ) -> Result<Option<StudyResult>> {
         let Prepared { title, jobs, out } = prepared;
         driver.run_all(mine, watch)?;
-        let all = jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Option<Vec<_>>, _>>();
+        let all = jobs.iter().map(|job| RunDir::finished(&job.dir, &job.config)).collect::<Result<Option<Vec<_>>, _>>();
         let Some(summaries) = all? else { return Ok(None) };
         let runs: Vec<PathBuf> = jobs.iter().map(|job| job.dir.clone()).collect();
         let tables = Self::tables(jobs, &summaries)?;
