@@ -40,11 +40,11 @@ impl ConfigCommand {
             Self::Reference { keys } => say!("{}", entries(&keys)?.trim_end()),
             Self::Show(Show { explain: Some(key), .. }) => say!("{}", Key::explain(&keys()?, &key)?.trim_end()),
             Self::Show(Show { settings, .. }) => {
-                for (at, planned) in settings.runs()?.iter().enumerate() {
-                    if !planned.id.is_empty() {
-                        say!("{}# {}", if at > 0 { "\n" } else { "" }, planned.id);
+                for (at, run) in settings.runs()?.iter().enumerate() {
+                    if !run.id.is_empty() {
+                        say!("{}# {}", if at > 0 { "\n" } else { "" }, run.id);
                     }
-                    say!("{}", planned.config.to_toml()?.trim_end());
+                    say!("{}", run.config.to_toml()?.trim_end());
                 }
             }
         }
