@@ -125,7 +125,7 @@ fn curves(all: &[PilotRun], scenario: Scenario) -> Figure {
         series: METHODS.iter().zip(SERIES).map(|((_, name), look)| Series::new(*name, look)).collect(),
         notes,
         charts,
-        layout: ChartSize::default(),
+        size: ChartSize::default(),
     };
     let caption = "Accuracy, forgetting and projection over the rounds.";
     Figure::charts(format!("curves-{}", scenario.key()), &curves, caption)
