@@ -225,7 +225,7 @@ impl Gpu {
                     _ if name.starts_with("attention") => Some(super::text::SHARED_MAX),
                     _ => super::hopper::shared_bytes(&name).or_else(|| super::gather::shared_bytes(&name)),
                 };
-                // A GPU with less shared memory computes the steps that this kernel fuses one by one.
+                // A GPU with less shared memory computes the stages that this kernel fuses one by one.
                 if name == "stem_weight" && shared > Some(shared_max) {
                     continue;
                 }
