@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use fedproj_core::{Config, Key};
 use fedproj_net::ServerConfig;
+use fedproj_report::wrap;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -157,23 +158,7 @@ fn list(text: &mut String, key: &Key, name: &str) {
     }
 }
 
-/// Lines of at most 100 characters; those after the first are indented.
+/// Lines of max 100 characters; those after the first are indented.
 pub fn wrapped(text: &str, indent: usize) -> String {
-    let mut out = String::new();
-    let mut width = indent;
-    for word in text.split(' ') {
-        let length = word.chars().count();
-        if width > indent && width + 1 + length > 100 {
-            out.push('\n');
-            out += &" ".repeat(indent);
-            width = indent;
-        } else if width > indent {
-            out.push(' ');
-            width += 1;
-        }
-        out += word;
-        width += length;
-    }
-    out.push('\n');
-    out
+    wrap(text, 100 - indent).join(&format!("\n{}", " ".repeat(indent))) + "\n"
 }
