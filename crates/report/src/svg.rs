@@ -259,8 +259,8 @@ pub(crate) fn shortened(name: &str, n_chars: usize) -> String {
     if name.chars().count() <= n_chars { name.into() } else { name.chars().take(n_chars - 1).chain(['…']).collect() }
 }
 
-/// Where a picture with names of rows at its left has room, in pixels: the right end of the names, the width of what stands
-/// beside them, and characters of a name.
+/// Where a picture with names of rows at its left has room: the right end of the names and the width beside them, in pixels,
+/// and the length of a name in characters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     pub left: f64,

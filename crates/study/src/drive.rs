@@ -241,7 +241,7 @@ mod tests {
         assert!((skipped - 10.0).abs() < 1e-9, "finished runs take no time: {skipped}");
     }
 
-    /// What a watch is told about rounds.
+    /// What a watch hears about rounds.
     #[derive(Default)]
     struct Told {
         begun: Mutex<Vec<String>>,

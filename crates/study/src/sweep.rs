@@ -12,8 +12,8 @@ pub struct SweepRun {
     pub config: Config,
 }
 
-/// The runs that a configuration asks for: every combination of the `[sweep]` table's lists, for every seed of `seeds`,
-/// which is a list, or a number n for the seeds from 0 to n − 1.
+/// The runs that a configuration asks for: every combination of the `[sweep]` table's lists, for every seed. `seeds` is a
+/// list, or a number n for the seeds from 0 to n − 1.
 ///
 /// ```toml
 /// seeds = [0, 1, 2]

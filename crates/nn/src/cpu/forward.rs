@@ -16,8 +16,8 @@ impl Workspace {
     /// Computes every node for the samples `x` (batch, H, W, C). Buffers move only in [`crate::NormMode::Update`].
     ///
     /// # Errors
-    /// If a vector does not fit the graph, a text has a token that the network does not know, or batch-norm is to train on
-    /// one value per channel.
+    /// If a vector does not fit the graph, if a text has a token that the network does not know, or if batch-norm shall train
+    /// on one value per channel.
     ///
     /// # Panics
     /// If the mode is [`Dropout::OfStep`], which needs a fleet's lanes.

@@ -278,7 +278,7 @@ fn forgetting(groups: &[Group]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (i, group) in groups.iter().enumerate() {
         let rows: Vec<_> = group.arms.iter().filter_map(row).collect();
-        // A million clients cannot be told apart in a picture.
+        // A picture cannot show a million clients one by one.
         if rows.is_empty() || rows.iter().any(|(_, values)| values.len() > N_CLIENTS_MAX) {
             continue;
         }
