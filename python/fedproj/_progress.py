@@ -49,14 +49,11 @@ class Log(Silent):
     round = note
 
 
-class Terminal(Silent):
-    """One line that is written again and again."""
+class _Drawn(Silent):
+    """A title, a status and a bar, drawn again when one of them has changed."""
 
     def __init__(self) -> None:
         self._title, self._status, self._done, self._all = "", "", 0, 0
-
-    def note(self, line: str) -> None:
-        print(f"\r\x1b[K{line}", file=sys.stderr, flush=True)
 
     def begin(self, title: str) -> None:
         self._title = title
@@ -71,6 +68,16 @@ class Terminal(Silent):
             self._draw()
 
     def _draw(self) -> None:
+        raise NotImplementedError
+
+
+class Terminal(_Drawn):
+    """One line that is written again and again."""
+
+    def note(self, line: str) -> None:
+        print(f"\r\x1b[K{line}", file=sys.stderr, flush=True)
+
+    def _draw(self) -> None:
         n = _WIDTH * self._done // max(self._all, 1)
         print(f"\r\x1b[K{self._title}[{'#' * n}{'.' * (_WIDTH - n)}] {self._status}", end="", file=sys.stderr, flush=True)
 
@@ -78,26 +85,14 @@ class Terminal(Silent):
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-class Notebook(Silent):
+class Notebook(_Drawn):
     """A bar and a line below the cell, which go when the runs have ended."""
 
     def __init__(self, display: Any) -> None:
-        self._title, self._status, self._done, self._all = "", "", 0, 0
+        super().__init__()
         self._shown = display({"text/plain": ""}, raw=True, display_id=True)
 
     note = Log.note
-
-    def begin(self, title: str) -> None:
-        self._title = title
-
-    def status(self, text: str) -> None:
-        self._status = _without_left(text)
-        self._draw()
-
-    def bar(self, n_done: int, n_all: int) -> None:
-        if (n_done, n_all) != (self._done, self._all):
-            self._done, self._all = n_done, n_all
-            self._draw()
 
     def _draw(self) -> None:
         text = html.escape(f"{self._title}{self._status}")

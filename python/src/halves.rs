@@ -1,7 +1,7 @@
 //! The two halves of a round for engines that distribute clients: Ray, Flower, or a program of the user's. They exchange bytes.
 
 use crate::node::Node;
-use crate::{Options, Planned, guarded};
+use crate::{Options, SweepRun, guarded};
 use anyhow::Result;
 use fedproj_core::{
     ClientResult, ClientState, ClientStates, Config, Coordinator, Download, Error, Experiment, LocalTraining, Manifest,
@@ -99,7 +99,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Server {
     /// Begins a run in a directory, or resumes it.
     #[new]
-    fn new(py: Python<'_>, run: &Planned, dir: PathBuf, options: &str) -> PyResult<Self> {
+    fn new(py: Python<'_>, run: &SweepRun, dir: PathBuf, options: &str) -> PyResult<Self> {
         guarded(py, || {
             let options = Options::read(options)?;
             let (data_dir, device) =

@@ -82,7 +82,7 @@ impl Options {
 
 /// A run that can be made.
 #[pyclass(frozen, module = "fedproj._fedproj")]
-struct Planned {
+struct SweepRun {
     /// Its name among the runs of a sweep; empty if it is alone.
     #[pyo3(get)]
     id: String,
@@ -90,7 +90,7 @@ struct Planned {
 }
 
 #[pymethods]
-impl Planned {
+impl SweepRun {
     /// The same run with a method written in Python.
     fn with_method(&self, method: &Bound<'_, PyAny>) -> PyResult<Self> {
         let (name, external) = method::register(method)?;
@@ -127,7 +127,7 @@ mod _fedproj {
         Shape, StoredRun, VerifyPart, compare_runs, engine, guarded, json, load_runs, method, pyfunction, write_report,
     };
     #[pymodule_export]
-    use super::{Planned, RunError, SettingsError, StoppedError};
+    use super::{RunError, SettingsError, StoppedError, SweepRun};
 
     /// The command line.
     #[pyfunction]
@@ -137,21 +137,21 @@ mod _fedproj {
 
     /// The runs that settings ask for, each `key=value` or a file.
     #[pyfunction]
-    fn plan(py: Python<'_>, settings: Vec<String>) -> PyResult<Vec<Planned>> {
+    fn plan(py: Python<'_>, settings: Vec<String>) -> PyResult<Vec<SweepRun>> {
         let planned = guarded(py, || fedproj::Settings { settings, data_dir: None }.runs())?;
-        Ok(planned.into_iter().map(|run| Planned { id: run.id, config: run.config }).collect())
+        Ok(planned.into_iter().map(|run| SweepRun { id: run.id, config: run.config }).collect())
     }
 
     /// Makes runs in directories; their summaries as JSON.
     #[pyfunction]
     fn make(
         py: Python<'_>,
-        runs: Vec<(Bound<'_, Planned>, PathBuf)>,
+        runs: Vec<(Bound<'_, SweepRun>, PathBuf)>,
         options: &str,
         progress: &Bound<'_, PyAny>,
     ) -> PyResult<String> {
-        let job = |(run, dir): (Bound<'_, Planned>, PathBuf)| {
-            let Planned { id, config } = run.get();
+        let job = |(run, dir): (Bound<'_, SweepRun>, PathBuf)| {
+            let SweepRun { id, config } = run.get();
             Job { id: id.clone(), dir, config: config.clone() }
         };
         let jobs: Vec<Job> = runs.into_iter().map(job).collect();
@@ -162,7 +162,7 @@ mod _fedproj {
 
     /// Whether a directory holds a run, and all its rounds are done.
     #[pyfunction]
-    fn is_finished(py: Python<'_>, run: &Planned, dir: PathBuf) -> PyResult<bool> {
+    fn is_finished(py: Python<'_>, run: &SweepRun, dir: PathBuf) -> PyResult<bool> {
         guarded(py, || Ok(fedproj_core::RunDir::finished(&dir, &run.config)?.is_some()))
     }
 

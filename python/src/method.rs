@@ -63,7 +63,7 @@ pub fn register(object: &Bound<'_, PyAny>) -> PyResult<(String, External)> {
     let (source, settings): (String, String) = object.call_method0("_identity")?.extract()?;
     let class = object.get_type().unbind();
     let make = move |settings: &Table| -> Result<Box<dyn Method>> {
-        let settings = serde_json::to_string(settings).map_err(|e| Error::config(e.to_string()))?;
+        let settings = to_json(settings)?;
         Python::attach(|py| {
             let object = class.bind(py).call_method1("_from_settings", (settings,))?;
             let about: String = object.call_method0("_about")?.extract()?;
@@ -82,6 +82,11 @@ pub fn register(object: &Bound<'_, PyAny>) -> PyResult<(String, External)> {
 
 fn read<T: serde::de::DeserializeOwned>(json: &str) -> PyResult<T> {
     serde_json::from_str(json).map_err(|error| crate::SettingsError::new_err(error.to_string()))
+}
+
+fn to_json(value: &impl serde::Serialize) -> Result<String> {
+    let failed = |error: serde_json::Error| Error::Internal { what: "writing JSON", problem: error.to_string() };
+    serde_json::to_string(value).map_err(failed)
 }
 
 fn failed(name: &str, error: PyErr) -> Error {
@@ -113,7 +118,7 @@ impl Method for PythonMethod {
         if !self.about.checks {
             return Ok(());
         }
-        let config = serde_json::to_string(config).map_err(|e| Error::config(e.to_string()))?;
+        let config = to_json(config)?;
         self.call(|object| object.call_method1("_check", (config,)).map(drop))
     }
 

@@ -139,7 +139,8 @@ pub fn fuse(round: &mut Fusion<'_>, call: impl FnOnce(Questions) -> Result<()> +
             let _ = answer.send(answered(round, &received, question, arrays));
         }
         drop(asked);
-        fusing.join().unwrap_or_else(|_| Err(Error::config("internal error: the thread of `fuse` has panicked")))
+        let panicked = || Error::Internal { what: "fuse", problem: "its thread has panicked".into() };
+        fusing.join().unwrap_or_else(|_| Err(panicked()))
     })
 }
 

@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use fedproj_core::{Config, Key};
 use fedproj_net::ServerConfig;
+use fedproj_report::wrap;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -40,11 +41,11 @@ impl ConfigCommand {
             Self::Reference { keys } => say!("{}", entries(&keys)?.trim_end()),
             Self::Show(Show { explain: Some(key), .. }) => say!("{}", Key::explain(&keys()?, &key)?.trim_end()),
             Self::Show(Show { settings, .. }) => {
-                for (at, planned) in settings.runs()?.iter().enumerate() {
-                    if !planned.id.is_empty() {
-                        say!("{}# {}", if at > 0 { "\n" } else { "" }, planned.id);
+                for (at, run) in settings.runs()?.iter().enumerate() {
+                    if !run.id.is_empty() {
+                        say!("{}# {}", if at > 0 { "\n" } else { "" }, run.id);
                     }
-                    say!("{}", planned.config.to_toml()?.trim_end());
+                    say!("{}", run.config.to_toml()?.trim_end());
                 }
             }
         }
@@ -157,23 +158,7 @@ fn list(text: &mut String, key: &Key, name: &str) {
     }
 }
 
-/// Lines of at most 100 characters; those after the first are indented.
+/// Lines of max 100 characters; those after the first are indented.
 pub fn wrapped(text: &str, indent: usize) -> String {
-    let mut out = String::new();
-    let mut width = indent;
-    for word in text.split(' ') {
-        let length = word.chars().count();
-        if width > indent && width + 1 + length > 100 {
-            out.push('\n');
-            out += &" ".repeat(indent);
-            width = indent;
-        } else if width > indent {
-            out.push(' ');
-            width += 1;
-        }
-        out += word;
-        width += length;
-    }
-    out.push('\n');
-    out
+    wrap(text, 100 - indent).join(&format!("\n{}", " ".repeat(indent))) + "\n"
 }

@@ -75,7 +75,7 @@ impl Doctor {
 
 impl Findings {
     fn new(data_dir: Option<PathBuf>, probe: &Probe) -> Self {
-        let [total, free] = fedproj_core::memory();
+        let [total, free] = fedproj_core::machine_memory();
         let entries = catalogue::list(data_dir.as_deref(), Depth::Presence);
         let named = entries.into_iter().filter(|entry| !matches!(entry.state, State::Format | State::Drawn));
         Self {

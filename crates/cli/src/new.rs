@@ -138,11 +138,11 @@ fn value_at(config: &Value, path: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fedproj_study::{PlannedRun, expand};
+    use fedproj_study::{SweepRun, expand};
     use std::collections::BTreeSet;
     use toml::Table;
 
-    fn runs(text: &str) -> Vec<PlannedRun> {
+    fn runs(text: &str) -> Vec<SweepRun> {
         let table: Table = toml::from_str(text).unwrap();
         expand(Some(&table), &[]).unwrap()
     }

@@ -8,7 +8,7 @@ use crate::settings::SweepSettings;
 use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_core::{Config, Error, RunDir, Summary};
-use fedproj_study::{Driver, Job, PlannedRun};
+use fedproj_study::{Driver, Job, SweepRun};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -80,9 +80,9 @@ impl RunArgs {
 }
 
 /// The runs of a sweep with their directories: `--out`, or a directory below `runs` that the configuration names.
-pub(crate) fn jobs(runs: Vec<PlannedRun>, out: Option<&Path>, resume: bool) -> Result<Vec<Job>> {
+pub(crate) fn jobs(runs: Vec<SweepRun>, out: Option<&Path>, resume: bool) -> Result<Vec<Job>> {
     let in_sweep = runs.len() > 1;
-    let job = |PlannedRun { id, config }: PlannedRun| {
+    let job = |SweepRun { id, config }: SweepRun| {
         let dir = match out {
             Some(out) if in_sweep => out.join(&id),
             Some(out) => out.to_path_buf(),

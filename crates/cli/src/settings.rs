@@ -5,7 +5,7 @@ use clap::Args;
 use fedproj_core::{Config, Error, RobustConfig, methods};
 use fedproj_data::registry;
 use fedproj_net::ServerConfig;
-use fedproj_study::{PlannedRun, expand};
+use fedproj_study::{SweepRun, expand};
 use std::io::Read;
 use std::path::PathBuf;
 
@@ -28,7 +28,7 @@ impl Settings {
     ///
     /// # Errors
     /// If the file cannot be read, a key is unknown, or a value cannot be used.
-    pub fn runs(&self) -> Result<Vec<PlannedRun>> {
+    pub fn runs(&self) -> Result<Vec<SweepRun>> {
         let (mut table, mut overrides) = self.parts()?;
         ServerConfig::take(&mut table, &mut overrides)?;
         Ok(expand(Some(&table), &overrides)?)
@@ -106,7 +106,7 @@ impl SweepSettings {
     }
 
     /// As [`Settings::runs`], once per seed.
-    pub(crate) fn runs(&self) -> Result<Vec<PlannedRun>> {
+    pub(crate) fn runs(&self) -> Result<Vec<SweepRun>> {
         let (given, data_dir) = (&self.settings, self.settings.data_dir.clone());
         let settings = given.settings.iter().cloned().chain(self.seeds.map(|n| format!("seeds={n}"))).collect();
         Settings { settings, data_dir }.runs()

@@ -177,7 +177,7 @@ fn check(study: &Study) {
         series,
         notes: vec![study.note.into()],
         charts: vec![chart],
-        layout: fedproj_report::ChartSize { columns: 2, plot: (420.0, 240.0) },
+        size: fedproj_report::ChartSize { columns: 2, plot: (420.0, 240.0) },
     };
     let figure = format!("{}.svg", study.name);
     let (drawn, new) = (charts.draw(), Path::new(env!("CARGO_TARGET_TMPDIR")).join(&figure));

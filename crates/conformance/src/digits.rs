@@ -112,7 +112,8 @@ const DEEP_CASES: &[(&str, &[&str])] = &[
 
 #[allow(clippy::unnecessary_wraps, reason = "a group like the others")]
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
-    let runs_here = |method: &str| suite.gpu.is_none() || config(method, &[]).is_ok_and(|config| runs_on_gpus(&config));
+    let runs_here =
+        |method: &str| suite.device.gpu().is_none() || config(method, &[]).is_ok_and(|config| runs_on_gpus(&config));
     let others = CATALOGUE.iter().filter(|(method, _)| !CASES.iter().any(|(name, _)| name == method));
     let others = others.filter(|(method, _)| runs_here(method));
     let cases: Vec<_> = CASES.iter().copied().chain(others.map(|(method, _)| (*method, &[][..]))).collect();

@@ -33,7 +33,7 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
         group.attempt(name, |group| check_model(suite, group, name, &graph));
     }
     // A GPU's losses and optimisers are compared with the CPU's.
-    if suite.gpu.is_none() {
+    if suite.device.gpu().is_none() {
         group.attempt("losses", |group| check_losses(suite, group));
         group.attempt("optimisers", |group| check_optimisers(suite, group));
     }

@@ -17,7 +17,7 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
 
 /// Passes of networks on a GPU against the CPU's, or on each instruction set of the CPU against portable code.
 pub fn check_nets(suite: &Suite, group: &mut Group, nets: &[Net]) {
-    let reference = Backend::Cpu(if suite.gpu.is_some() { Isa::detect() } else { Isa::PORTABLE }, 1);
+    let reference = Backend::Cpu(if suite.device.gpu().is_some() { Isa::detect() } else { Isa::PORTABLE }, 1);
     let backends = suite.backends().into_iter().filter(|b| !matches!(b, Backend::Cpu(Isa::PORTABLE, _)));
     for backend in backends {
         for net in nets {

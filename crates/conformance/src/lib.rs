@@ -37,12 +37,9 @@ use std::sync::Arc;
 
 /// What is tested, and with what.
 pub struct Suite {
-    /// Where methods are run.
     device: Device,
-    /// The GPU for everything below methods; none on the CPU.
-    gpu: Option<Arc<Gpu>>,
-    /// Which GPU that is.
-    ordinal: usize,
+    /// What the user calls it.
+    name: String,
     fixtures: Option<PathBuf>,
 }
 
@@ -55,6 +52,8 @@ enum Needs {
 }
 
 type Check = fn(&Suite, &mut Group) -> Result<()>;
+
+const NO_GPU: &str = "there is no GPU to test";
 
 /// All groups, from the smallest part to the whole.
 const GROUPS: [(&str, Needs, Check); 12] = [
@@ -97,16 +96,13 @@ impl Suite {
             let hint = "hint: --fixtures names the folder `fixtures` of the repository";
             return Err(Error::config(format!("there is no folder `{}` with fixtures\n{hint}", dir.display())).into());
         }
-        let ordinal = device.strip_prefix("cuda:").and_then(|n| n.parse().ok()).unwrap_or(0);
         // Comparisons with the CPU ask for products as exact as the CPU's.
-        let device = Device::open(device, Precision::Fp32.name(), 2)?;
-        let gpu = if device.kind() == "cuda" { Some(open(ordinal, Precision::Fp32)?) } else { None };
-        Ok(Self { device, gpu, ordinal, fixtures })
+        Ok(Self { device: open(device, Precision::Fp32)?, name: device.to_owned(), fixtures })
     }
 
     /// The GPU under test, in another precision.
     fn gpu_in(&self, precision: Precision) -> Result<Arc<Gpu>> {
-        open(self.ordinal, precision)
+        open(&self.name, precision)?.gpu().cloned().context(NO_GPU)
     }
 
     /// The device under test.
@@ -130,7 +126,7 @@ impl Suite {
             let messages = vec![why.to_owned()];
             Verdict { group, status: "skipped", comparisons: 0, worst: None, messages }
         };
-        if *needs == Needs::Gpu && self.gpu.is_none() {
+        if *needs == Needs::Gpu && self.device.gpu().is_none() {
             return skipped("GPU only");
         }
         if *needs == Needs::Fixtures && self.fixtures.is_none() {
@@ -151,12 +147,12 @@ impl Suite {
     }
 
     fn gpu(&self) -> Result<&Arc<Gpu>> {
-        self.gpu.as_ref().context("there is no GPU to test")
+        self.device.gpu().context(NO_GPU)
     }
 
     /// All ways to compute on the device: a GPU has one, the CPU one per instruction set.
     fn backends(&self) -> Vec<Backend> {
-        match &self.gpu {
+        match self.device.gpu() {
             Some(gpu) => vec![Backend::Gpu(gpu.clone())],
             None => Isa::available().into_iter().map(|isa| Backend::Cpu(isa, 1)).collect(),
         }
@@ -165,7 +161,7 @@ impl Suite {
     /// The reference of methods on the device, and the share of a tolerance that is allowed. A GPU's reference is the CPU.
     /// The CPU's is one of its threads, and no bit may differ.
     fn reference(&self) -> (Device, f64) {
-        if self.gpu.is_some() { (Device::from(2), 1.0) } else { (Device::from(1), 0.0) }
+        if self.device.gpu().is_some() { (Device::from(2), 1.0) } else { (Device::from(1), 0.0) }
     }
 
     fn fixture(&self, name: &str) -> Result<Fixture> {
@@ -173,8 +169,8 @@ impl Suite {
     }
 }
 
-fn open(ordinal: usize, precision: Precision) -> Result<Arc<Gpu>> {
-    Ok(Gpu::open(ordinal, precision, fedproj_data::cache::folder().as_deref())?)
+fn open(device: &str, precision: Precision) -> Result<Device> {
+    Ok(Device::open(device, precision.name(), 2)?)
 }
 
 /// The configuration of a method; later layers override earlier ones.

@@ -38,7 +38,8 @@ pub fn check_simulation(
     let first = hashes(suite.device.clone())?;
     group.require(hashes(suite.device.clone())? == first, &format!("{what}: the same bytes once more"));
     for n in [1, 2, 3] {
-        let device = if suite.gpu.is_some() { suite.device.clone().with_lanes_max(n) } else { Device::from(n) };
+        let device =
+            if suite.device.gpu().is_some() { suite.device.clone().with_lanes_max(n) } else { Device::from(n) };
         group.require(hashes(device)? == first, &format!("{what}: the same bytes with {n} clients at a time"));
     }
     Ok(())

@@ -21,14 +21,14 @@ const TOLERANCE_FP32: f64 = 1e-4;
 
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     layers::check_nets(suite, group, &nets()?);
-    if let Some(gpu) = &suite.gpu {
+    if let Some(gpu) = suite.device.gpu() {
         check_precisions(suite, group, gpu)?;
     }
     for (name, pooling) in [("bert", Pooling::Pooler), ("bert-mean", Pooling::Mean)] {
         let config = BertConfig { vocabulary: 60, positions: 20, pooling, ..BertConfig::sized(2, 24, 3, 40) };
         let graph = models::bert(&config, 16, 3, Variant::default())?;
         let (x, labels) = (random_texts(7, 12, 16, (60, 2)), random_labels(8, 12, 3));
-        if suite.gpu.is_some() {
+        if suite.device.gpu().is_some() {
             group.attempt(name, |group| networks::ten_steps(suite, group, name, &graph, (&x, &labels)));
         }
         if suite.fixtures.is_some() {
@@ -233,7 +233,7 @@ fn check_methods(suite: &Suite, group: &mut Group) -> Result<()> {
         digits::compare(suite, group, &what, TOLERANCE_DEEP, &|device| simulation(method, overrides, device));
     }
     // On the CPU the methods above were compared bit for bit.
-    if suite.gpu.is_some() {
+    if suite.device.gpu().is_some() {
         reruns::check_simulation(suite, group, "fedproj on texts", &|device| simulation("fedproj", &[], device))?;
     }
     Ok(())

@@ -130,7 +130,7 @@ fn follow(
 ) -> Result<()> {
     let config = config(method, &[BASE, overrides])?;
     let method = config.method.build()?;
-    if suite.gpu.is_some() && method.needs_cpu().is_some() {
+    if suite.device.gpu().is_some() && method.needs_cpu().is_some() {
         return Ok(());
     }
     let experiment = experiment(scene, config, method.as_ref())?;
@@ -151,7 +151,7 @@ fn follow(
         };
         let expected = fixture.flat(graph.params(), &format!("{trace}/round{round}"))?;
         let what = format!("{trace}, round {round}:");
-        if suite.gpu.is_some() {
+        if suite.device.gpu().is_some() {
             group.compare_tensors(&what, graph.params(), found, &expected, TOLERANCE);
         } else {
             group.compare_each(&what, graph.params(), found, &expected, TOLERANCE);

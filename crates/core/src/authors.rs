@@ -26,7 +26,7 @@ pub struct Authors {
 /// FedDyn's local step: g ← g − h_k, clipped; h_k ← g. So h_k is the last mini-batch's gradient, not the client's drift.
 ///
 /// The code adds α (w − wᵗ) / n, with n the size of each tensor: below 2e-4 of the drift for all but the classifier's
-/// bias, so it is left out.
+/// bias. So it is omitted.
 pub(crate) fn correct_by_last_gradient(step: &mut Step<'_>, g: Vector, clip: f32) {
     let h = step.state("h");
     step.add_scaled(g, -1.0, h);

@@ -35,8 +35,8 @@ pub struct ClientSummary<'a> {
     pub stats: &'a LocalStats,
 }
 
-/// Sums of clients' measurements in integers, for rounds whose sums are in integers too: loss, compared and projected steps,
-/// and for the three measurements that not every client has, their sum and their number.
+/// Sums of clients' measurements in integers, for rounds whose sums are in integers too. They are the sums of losses, of
+/// compared steps and of projected steps. Not every client has the other three measurements: each has a sum and a count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured(pub [i64; 9]);
 

@@ -89,7 +89,8 @@ impl Device {
         self.lanes_max
     }
 
-    pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
+    /// The GPU, if one is used.
+    pub fn gpu(&self) -> Option<&Arc<Gpu>> {
         self.gpu.as_ref()
     }
 }

@@ -223,7 +223,7 @@ impl Experiment {
         }))
     }
 
-    /// What a user should know before trusting a run: texts that were cut, tensors that were left out, public samples that
+    /// What a user should know before trusting a run: texts that were cut, tensors that were ignored, public samples that
     /// are in the test set.
     pub fn notes(&self) -> Vec<String> {
         let sets = [&self.private, &self.test].into_iter().chain(self.public.as_ref());

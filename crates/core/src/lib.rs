@@ -71,7 +71,7 @@ pub use fusion::{Fusion, GlobalModel, ServerState};
 pub use generator::GeneratorConfig;
 pub use groups::ClientGroup;
 pub use halves::{LocalTraining, Stop};
-pub use machine::memory;
+pub use machine::machine_memory;
 pub use memory::{MemoryConfig, MemoryTarget, Resample, Round0, Targets};
 pub use method::Method;
 pub use needs::Needs;

@@ -6,7 +6,7 @@ use fedproj_nn::Graph;
 use std::path::Path;
 
 /// Total and free memory in bytes, within the limit of a container; unknown where the system does not report them.
-pub fn memory() -> [Option<u64>; 2] {
+pub fn machine_memory() -> [Option<u64>; 2] {
     let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let limit = container_limit(&text("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"));
     read(&text("/proc/meminfo")).map(|bytes| bytes.map(|bytes| limit.map_or(bytes, |limit| bytes.min(limit))))
@@ -54,7 +54,7 @@ pub(crate) fn n_vectors(config: &Config, n_clients: usize, n_threads: usize) -> 
 
 /// Rejects a network that cannot fit into this machine, before the allocator ends the process.
 pub(crate) fn check_memory(graph: &Graph, n_vectors: usize) -> Result<()> {
-    check(graph.params().len() as u64, n_vectors as u64, memory()[0])
+    check(graph.params().len() as u64, n_vectors as u64, machine_memory()[0])
 }
 
 fn check(n_params: u64, n_vectors: u64, total: Option<u64>) -> Result<()> {

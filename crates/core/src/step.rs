@@ -19,8 +19,8 @@ pub enum Batch {
     Private,
     /// The next batch of the memory of public samples.
     Memory,
-    /// The client's current mini-batch, with logits as the targets of [`Loss::Kl`]: those that the server sent for it, or those
-    /// that the client's own head gives to features that the server's generator makes for the same labels.
+    /// The client's current mini-batch, with logits as the targets of [`Loss::Kl`]. The server sent them for it, or the client's
+    /// own head computes them from features that the server's generator makes for the same labels.
     Taught,
     /// Features that the server's generator makes for random labels, and these labels; they enter the network where its own
     /// features are.
@@ -241,7 +241,7 @@ impl Step<'_> {
         self.recorder.push(Op::Assign { y: y.0, x: x.0 });
     }
 
-    /// Scales g to a norm of at most `norm_max`.
+    /// Scales g down to the norm `norm_max` if it is longer.
     pub fn clip(&mut self, g: Vector, norm_max: f32) {
         self.recorder.push(Op::Clip { g: g.0, norm_max });
     }

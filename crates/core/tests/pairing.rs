@@ -6,7 +6,7 @@
 mod small;
 
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{Experiment, RoundRecord, Run, Seconds};
+use fedproj_core::{Experiment, RoundRecord, Run, RunDir, Seconds};
 use small::{NORM, config, hashes, run_all, settings_of, simulation};
 
 fn experiment(method: &str, overrides: &[&str]) -> Experiment {
@@ -122,7 +122,7 @@ fn a_run_resumed_after_any_round_gives_the_same_records_for_every_method() {
                 }
                 if *stop == N_ROUNDS {
                     let summary = run.finish().unwrap();
-                    assert_eq!(Some(summary), Run::finished(&dir, &config).unwrap());
+                    assert_eq!(Some(summary), RunDir::finished(&dir, &config).unwrap());
                     return run.rounds().iter().cloned().map(timeless).collect();
                 }
             }

@@ -6,7 +6,7 @@ mod small;
 
 use fedproj_core::{
     ClientResult, ClientState, Config, Contributions, Coordinator, Error, Experiment, LocalStats, PrivacyConfig,
-    PrivacySpent, RoundRecord, Run, Seconds, ServerState, VerifyPart, verify,
+    PrivacySpent, RoundRecord, Run, RunDir, Seconds, ServerState, VerifyPart, verify,
 };
 use small::{config, hashes, run_all, simulation};
 
@@ -194,7 +194,7 @@ fn the_budget_ends_a_run_with_a_valid_model() {
     (longer.privacy.epsilon_max, longer.federation.rounds) = (0.0, n as u32 + 1);
     let again = run_all(&mut simulation(longer, 1));
     assert!(again[n].privacy.as_ref().unwrap().epsilon > 6.0);
-    assert_eq!(Run::finished(dir.path(), &config).unwrap(), Some(summary));
+    assert_eq!(RunDir::finished(dir.path(), &config).unwrap(), Some(summary));
     drop(run);
     let verified = verify(dir.path(), None, 1, VerifyPart::default(), &|_| ()).unwrap();
     assert_eq!(verified.n_rounds as usize, n);

@@ -99,7 +99,7 @@ fn a_true_run_is_sealed_and_verified() {
     let found = verified(&dir).unwrap();
     assert_eq!((found.n_rounds, found.sealed, &found.notes), (3, true, &vec![]));
     assert_eq!(found.compared.len(), FILES.len() - 1, "all but the configuration: {:?}", found.compared);
-    assert!(StoredRun::open(&dir).is_ok() && Run::finished(&dir, &scene.config).unwrap().is_some());
+    assert!(StoredRun::open(&dir).is_ok() && RunDir::finished(&dir, &scene.config).unwrap().is_some());
     // A run of an earlier version has no seal and may be stored without its model.
     let dir = scene.unsealed();
     std::fs::remove_file(dir.join("model.safetensors")).unwrap();
@@ -115,7 +115,7 @@ fn a_changed_byte_or_a_missing_file_breaks_the_seal() {
     let scene = Scene::new("fedavg");
     let is_rejected = |dir: &Path, file: &str, what: &str| {
         let told = format!("{file} {what}");
-        for error in [StoredRun::open(dir).map(drop), Run::finished(dir, &scene.config).map(drop)] {
+        for error in [StoredRun::open(dir).map(drop), RunDir::finished(dir, &scene.config).map(drop)] {
             let error = error.unwrap_err().to_string();
             assert!(error.contains("does not match its seal") && error.contains(&told), "{file}: {error}");
         }
@@ -248,7 +248,7 @@ fn lines_and_files_cannot_be_dropped_added_or_exchanged() {
 #[test]
 fn forged_rounds_are_blamed_and_the_files_that_follow_from_the_true_ones_are_not() {
     let scene = Scene::new("fedavg");
-    let truth = Run::finished(&scene.copy(), &scene.config).unwrap().unwrap().last;
+    let truth = RunDir::finished(&scene.copy(), &scene.config).unwrap().unwrap().last;
     let dir = scene.unsealed();
     edit(&dir, "metrics.jsonl", |lines| lines[2]["accuracy"] = 0.99.into());
     let message = verified(&dir).unwrap_err();

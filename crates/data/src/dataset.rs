@@ -146,8 +146,8 @@ pub struct Dataset {
     pub(crate) groups: Option<Vec<u32>>,
     pub(crate) class_names: Vec<String>,
     pub(crate) normalisation: Normalisation,
-    /// Scale and shift of one row of pixels (or of one table row), so that gathering is one multiply-add over
-    /// plain slices, which the compiler vectorises for any number of channels.
+    /// Scale and shift of one row of pixels, or of one row of a table. So gathering is one multiply-add over plain slices.
+    /// The compiler vectorises it for any number of channels.
     pub(crate) scale_row: Vec<f32>,
     pub(crate) shift_row: Vec<f32>,
 }

@@ -91,7 +91,7 @@ pub fn holdings_text(partition: &Partition, data: &Dataset, n_rows_max: usize) -
     let mut out = format!("{}\n{}\n", holdings.title, holdings.subtitle);
     let size_max = holdings.sizes.iter().copied().max().unwrap_or(1);
     let width = size_max.to_string().len().max(4);
-    // Few classes get two columns each, so that neighbours can be told apart.
+    // Few classes get two columns each, so that neighbours look different.
     let repeat = if data.n_classes() <= 30 { 2 } else { 1 };
     let _ = writeln!(out, "client  {:>width$}  classes 0 to {}", "size", data.n_classes() - 1);
     for (client, (counts, size)) in holdings.counts.iter().zip(&holdings.sizes).enumerate() {

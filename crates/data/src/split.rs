@@ -73,8 +73,8 @@ pub fn split(data: &Dataset, purpose: SplitFor, config: SplitConfig, seed: u64) 
     Ok((kept, held_out))
 }
 
-/// Max `n_max` samples, balanced over the classes, in increasing order: n / classes per class, where n is `n_max` or the
-/// number of samples; a class with fewer samples gives all. An `n_max` of 0 is no limit.
+/// Max `n_max` samples, balanced over the classes, in increasing order. Each class gives n / classes of them, where n is
+/// `n_max` or the number of samples; a class with fewer samples gives all. An `n_max` of 0 is no limit.
 ///
 /// # Errors
 /// If the set has no labels, or `n_max` is less than a sample of each class.

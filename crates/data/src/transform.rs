@@ -4,8 +4,8 @@ use crate::dataset::{Dataset, Normalisation, Samples, Shape};
 use crate::error::{Error, Result};
 
 impl Dataset {
-    /// The same samples after a defect of the FedProj authors' CINIC-10 loader: normalised values are cast to bytes
-    /// (towards zero, wrapping below it) and then normalised again, which leaves little more than a mask of dark pixels.
+    /// The same samples after a defect of the FedProj authors' CINIC-10 loader. It casts normalised values to bytes
+    /// (towards zero, wrapping below it) and normalises them again. Little more than a mask of dark pixels remains.
     /// Samples that are not bytes stay as they are.
     #[must_use]
     pub fn with_byte_cast(mut self) -> Self {

@@ -42,7 +42,7 @@ pub enum Error {
     /// The other side could not be reached, or hung up.
     #[error("{0}")]
     Unreachable(String),
-    /// A server was told to stop.
+    /// A server was asked to stop.
     #[error("stopped; everything acknowledged is on disk, and the same command resumes the run")]
     Stopped,
     /// The server cannot answer yet; ask again.

@@ -46,13 +46,13 @@ pub(crate) fn create_dir(dir: &Path) -> Result<()> {
     sync_dir(parent)
 }
 
-/// As [`create_dir`], for keys and state: a folder that others can enter is refused.
+/// As [`create_dir`], for keys and state: a folder that others can enter is rejected.
 pub(crate) fn create_private_dir(dir: &Path) -> Result<()> {
     create_dir(dir)?;
     refuse_others(dir, "700")
 }
 
-/// Refuses a file or folder that other users of this machine can read.
+/// Rejects a file or folder that other users of this machine can read.
 #[cfg(unix)]
 pub(crate) fn refuse_others(path: &Path, mode: &str) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;

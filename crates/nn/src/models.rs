@@ -165,12 +165,12 @@ pub struct Entry {
     pub about: &'static str,
     /// Whether it reads texts ([`Shape::tokens`]) instead of images or vectors.
     pub reads_text: bool,
-    plan: Plan,
+    recipe: Recipe,
 }
 
 /// How a named network is built.
 #[derive(Clone, Copy, Debug)]
-enum Plan {
+enum Recipe {
     /// [`mlp`] with these hidden layers.
     Mlp(&'static [usize]),
     /// [`cnn`] with these channels and this hidden layer.
@@ -181,39 +181,39 @@ enum Plan {
     Bert([usize; 4], Pooling),
 }
 
-const fn entry(name: &'static str, about: &'static str, plan: Plan) -> Entry {
-    Entry { name, about, reads_text: matches!(plan, Plan::Bert(..)), plan }
+const fn entry(name: &'static str, about: &'static str, recipe: Recipe) -> Entry {
+    Entry { name, about, reads_text: matches!(recipe, Recipe::Bert(..)), recipe }
 }
 
 /// All named networks.
 pub const CATALOGUE: &[Entry] = &[
-    entry("mlp", "perceptron with two hidden layers of 100", Plan::Mlp(&[100, 100])),
-    entry("cnn", "two convolutions, two linear layers: the pfl-research benchmark", Plan::Cnn([32, 64], 128)),
+    entry("mlp", "perceptron with two hidden layers of 100", Recipe::Mlp(&[100, 100])),
+    entry("cnn", "two convolutions, two linear layers: the pfl-research benchmark", Recipe::Cnn([32, 64], 128)),
     entry(
         "resnet8",
         "the paper's ResNet-8: 64-128-256, max-pool after the stem",
-        Plan::ResNet(&[64, 128, 256], 1, true),
+        Recipe::ResNet(&[64, 128, 256], 1, true),
     ),
-    entry("resnet8-thin", "16-32-64 without the pool: quick studies on CPUs", Plan::ResNet(&[16, 32, 64], 1, false)),
+    entry("resnet8-thin", "16-32-64 without the pool: quick studies on CPUs", Recipe::ResNet(&[16, 32, 64], 1, false)),
     entry(
         "resnet10",
         "64-128-256-512: what the paper's code calls ResNet-8",
-        Plan::ResNet(&[64, 128, 256, 512], 1, true),
+        Recipe::ResNet(&[64, 128, 256, 512], 1, true),
     ),
-    entry("resnet18", "64-128-256-512, two blocks a stage", Plan::ResNet(&[64, 128, 256, 512], 2, true)),
+    entry("resnet18", "64-128-256-512, two blocks a stage", Recipe::ResNet(&[64, 128, 256, 512], 2, true)),
     entry(
         "bert-tiny",
         "BERT with 2 layers of 128: the paper's text encoder, untrained",
-        Plan::Bert([2, 128, 2, 512], Pooling::Pooler),
+        Recipe::Bert([2, 128, 2, 512], Pooling::Pooler),
     ),
     entry(
         "minilm-l3",
         "MiniLM with 3 layers of 384 and the mean of tokens, untrained",
-        Plan::Bert([3, 384, 12, 1536], Pooling::Mean),
+        Recipe::Bert([3, 384, 12, 1536], Pooling::Mean),
     ),
 ];
 
-impl Plan {
+impl Recipe {
     fn build(self, input: Shape, classes: usize, variant: Variant) -> Result<Graph> {
         match self {
             Self::Mlp(hidden) => mlp(input, hidden, classes, variant),
@@ -246,7 +246,7 @@ impl Plan {
 /// If no network has this name (the error lists all names), or if the network cannot take such input.
 pub fn build(name: &str, input: Shape, classes: usize, variant: Variant) -> Result<Graph> {
     if let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == name) {
-        return entry.plan.build(input, classes, variant);
+        return entry.recipe.build(input, classes, variant);
     }
     let names: Vec<&str> = CATALOGUE.iter().map(|entry| entry.name).collect();
     Err(Error::UnknownModel { name: name.into(), known: names.join(", ") })

@@ -28,7 +28,7 @@ pub struct Charts {
     /// The charts, row by row.
     pub charts: Vec<Chart>,
     /// Their size and place.
-    pub layout: ChartSize,
+    pub size: ChartSize,
 }
 
 /// Size and place of charts.
@@ -96,12 +96,12 @@ const NARROW: ChartSize = ChartSize { columns: 1, plot: (270.0, 170.0) };
 impl Charts {
     /// The picture.
     pub fn draw(&self) -> String {
-        self.draw_as(self.layout, false)
+        self.draw_as(self.size, false)
     }
 
     /// The picture for a page, and the one for a phone. Both carry the values that the page shows below the pointer.
     pub fn for_page(&self) -> (String, String) {
-        (self.draw_as(self.layout, true), self.draw_as(NARROW, true))
+        (self.draw_as(self.size, true), self.draw_as(NARROW, true))
     }
 
     fn draw_as(&self, ChartSize { columns, plot }: ChartSize, has_values: bool) -> String {
@@ -271,7 +271,7 @@ mod tests {
             series: ["a", "b", "c"].into_iter().zip(SERIES).map(|(name, look)| Series::new(name, look)).collect(),
             notes: vec!["n".into()],
             charts: vec![chart],
-            layout: ChartSize::default(),
+            size: ChartSize::default(),
         };
         let text = charts.draw();
         let read = roxmltree::Document::parse(&text).unwrap();
@@ -295,7 +295,7 @@ mod tests {
             series: vec![Series::new("", SERIES[0])],
             notes: Vec::new(),
             charts: vec![chart.clone(), chart],
-            layout: ChartSize::default(),
+            size: ChartSize::default(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Values as dots in rows, with their mean and a figure to hold them against.
+//! Values as dots in rows, with their mean and a reference value.
 
 use crate::axis::{axis, ticks};
 use crate::palette::{Look, Mark};

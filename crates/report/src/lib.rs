@@ -49,6 +49,6 @@ pub use palette::{CLASSES, Look, Mark, SERIES};
 pub use png::{Error as PngError, png};
 pub use regions::{Panel, Point, RegionGrid};
 pub use sketch::Sketch;
-pub use svg::{Anchor, Style, Svg, Tag};
+pub use svg::{Anchor, Style, Svg, Tag, wrap};
 pub use table::Table;
 pub use units::{Measure, duration};

@@ -121,7 +121,7 @@ impl Live {
         if self.charts.is_empty() {
             return String::new();
         }
-        let layout = match self.charts.len() {
+        let size = match self.charts.len() {
             3 => ChartSize::default(),
             _ => ChartSize { columns: 2, plot: (430.0, 190.0) },
         };
@@ -131,7 +131,7 @@ impl Live {
             series: vec![Series::new("", SERIES[0])],
             notes: Vec::new(),
             charts: self.charts.clone(),
-            layout,
+            size,
         };
         let (wide, narrow) = charts.for_page();
         format!("<figure>\n{}</figure>\n", figure_html(&wide, Some(&narrow)))

@@ -259,8 +259,8 @@ pub(crate) fn shortened(name: &str, n_chars: usize) -> String {
     if name.chars().count() <= n_chars { name.into() } else { name.chars().take(n_chars - 1).chain(['…']).collect() }
 }
 
-/// Where a picture with names of rows at its left has room, in pixels: the right end of the names, the width of what stands
-/// beside them, and characters of a name.
+/// Where a picture with names of rows at its left has room: the right end of the names and the width beside them, in pixels,
+/// and the length of a name in characters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     pub left: f64,
@@ -283,18 +283,14 @@ impl Room {
     }
 }
 
-/// Words in lines of at most so many characters, unless one word is longer.
-pub(crate) fn wrap(text: &str, n_chars: usize) -> Vec<String> {
+/// Words in lines of max `n_chars` characters, unless one word is longer.
+pub fn wrap(text: &str, n_chars: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
-        let line = lines.last_mut().expect("there is always a line");
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > n_chars {
-            lines.push(word.to_owned());
-        } else {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= n_chars => line.extend([" ", word]),
+            _ => lines.push(word.to_owned()),
         }
     }
     lines

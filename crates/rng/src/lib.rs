@@ -1,7 +1,7 @@
 //! Counter-based random streams.
 //!
 //! There is no global generator. A [`Stream`] is a pure function of a seed, a [`Purpose`] and up to three ids
-//! (round, client, epoch …), so a draw never depends on which thread asked first or on what else was drawn before.
+//! (round, client, epoch …). So a draw depends neither on the order of threads nor on earlier draws.
 //! New randomness takes a new purpose; old runs then keep their draws. Draws that nobody may repeat come from [`System`].
 //!
 //! ```

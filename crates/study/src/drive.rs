@@ -3,7 +3,7 @@
 use crate::compare::mean;
 use crate::queue::{Queue, Shortage};
 use anyhow::{Result, bail};
-use fedproj_core::{Config, Device, Error, Progress, RoundRecord, Run, Summary};
+use fedproj_core::{Config, Device, Error, Progress, RoundRecord, Run, RunDir, Summary};
 use fedproj_report::duration;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -29,7 +29,7 @@ pub struct Driver {
     pub devices: Vec<Device>,
     /// Whether an unfinished run may be resumed.
     pub resume: bool,
-    /// Whether other processes share the plan. A run that one of them makes is left to it.
+    /// Whether other processes share the sweep. A run that one of them makes is left to it.
     pub shares: bool,
 }
 
@@ -76,8 +76,8 @@ impl Driver {
     /// # Errors
     /// If a directory holds another run, a run fails, or [`Stopped`] when the watch asks for it.
     pub fn run_all(&self, jobs: &[Job], watch: &dyn Watch) -> Result<Vec<Option<Summary>>> {
-        let finished = jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
-        let plan = InProgress {
+        let finished = jobs.iter().map(|job| RunDir::finished(&job.dir, &job.config)).collect::<Result<Vec<_>, _>>()?;
+        let work = InProgress {
             driver: self,
             jobs,
             watch,
@@ -85,8 +85,8 @@ impl Driver {
             summaries: Mutex::new(finished),
             noted: Mutex::default(),
         };
-        plan.queue.run(&|slot, at| plan.make(slot, at), &plan)?;
-        Ok(plan.summaries.into_inner().unwrap_or_else(PoisonError::into_inner))
+        work.queue.run(&|slot, at| work.make(slot, at), &work)?;
+        Ok(work.summaries.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -195,11 +195,11 @@ impl Shortage for InProgress<'_> {
 
 /// Seconds until all jobs are finished, estimated from the rounds so far. A job that has not begun is expected to take as long
 /// as the finished jobs of its method, else as the mean of all that is known. `None` before the first round of the first job.
-fn seconds_left(jobs: &[Job], outcomes: &[Option<Summary>], at: usize, rounds: &[RoundRecord]) -> Option<f64> {
+fn seconds_left(jobs: &[Job], summaries: &[Option<Summary>], at: usize, rounds: &[RoundRecord]) -> Option<f64> {
     let spent: f64 = rounds.iter().map(|r| r.seconds.total()).sum();
     let n_rounds = f64::from(jobs[at].config.federation.rounds);
     let current = (!rounds.is_empty()).then(|| spent / rounds.len() as f64 * n_rounds);
-    let finished = || jobs.iter().zip(outcomes).filter_map(|(job, outcome)| Some((job, outcome.as_ref()?.seconds)));
+    let finished = || jobs.iter().zip(summaries).filter_map(|(job, summary)| Some((job, summary.as_ref()?.seconds)));
     let expected = |job: &Job| {
         let same = finished().filter(|(other, _)| other.config.method.name == job.config.method.name);
         let known = |seconds: Vec<f64>| (!seconds.is_empty()).then(|| mean(&seconds));
@@ -210,7 +210,7 @@ fn seconds_left(jobs: &[Job], outcomes: &[Option<Summary>], at: usize, rounds: &
         Some(whole) if i == at => Some(whole - spent),
         _ => expected(&jobs[i]),
     };
-    (0..jobs.len()).filter(|i| outcomes[*i].is_none()).map(left).sum()
+    (0..jobs.len()).filter(|i| summaries[*i].is_none()).map(left).sum()
 }
 
 #[cfg(test)]
@@ -225,7 +225,7 @@ mod tests {
         Job { id: method.into(), dir: PathBuf::new(), config }
     }
 
-    fn outcomes(seconds: [f64; 5]) -> Vec<Option<Summary>> {
+    fn summaries(seconds: [f64; 5]) -> Vec<Option<Summary>> {
         let summary = |seconds| Summary { seconds, ..Summary::of("", 0, &FederationConfig::default(), 1, &[]) };
         seconds.map(|seconds| (seconds > 0.0).then(|| summary(seconds))).into()
     }
@@ -234,14 +234,14 @@ mod tests {
     fn the_time_left_counts_runs_by_what_their_method_took() {
         let jobs = [job("fedavg"), job("fedproj"), job("fedavg"), job("fedproj"), job("feddf")];
         // Two finished; of the others, fedproj takes 30 s as before and feddf the mean of both.
-        let left = seconds_left(&jobs, &outcomes([10.0, 30.0, 0.0, 0.0, 0.0]), 2, &[]).unwrap();
+        let left = seconds_left(&jobs, &summaries([10.0, 30.0, 0.0, 0.0, 0.0]), 2, &[]).unwrap();
         assert!((left - (10.0 + 30.0 + 20.0)).abs() < 1e-9, "{left}");
-        assert_eq!(seconds_left(&jobs, &outcomes([0.0; 5]), 0, &[]), None, "nothing is known yet");
-        let skipped = seconds_left(&jobs, &outcomes([10.0, 30.0, 0.0, 30.0, 5.0]), 2, &[]).unwrap();
+        assert_eq!(seconds_left(&jobs, &summaries([0.0; 5]), 0, &[]), None, "nothing is known yet");
+        let skipped = seconds_left(&jobs, &summaries([10.0, 30.0, 0.0, 30.0, 5.0]), 2, &[]).unwrap();
         assert!((skipped - 10.0).abs() < 1e-9, "finished runs take no time: {skipped}");
     }
 
-    /// What a watch is told about rounds.
+    /// What a watch hears about rounds.
     #[derive(Default)]
     struct Told {
         begun: Mutex<Vec<String>>,

@@ -34,5 +34,5 @@ pub use runs::{Loaded, find_runs, load};
 pub use setups::{PRESETS, SETUPS, Setup};
 pub use studies::{LEADING, PROJECTION_DROPOUT, TABLE1, TABLE2, WEIGHT_DIVERGENCE};
 pub use study::{BetaTable, Prepared, Study, StudyOptions, StudyResult, Variant};
-pub use sweep::{PlannedRun, expand};
+pub use sweep::{SweepRun, expand};
 pub use tensorboard::export_tensorboard;

@@ -11,7 +11,7 @@ use std::path::Path;
 /// How far a run is.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunProgress {
-    /// Its name in the plan.
+    /// Its name in the sweep.
     pub id: String,
     /// Its state.
     pub state: RunState,

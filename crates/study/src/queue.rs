@@ -19,7 +19,7 @@ pub(crate) trait Shortage: Sync {
     fn is_shortage(&self, _: &Error) -> bool {
         false
     }
-    /// A worker has left for that reason: `n_workers` go on.
+    /// A worker has left for that reason: `n_workers` continue.
     fn fewer(&self, _: &Error, _: usize) {}
 }
 

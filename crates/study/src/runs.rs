@@ -1,4 +1,4 @@
-//! Finds stored runs, and says what is wrong with those that are left out.
+//! Finds stored runs, and reports what is wrong with those that are skipped.
 
 use anyhow::{Context, Result, bail};
 use fedproj_core::{Error, Manifest, StoredRun};

@@ -8,11 +8,11 @@ use crate::compare::{Comparison, compare};
 use crate::drive::{Driver, Job, Watch};
 use crate::page::{ReportOptions, Written, write_report};
 use crate::setups::{self, Setup};
-use crate::sweep::{PlannedRun, expand};
+use crate::sweep::{SweepRun, expand};
 use anyhow::{Result, bail};
 use data::{check_data, imagenet100, is_imagenet100};
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{Config, Error, Manifest, Run, Summary, did_you_mean};
+use fedproj_core::{Config, Error, Manifest, RunDir, Summary, did_you_mean};
 use fedproj_data::PartitionConfig;
 use serde::Serialize;
 use std::ops::Range;
@@ -100,11 +100,11 @@ impl Study {
     /// If an option cannot be used or data are missing.
     pub fn prepare(&self, options: &StudyOptions, out: Option<PathBuf>, data_dir: Option<&Path>) -> Result<Prepared> {
         let setup = self.setup(options)?;
-        let plan = self.plan(options, &setup, data_dir)?;
-        check_data(&plan, data_dir)?;
+        let runs = self.runs(options, &setup, data_dir)?;
+        check_data(&runs, data_dir)?;
         let out = out.unwrap_or_else(|| self.default_out(options, &setup));
-        let job = |run: PlannedRun| Job { dir: out.join(&run.id), id: run.id, config: run.config };
-        let jobs: Vec<Job> = plan.into_iter().map(job).collect();
+        let job = |run: SweepRun| Job { dir: out.join(&run.id), id: run.id, config: run.config };
+        let jobs: Vec<Job> = runs.into_iter().map(job).collect();
         Ok(Prepared { title: self.describe(options, &setup, &jobs[0].config), jobs, out })
     }
 
@@ -121,7 +121,7 @@ impl Study {
     ) -> Result<Option<StudyResult>> {
         let Prepared { title, jobs, out } = prepared;
         driver.run_all(mine, watch)?;
-        let all = jobs.iter().map(|job| Run::finished(&job.dir, &job.config)).collect::<Result<Option<Vec<_>>, _>>();
+        let all = jobs.iter().map(|job| RunDir::finished(&job.dir, &job.config)).collect::<Result<Option<Vec<_>>, _>>();
         let Some(summaries) = all? else { return Ok(None) };
         let runs: Vec<PathBuf> = jobs.iter().map(|job| job.dir.clone()).collect();
         let tables = Self::tables(jobs, &summaries)?;
@@ -148,7 +148,7 @@ impl Study {
     }
 
     /// All runs, seed by seed, so that the first seed completes a table.
-    fn plan(&self, options: &StudyOptions, setup: &Setup, data_dir: Option<&Path>) -> Result<Vec<PlannedRun>> {
+    fn runs(&self, options: &StudyOptions, setup: &Setup, data_dir: Option<&Path>) -> Result<Vec<SweepRun>> {
         let ours = [
             (self.key, self.flag),
             ("data.partition.beta", "--beta"),
@@ -180,7 +180,7 @@ impl Study {
     }
 
     /// The runs of one value of the key at one degree of skew.
-    fn arm(&self, value: &Value, beta: f64, seeds: &Range<u16>, settings: &[String]) -> Result<Vec<PlannedRun>> {
+    fn arm(&self, value: &Value, beta: f64, seeds: &Range<u16>, settings: &[String]) -> Result<Vec<SweepRun>> {
         let variant = self.variants.iter().find(|variant| value.as_str() == Some(variant.name));
         let (mut value, mut settings) = (value.clone(), settings.to_vec());
         if let Some(Variant { method, settings: own, .. }) = variant {
@@ -312,18 +312,19 @@ mod tests {
         }
     }
 
-    fn plan(study: &Study, options: &StudyOptions) -> Vec<PlannedRun> {
-        study.plan(options, &study.setup(options).unwrap(), None).unwrap()
+    fn runs_of(study: &Study, options: &StudyOptions) -> Vec<SweepRun> {
+        study.runs(options, &study.setup(options).unwrap(), None).unwrap()
     }
 
     #[test]
     fn variants_differ_from_the_table_in_their_own_keys_alone() {
         let methods = ["feddyn", "leading", "leading-no-correction"];
-        let runs = plan(&LEADING, &StudyOptions { seeds: 3..5, ..options("cifar10", "clean", &methods) });
+        let runs = runs_of(&LEADING, &StudyOptions { seeds: 3..5, ..options("cifar10", "clean", &methods) });
         let ids: Vec<&str> = runs.iter().map(|run| run.id.as_str()).collect();
         assert_eq!(ids[..3], ["beta0.3-feddyn-seed3", "beta0.3-leading-seed3", "beta0.3-leading-no-correction-seed3"]);
         assert_eq!((ids.len(), ids[11]), (12, "beta0.5-leading-no-correction-seed4"));
-        let table = plan(&TABLE1, &StudyOptions { seeds: 3..5, ..options("cifar10", "clean", &["feddyn", "fedproj"]) });
+        let table =
+            runs_of(&TABLE1, &StudyOptions { seeds: 3..5, ..options("cifar10", "clean", &["feddyn", "fedproj"]) });
         assert_eq!(runs[0].config, table[0].config);
         let mut leading = table[1].config.clone();
         leading.preset = runs[1].config.preset;
@@ -341,7 +342,7 @@ mod tests {
             ("cifar100", 50, 5, 100, "resnet18", 3),
             ("cinic10", 100, 10, 60, "resnet18", 1),
         ] {
-            let runs = plan(&TABLE1, &options(dataset, "paper", &["fedavg", "fedproj"]));
+            let runs = runs_of(&TABLE1, &options(dataset, "paper", &["fedavg", "fedproj"]));
             assert_eq!(runs.len(), 2 * 2 * 3);
             for run in &runs {
                 let Config { data, federation, local, method, .. } = &run.config;
@@ -370,7 +371,7 @@ mod tests {
 
     #[test]
     fn the_published_code_has_its_own_network_memory_and_feddyn() {
-        let runs = plan(&TABLE1, &options("cifar10", "authors-code", &["feddyn", "fedproj"]));
+        let runs = runs_of(&TABLE1, &options("cifar10", "authors-code", &["feddyn", "fedproj"]));
         for run in &runs {
             let Config { data, model, method, .. } = &run.config;
             let PartitionConfig::Dirichlet { beta, .. } = data.partition else { panic!() };
@@ -378,7 +379,7 @@ mod tests {
             assert_eq!(method.fedproj.memory.size, if beta < 0.4 { 12_500 } else { 10_000 });
             assert_eq!((method.feddyn.authors, method.feddyn.clip), (true, 5.0));
         }
-        let clean = plan(&TABLE1, &options("cifar10", "clean", &["feddyn"]));
+        let clean = runs_of(&TABLE1, &options("cifar10", "clean", &["feddyn"]));
         assert_eq!((runs.len(), clean.len()), (12, 6));
         assert!(clean.iter().all(|run| run.config.method.feddyn == FedDyn::default()));
     }
@@ -389,7 +390,7 @@ mod tests {
         let setup = TABLE1.setup(&options).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let title = || {
-            let runs = TABLE1.plan(&options, &setup, Some(dir.path())).unwrap();
+            let runs = TABLE1.runs(&options, &setup, Some(dir.path())).unwrap();
             TABLE1.describe(&options, &setup, &runs[0].config)
         };
         assert!(title().contains("stands in for ImageNet-100"), "{}", title());
@@ -402,7 +403,7 @@ mod tests {
         for (dataset, public, n_public) in
             [("sst2", "sent140", 30_000), ("mnli", "snli", 30_000), ("marc", "yelp", 10_000)]
         {
-            let runs = plan(&TABLE2, &options(dataset, "paper", &["fedavg", "fedproj"]));
+            let runs = runs_of(&TABLE2, &options(dataset, "paper", &["fedavg", "fedproj"]));
             assert_eq!(runs.len(), 2 * 2 * 3);
             for run in &runs {
                 let Config { data, federation, local, method, model, .. } = &run.config;
@@ -421,7 +422,7 @@ mod tests {
                 assert_eq!((&method.fedet.optimizer, method.fedet.batch), (&rate, 128));
             }
         }
-        let runs = plan(&TABLE2, &StudyOptions { dataset: None, ..options("", "authors-code", &["fedproj"]) });
+        let runs = runs_of(&TABLE2, &StudyOptions { dataset: None, ..options("", "authors-code", &["fedproj"]) });
         let Config { data, model, .. } = &runs[0].config;
         assert_eq!(
             (data.public_draw, data.text.max_length),
@@ -441,14 +442,14 @@ mod tests {
             seeds: 0..n_seeds,
             ..options(dataset, "clean", methods)
         };
-        for run in plan(&TABLE1, &quick("cifar10", 3, &["fedavg", "fedproj"])) {
+        for run in runs_of(&TABLE1, &quick("cifar10", 3, &["fedavg", "fedproj"])) {
             assert_eq!(stored("table1-cifar10-quick", &run.id), run.config, "{}", run.id);
         }
         let full = StudyOptions { betas: vec![0.3], ..options("cifar10", "clean", &["feddyn", "fedproj"]) };
-        for run in plan(&LEADING, &full) {
+        for run in runs_of(&LEADING, &full) {
             assert_eq!(stored("table1-cifar10-full", &run.id), run.config, "{}", run.id);
         }
-        for run in plan(&TABLE2, &quick("sst2", 2, &["fedavg", "feddf", "fedet", "fedproj"])) {
+        for run in runs_of(&TABLE2, &quick("sst2", 2, &["fedavg", "feddf", "fedet", "fedproj"])) {
             assert_eq!(stored("table2-sst2-quick", &run.id), run.config, "{}", run.id);
         }
     }
@@ -456,7 +457,7 @@ mod tests {
     #[test]
     fn seeds_come_one_after_the_other_and_runs_have_names() {
         let two = StudyOptions { betas: vec![0.3], seeds: 0..2, ..options("cifar10", "clean", &["fedavg", "fedproj"]) };
-        let ids: Vec<String> = plan(&TABLE1, &two).into_iter().map(|run| run.id).collect();
+        let ids: Vec<String> = runs_of(&TABLE1, &two).into_iter().map(|run| run.id).collect();
         assert_eq!(
             ids,
             ["beta0.3-fedavg-seed0", "beta0.3-fedproj-seed0", "beta0.3-fedavg-seed1", "beta0.3-fedproj-seed1"]

@@ -5,15 +5,15 @@ use toml::{Table, Value};
 
 /// One run of a sweep.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PlannedRun {
+pub struct SweepRun {
     /// A directory name, unique within the sweep; empty if there is only one run.
     pub id: String,
     /// Its configuration.
     pub config: Config,
 }
 
-/// The runs that a configuration asks for: every combination of the `[sweep]` table's lists, for every seed of `seeds`,
-/// which is a list, or a number n for the seeds from 0 to n − 1.
+/// The runs that a configuration asks for: every combination of the `[sweep]` table's lists, for every seed. `seeds` is a
+/// list, or a number n for the seeds from 0 to n − 1.
 ///
 /// ```toml
 /// seeds = [0, 1, 2]
@@ -23,7 +23,7 @@ pub struct PlannedRun {
 ///
 /// # Errors
 /// If a key is unknown or a value cannot be used.
-pub fn expand(file: Option<&Table>, overrides: &[String]) -> Result<Vec<PlannedRun>> {
+pub fn expand(file: Option<&Table>, overrides: &[String]) -> Result<Vec<SweepRun>> {
     let (table, plain, axes) = axes(file, overrides)?;
     let mut combinations: Vec<Vec<(String, Value)>> = vec![Vec::new()];
     for (key, values) in &axes {
@@ -44,7 +44,7 @@ pub fn expand(file: Option<&Table>, overrides: &[String]) -> Result<Vec<PlannedR
         };
         let id: Vec<String> = combination.iter().map(part).collect();
         let safe = |c: char| if c.is_alphanumeric() || "-.".contains(c) { c } else { '_' };
-        Ok(PlannedRun { id: id.join("-").chars().map(safe).collect(), config })
+        Ok(SweepRun { id: id.join("-").chars().map(safe).collect(), config })
     };
     combinations.into_iter().map(run).collect()
 }

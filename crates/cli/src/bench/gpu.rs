@@ -1,33 +1,24 @@
 //! The training step of a fleet on a GPU.
 
-use anyhow::{Context, Result};
-use fedproj_nn::cuda::{Batches, Data, Fleet, Gpu, LossOf, Precision};
+use anyhow::Result;
+use fedproj_nn::cuda::{Batches, Data, Fleet, Gpu, LossOf};
 use fedproj_nn::{Dropout, Graph, Init, Loss, Mode, NormMode, Options, Rule};
 use fedproj_rng::{Purpose, Stream};
+use std::sync::Arc;
 use std::time::Instant;
 
-/// What a measurement found.
-pub struct Measured {
-    /// The GPU.
-    pub name: String,
-    /// Median seconds of a step of all clients.
-    pub seconds: f64,
-}
-
-/// Trains `clients` networks side by side, each on a batch of its own of the samples `x`.
-pub fn step(graph: &Graph, device: &str, precision: &str, clients: usize, x: &[f32], steps: usize) -> Result<Measured> {
-    let ordinal = device.strip_prefix("cuda:").map_or(Ok(0), str::parse).context("expected cuda or cuda:N")?;
-    let precision = Precision::NAMES.iter().find(|(name, _)| *name == precision).map_or(Precision::Tf32, |(_, p)| *p);
-    let gpu = Gpu::open(ordinal, precision, fedproj_data::cache::folder().as_deref())?;
+/// Trains `clients` networks side by side, each on a batch of its own of the samples `x`. Returns the median seconds of a step
+/// of all.
+pub fn step(graph: &Graph, gpu: &Arc<Gpu>, clients: usize, x: &[f32], steps: usize) -> Result<f64> {
     let sample = graph.shape(graph.input()).len();
     let n = x.len() / sample;
     let batch = n / clients;
     let options = Options { batch, taps: &[], training: true };
-    let mut fleet = Fleet::new(&gpu, graph, clients, &options)?;
+    let mut fleet = Fleet::new(gpu, graph, clients, &options)?;
     let mut stream = Stream::new(0, Purpose::Synthetic, [0, 1, 0]);
     let labels: Vec<u32> = (0..n).map(|_| stream.below(10)).collect();
-    let mut data = Data::matrix(&gpu, x, sample)?;
-    data.set_labels(&gpu, &labels)?;
+    let mut data = Data::matrix(gpu, x, sample)?;
+    data.set_labels(gpu, &labels)?;
     let (params, buffers) = (graph.init_params(0, Init::Torch), graph.init_buffers());
     let (mut theta, mut running) = (fleet.vectors(params.len())?, fleet.vectors(buffers.len())?);
     let grad = fleet.vectors(params.len())?;
@@ -61,5 +52,5 @@ pub fn step(graph: &Graph, device: &str, precision: &str, clients: usize, x: &[f
     }
     let timed = &mut times[steps / 3..];
     timed.sort_by(f64::total_cmp);
-    Ok(Measured { name: gpu.name().to_owned(), seconds: timed[timed.len() / 2] })
+    Ok(timed[timed.len() / 2])
 }

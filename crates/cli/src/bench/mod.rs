@@ -8,8 +8,9 @@ use crate::device::DeviceArgs;
 use crate::{commands, give, say};
 use anyhow::{Context, Result};
 use clap::Args;
-use fedproj_core::{ClientStates, Config, Experiment, Seconds, ServerState, Simulation, Targets};
+use fedproj_core::{ClientStates, Config, Device, Experiment, Seconds, ServerState, Simulation, Targets};
 use fedproj_data::{Dataset, Normalisation, Partition, Samples};
+use fedproj_nn::cuda::Gpu;
 use fedproj_nn::models::{self, Variant};
 use fedproj_nn::{Cpu, Dropout, Init, Loss, LossTargets, Mode, Optimizer, Options, Rule, Shape, Workspace};
 use fedproj_rng::{Purpose, Stream};
@@ -90,8 +91,8 @@ impl StepArgs {
     fn run(self) -> Result<()> {
         let shape = if self.reads_text() { Shape::tokens(self.length as usize) } else { Shape::image(32, 32, 3) };
         let graph = models::build(&self.model, shape, 10, Variant::default())?;
-        if self.device != "cpu" {
-            return self.run_on_gpu(&graph);
+        if let Some(gpu) = Device::open(&self.device, &self.precision, 1)?.gpu() {
+            return self.run_on_gpu(&graph, gpu);
         }
         let (clients, team) = if self.shared { (1, self.threads) } else { (self.threads, 1) };
         let barrier = Barrier::new(clients as usize);
@@ -155,30 +156,22 @@ impl StepArgs {
         Ok(total as f64 / f64::from(self.batch))
     }
 
-    fn run_on_gpu(&self, graph: &fedproj_nn::Graph) -> Result<()> {
+    fn run_on_gpu(&self, graph: &fedproj_nn::Graph, gpu: &Arc<Gpu>) -> Result<()> {
         let (clients, batch) = (self.clients as usize, self.batch as usize);
         let x = self.samples(graph, &mut Stream::new(0, Purpose::Synthetic, [0, 0, 0]), clients * batch);
-        let found = gpu::step(graph, &self.device, &self.precision, clients, &x, self.steps as usize)?;
-        let samples_per_second = f64::from(self.batch * self.clients) / found.seconds;
+        let seconds = gpu::step(graph, gpu, clients, &x, self.steps as usize)?;
+        let samples_per_second = f64::from(self.batch * self.clients) / seconds;
         let gflops = samples_per_second * self.flops(graph)? / 1e9;
+        let (device, ms_per_step) = (gpu.name(), seconds * 1e3);
         let result = serde_json::json!({
-            "model": self.model, "batch": self.batch, "clients": self.clients, "device": found.name,
-            "precision": self.precision, "ms_per_step": found.seconds * 1e3,
+            "model": self.model, "batch": self.batch, "clients": self.clients, "device": device,
+            "precision": self.precision, "ms_per_step": ms_per_step,
             "samples_per_second": samples_per_second, "gflops": gflops,
         });
         give(self.json, &result, || {
-            say!(
-                "{} batch {}, {} clients side by side on {}, {}",
-                self.model,
-                batch,
-                clients,
-                found.name,
-                self.precision
-            );
-            say!(
-                "  {:.3} ms per step of all, {samples_per_second:.0} samples/s, {gflops:.0} GFLOP/s",
-                found.seconds * 1e3
-            );
+            let (model, precision) = (&self.model, &self.precision);
+            say!("{model} batch {batch}, {clients} clients side by side on {device}, {precision}");
+            say!("  {ms_per_step:.3} ms per step of all, {samples_per_second:.0} samples/s, {gflops:.0} GFLOP/s");
         })
     }
 

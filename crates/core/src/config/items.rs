@@ -36,7 +36,7 @@ pub(super) fn parse(sources: &[&str]) -> BTreeMap<String, Item> {
             if let Some(text) = line.strip_prefix("///") {
                 doc.push(text.trim());
             } else if line.starts_with(['#', ' ', ')']) {
-                // An attribute may go on over several lines.
+                // An attribute may span several lines.
                 attributes += line;
             } else {
                 // The body of an empty struct ends on its own line.

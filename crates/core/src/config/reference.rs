@@ -144,7 +144,7 @@ impl Config {
         Ok(Key::all_of(&sources, "Config", "", &Value::Table(table_of(&Self::default())?)))
     }
 
-    /// Every key that the chosen method looks at, with its value as text; the tables of the other methods are left out.
+    /// Every key that the chosen method looks at, with its value as text; the tables of the other methods are omitted.
     pub fn keys_in_use(&self) -> BTreeMap<String, String> {
         fn flatten(value: &Value, path: &str, out: &mut BTreeMap<String, String>) {
             if let Value::Table(table) = value {

@@ -5,9 +5,9 @@
 //!         (α = 1/λ and h_k = −λ ĝ_k of the paper)
 //! Server  as FedDyn
 //! State kept by a client: h_k.   Sent beyond FedAvg: nothing.
-//! Departures from the paper, all as in its published code: the step uphill has the length ρ, not ρ ‖g‖; the gradient
-//! there replaces g, the two are not mixed; the server adds the mean of h over all clients, not over the round's;
-//! gradients are clipped. As with FedDyn the plain mean of the w_k is evaluated.
+//! Departures from the paper, all as in its published code: The step uphill has the length ρ, not ρ ‖g‖. The gradient
+//! there replaces g; the two are not mixed. The server adds the mean of h over all clients, not over the round's.
+//! Gradients are clipped. As with FedDyn the plain mean of the w_k is evaluated.
 
 use crate::config::Config;
 use crate::correction::Correction;

@@ -42,7 +42,7 @@ pub(crate) enum Op {
     Assign { y: VectorId, x: VectorId },
     /// g ← g + a·(x − y)
     AddScaledDiff { g: VectorId, a: f32, x: VectorId, y: VectorId },
-    /// Scales g to a norm of at most `norm_max`.
+    /// Scales g down to the norm `norm_max` if it is longer.
     Clip { g: VectorId, norm_max: f32 },
     /// Projects g onto the vectors that point against none of the gradients `first..first + n`.
     ProjectToCone { g: VectorId, first: usize, n: usize },

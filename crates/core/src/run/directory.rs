@@ -3,7 +3,7 @@
 use super::extend::{Extended, config_for, forget_evaluation};
 use super::manifest::{Manifest, check_gpu};
 use super::seal;
-use super::stored::{config_text, hash_of, metrics_text, read_config, read_metrics, read_summary};
+use super::stored::{config_hash, metrics_text, read_config, read_metrics, read_summary};
 use crate::checkpoint;
 use crate::config::{Config, FederationConfig};
 use crate::error::{Error, Result};
@@ -109,7 +109,7 @@ impl RunDir {
         let rounds = keep_metrics(dir, state.as_ref().map_or(0, |(state, _)| state.n_rounds_done), &config.federation)?;
         let path = dir.join("metrics.jsonl");
         let metrics = OpenOptions::new().append(true).open(&path).map_err(Error::io("open", &path))?;
-        let config_hash = hash_of(&config_text(dir)?);
+        let config_hash = config_hash(dir)?;
         Ok((Self { dir: dir.into(), rounds, metrics, config_hash, n_checkpoints: 2, notes, _lock: lock }, state))
     }
 
@@ -215,7 +215,7 @@ fn extend(dir: &Path, config: &Config, manifest: &Manifest) -> Result<()> {
     remove_if_exists(&path)?;
     let begun = Manifest::read(dir)?.unwrap_or_else(|| manifest.clone());
     let rounds_at_first = begun.extended.as_ref().map_or(old.federation.rounds, |e| e.rounds_at_first);
-    let extended = Some(Extended { rounds_at_first, config_hash: hash_of(&config_text(dir)?) });
+    let extended = Some(Extended { rounds_at_first, config_hash: config_hash(dir)? });
     Manifest { extended, seal: BTreeMap::new(), ..begun }.write(dir)?;
     write_atomically(&dir.join("config.toml"), config.to_toml()?.as_bytes())
 }
@@ -243,7 +243,7 @@ fn newest_state(dir: &Path, notes: &mut Vec<String>) -> Result<Option<(ServerSta
 /// The hashes that a run's checkpoints may carry: its configuration's, and that before an extension.
 pub(super) fn config_hashes(dir: &Path) -> Result<Vec<String>> {
     let extended = Manifest::read(dir)?.and_then(|manifest| manifest.extended);
-    Ok([hash_of(&config_text(dir)?)].into_iter().chain(extended.map(|e| e.config_hash)).collect())
+    Ok([config_hash(dir)?].into_iter().chain(extended.map(|e| e.config_hash)).collect())
 }
 
 /// Drops the lines after the checkpoint, and half a line that a crash left. The others keep their bytes: a finished run's are

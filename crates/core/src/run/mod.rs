@@ -37,14 +37,6 @@ pub struct Run {
 }
 
 impl Run {
-    /// As [`RunDir::finished`].
-    ///
-    /// # Errors
-    /// If the directory holds a run of another configuration.
-    pub fn finished(dir: &Path, config: &Config) -> Result<Option<Summary>> {
-        RunDir::finished(dir, config)
-    }
-
     /// Starts a run. If `resume` is set, resumes an unfinished one, or extends one of fewer rounds.
     ///
     /// # Errors

@@ -60,13 +60,13 @@ pub(super) fn read_config(dir: &Path) -> Result<Config> {
     Config::from_toml(&config_text(dir)?).map_err(Error::corrupt(&dir.join("config.toml")))
 }
 
-pub(super) fn config_text(dir: &Path) -> Result<String> {
+fn config_text(dir: &Path) -> Result<String> {
     read_text(&dir.join("config.toml"))
 }
 
 /// What ties checkpoints to a configuration: the text on disk, so that a later version with other keys still reads them.
-pub(super) fn hash_of(config_text: &str) -> String {
-    blake3::hash(config_text.as_bytes()).to_hex().to_string()
+pub(super) fn config_hash(dir: &Path) -> Result<String> {
+    Ok(seal::hash(config_text(dir)?.as_bytes()))
 }
 
 pub(super) fn metrics_text(dir: &Path) -> Result<String> {

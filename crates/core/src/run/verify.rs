@@ -39,8 +39,9 @@ pub struct VerifyPart {
     pub rounds: Option<u32>,
 }
 
-/// Repeats a recorded run or a part of it, and compares all that it publishes but times: the manifest, the repeated rounds'
-/// lines of `metrics.jsonl` and, if the last round was repeated, the seal, `metrics.csv`, `summary.json` and the model.
+/// Repeats a recorded run or a part of it, and compares all that it publishes except times. These are the manifest and the
+/// repeated rounds' lines of `metrics.jsonl`. If the last round was repeated, they are also the seal, `metrics.csv`,
+/// `summary.json` and the model.
 ///
 /// # Errors
 /// [`Error::Differs`] with everything that is not the same or missing; or if the run cannot be read or repeated.

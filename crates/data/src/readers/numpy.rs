@@ -1,9 +1,9 @@
 //! NumPy arrays: an `.npz` file, a folder of `.npy` files, or one `.npy` file without labels.
 //!
 //! Names of the arrays: `x_train`, `y_train`, and if there are any `x_test`, `y_test`, `group_train` and
-//! `group_test`; or simply `x`, `y`, `group`. Arrays x are (N, features), (N, height, width) or four-dimensional:
-//! unless `layout` is set, those are NHWC if the last axis has 1, 3 or 4 entries, else NCHW if the second
-//! has. Images of type uint8 are scaled by 1/255; other types become `f32` and are taken as they are. Labels are
+//! `group_test`; or simply `x`, `y`, `group`. Arrays x are (N, features), (N, height, width) or four-dimensional.
+//! Unless `layout` is set, the last kind is NHWC if its last axis has 1, 3 or 4 entries, else NCHW if its second
+//! axis has. Images of type uint8 are scaled by 1/255; other types become `f32` and are taken as they are. Labels are
 //! integers from 0; the largest label sets the number of classes.
 
 use std::collections::BTreeMap;

@@ -48,7 +48,7 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Appends them to a table of ours. Rows without a text are left out.
+    /// Appends them to a table of ours. Rows without a text are skipped.
     fn append(&self, published: &str, table: &mut String) -> Result<()> {
         for (at, line) in published.lines().enumerate() {
             let inside = line.strip_prefix('"').and_then(|line| line.strip_suffix('"')).unwrap_or_default();

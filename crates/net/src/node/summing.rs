@@ -1,5 +1,5 @@
 //! A node's part in a secure sum: it announces keys, shares secrets, sends its masked vector and reveals what takes the masks
-//! away, as the server asks. What it needs to go on after a crash is in its folder before each message leaves.
+//! away, as the server asks. What it needs to resume after a crash is in its folder before each message leaves.
 
 use super::home::Home;
 use super::link::Link;

@@ -51,7 +51,7 @@ impl Pair {
         Ok(Self { certificate: certificate.pem(), key })
     }
 
-    /// Every authority has the same name; its key tells it from others.
+    /// Every authority has the same name; its key distinguishes it.
     fn params() -> CertificateParams {
         let mut params = named(CertificateParams::default(), "fedproj federation", AUTHORITY_DAYS);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));

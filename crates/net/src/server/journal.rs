@@ -139,7 +139,7 @@ pub enum Event {
         /// The clients that were asked.
         clients: Vec<u32>,
     },
-    /// A contribution that counted was left out, because fusion failed with it.
+    /// A contribution that counted was excluded, because fusion failed with it.
     Excluded {
         /// The run.
         run: String,
@@ -185,8 +185,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// A round ended without a secure sum, and with the model of the round before: its nodes had begun to reveal shares, and
-    /// do so for one set of contributions only.
+    /// A round ended without a secure sum, and with the model of the round before. Its nodes had begun to reveal shares, and
+    /// they do so for one set of contributions only.
     RoundEmpty {
         /// The run.
         run: String,

@@ -64,7 +64,7 @@ impl<K: Ord> Buckets<K> {
     }
 }
 
-/// Limits warnings: a few at once, then one per second, with a count of those left out.
+/// Limits warnings: a few at once, then one per second, with a count of those omitted.
 #[derive(Debug)]
 pub(crate) struct Warnings {
     state: Mutex<(Bucket, u64)>,
@@ -75,7 +75,7 @@ impl Warnings {
         Self { state: Mutex::new((Bucket::new(1.0, 20.0), 0)) }
     }
 
-    /// If another warning may be written: how many were left out before it.
+    /// If another warning may be written: how many were omitted before it.
     pub fn next(&self) -> Option<u64> {
         self.next_at(Instant::now())
     }

@@ -1,5 +1,5 @@
-//! The server. [`serve`] opens a federation's folder and puts the parts together: the [`desk`] offers tasks and accepts
-//! contributions, [`rounds`] is the round loop, [`http`] carries the desk, the [`journal`] records every decision.
+//! The server. [`serve`] opens a federation's folder and puts the parts together. The [`desk`] offers tasks and accepts
+//! contributions, and [`http`] carries it. [`rounds`] is the round loop, and the [`journal`] records every decision.
 
 mod attempt;
 mod authority;
@@ -167,7 +167,7 @@ pub async fn serve(setup: ServeSetup, ready: impl FnOnce(&Addresses, &Arc<Status
     Ok(Served { run: run_dir, summary })
 }
 
-/// Dropping the future of [`serve`] stops the server. The round loop runs on a thread of its own, so it must be told.
+/// Dropping the future of [`serve`] stops the server. The round loop runs on a thread of its own, so it must be informed.
 struct StopOnDrop(Arc<AtomicBool>);
 
 impl Drop for StopOnDrop {

@@ -236,7 +236,7 @@ impl Rounds {
         }
     }
 
-    /// Fuses a round. A contribution that has no place in it is left out. If fusion leaves the finite numbers, it is repeated
+    /// Fuses a round. A contribution that has no place in it is excluded. If fusion leaves the finite numbers, it is repeated
     /// without each contribution, those that stand out first: no single member may end the run.
     fn fuse(&mut self, opening: &Opening, mut results: Spooled, local: f64) -> Result<(RoundRecord, Vec<Pull>)> {
         let before = self.coordinator.state().clone();

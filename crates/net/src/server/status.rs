@@ -113,9 +113,7 @@ impl RoundLine {
             pulls: Vec::new(),
         }
     }
-}
 
-impl RoundLine {
     /// What local training adds to the memory loss: above zero, clients forget.
     pub fn memory_loss_change(&self) -> Option<f64> {
         Some(self.memory_loss_after? - self.memory_loss_before?)

@@ -54,8 +54,9 @@ pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
     M::decode(bytes).map_err(|e| Error::protocol(format!("not a message of this kind: {e}")))
 }
 
-/// Rejects runs that only the simulator makes: on texts, which name a checkpoint and a vocabulary by path, and a node takes no
-/// path from the network; among groups with networks of their own; and where models must not travel.
+/// Rejects runs that only the simulator makes. These are runs on texts, since they name a checkpoint and a vocabulary by path,
+/// and a node takes no path from the network. They are also runs of groups with networks of their own, and runs whose models
+/// must not travel.
 ///
 /// # Errors
 /// If the run is one.

@@ -1,4 +1,4 @@
-//! The backward pass: each step turns the gradient of its output into gradients of its inputs and parameters.
+//! The backward pass: each stage turns the gradient of its output into gradients of its inputs and parameters.
 
 use super::{Workspace, check_len, len_of, spans_mut};
 use crate::error::Result;
@@ -11,7 +11,7 @@ use crate::kernels::linear::Linear;
 use crate::kernels::norm::{self, BatchNorm, FusedBackward, GroupNorm};
 use crate::kernels::{Buffer, Cpu, Sum, dropout, elementwise, embedding, pool};
 
-/// A node's gradient, taken out of the workspace's list while a step runs.
+/// A node's gradient, taken out of the workspace's list while a stage runs.
 struct Taken {
     slot: usize,
     buffer: Buffer,
@@ -37,7 +37,7 @@ impl Workspace {
         check_len("the gradient vector", self.graph.params().len(), grad.len())?;
         for i in (0..self.schedule.stages.len()).rev() {
             if self.has_grad[self.schedule.stages[i].out] {
-                self.run_step_backward(i, params, grad);
+                self.run_stage_backward(i, params, grad);
             } else {
                 for span in &self.graph.nodes[self.schedule.stages[i].node].params {
                     grad[span.clone()].fill(0.0);
@@ -60,7 +60,7 @@ impl Workspace {
         Some(Taken { slot, buffer: std::mem::take(&mut self.grads[slot]), len, fresh })
     }
 
-    fn run_step_backward(&mut self, i: usize, params: &[f32], grad: &mut [f32]) {
+    fn run_stage_backward(&mut self, i: usize, params: &[f32], grad: &mut [f32]) {
         let stage = self.schedule.stages[i];
         let Some(mut out_slot) = self.schedule.grad_slot[stage.out] else { return };
         let dy_len = self.len_of(stage.out);

@@ -1,4 +1,4 @@
-//! The forward pass: each step reads values of earlier nodes and writes its own.
+//! The forward pass: each stage reads values of earlier nodes and writes its own.
 
 use super::{Workspace, check_len, len_of, spans_mut};
 use crate::error::{Error, Result};
@@ -16,8 +16,8 @@ impl Workspace {
     /// Computes every node for the samples `x` (batch, H, W, C). Buffers move only in [`crate::NormMode::Update`].
     ///
     /// # Errors
-    /// If a vector does not fit the graph, a text has a token that the network does not know, or batch-norm is to train on
-    /// one value per channel.
+    /// If a vector does not fit the graph, if a text has a token that the network does not know, or if batch-norm shall train
+    /// on one value per channel.
     ///
     /// # Panics
     /// If the mode is [`Dropout::OfStep`], which needs a fleet's lanes.
@@ -45,18 +45,18 @@ impl Workspace {
             elementwise::copy(&mut self.cpu, x, &mut self.values[slot][..x.len()]);
         }
         for i in 0..self.schedule.stages.len() {
-            self.run_step(i, params, buffers);
+            self.run_stage(i, params, buffers);
         }
         Ok(())
     }
 
-    fn run_step(&mut self, i: usize, params: &[f32], buffers: &mut [f32]) {
+    fn run_stage(&mut self, i: usize, params: &[f32], buffers: &mut [f32]) {
         let Self { graph, schedule, cpu, values, saved, saved_bytes, scratch, batch, tokens, mode, .. } = self;
         let stage = &schedule.stages[i];
         let node = &graph.nodes[stage.node];
         let len_of = |node: usize| len_of(&graph.nodes[node], *batch, tokens);
         let Some(out_slot) = schedule.value_slot[stage.out] else { return };
-        // Taken out of the list while the step runs, so that the other values can be read. This allocates nothing.
+        // Taken out of the list while the stage runs, so that the other values can be read. This allocates nothing.
         let mut out = std::mem::take(&mut values[out_slot]);
         let value = |node: usize| schedule.value_slot[node].map_or(&[][..], |slot| &values[slot][..len_of(node)]);
         let x = value(node.inputs[0].0);

@@ -28,7 +28,7 @@ pub struct Workspace {
     grads: Vec<Buffer>,
     /// Which nodes have a gradient so far in this backward pass. A flattened image shares the entry of the image.
     has_grad: Vec<bool>,
-    /// Statistics that a step keeps for its backward pass, and places of maxima or dropout masks.
+    /// Statistics that a stage keeps for its backward pass, and places of maxima or dropout masks.
     saved: Vec<Buffer>,
     saved_bytes: Vec<Vec<u8>>,
     scratch: ScratchMemory,

@@ -1,4 +1,4 @@
-//! The backward pass of a fleet: the steps of the schedule from the last one back, launched for all lanes.
+//! The backward pass of a fleet: the stages of the schedule from the last one back, launched for all lanes.
 
 use super::fleet::Fleet;
 use super::gpu::{self, Parameter};
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::graph::{NodeId, Norm, Op, Shape};
 use crate::mode::Dropout;
 
-/// A gradient that a step adds to.
+/// A gradient that a stage adds to.
 #[derive(Clone, Copy)]
 pub(super) struct Sum {
     pub rows: Rows,
@@ -34,7 +34,7 @@ impl Fleet {
     pub fn backward(&mut self, params: Rows, grad: Rows) -> Result<()> {
         for i in (0..self.schedule.stages.len()).rev() {
             if self.has_grad[self.schedule.stages[i].out] {
-                self.run_step_backward(i, params, grad)?;
+                self.run_stage_backward(i, params, grad)?;
             } else {
                 let params = &self.graph.nodes[self.schedule.stages[i].node].params;
                 let mut spans = params.iter().filter(|span| !span.is_empty());
@@ -57,7 +57,7 @@ impl Fleet {
         self.each_of("accumulate", extent, &p)
     }
 
-    fn run_step_backward(&mut self, i: usize, params: Rows, grad: Rows) -> Result<()> {
+    fn run_stage_backward(&mut self, i: usize, params: Rows, grad: Rows) -> Result<()> {
         let stage = self.schedule.stages[i];
         let Some(mut out_slot) = self.schedule.grad_slot[stage.out] else { return Ok(()) };
         let extent = self.extent(stage.out);
@@ -189,7 +189,7 @@ impl Fleet {
         self.launch("group_norm_gradients", [shape.c.div_ceil(32), 1], [32, SHARES], 0, &p)
     }
 
-    /// The first layer before step `i`, a batch-norm with its max-pool, if it computes the gradient of its weights from that
+    /// The first layer before stage `i`, a batch-norm with its max-pool, if it computes the gradient of its weights from that
     /// of the pool. The gradients between the two and of the images are then not needed.
     fn first_layer_before(&self, i: usize) -> Option<usize> {
         let (before, stage) = (self.schedule.stages.get(i.checked_sub(1)?)?, self.schedule.stages.get(i)?);
@@ -208,8 +208,8 @@ impl Fleet {
         (is_norm && stage.pool.is_some() && is_between && is_first && serves).then_some(i - 1)
     }
 
-    /// The gradient of the weights of step `i`, a first layer, from that of the max-pool of the next step. The coefficients
-    /// of that step have just been computed.
+    /// The gradient of the weights of stage `i`, a first layer, from that of the max-pool of the next stage. The coefficients
+    /// of that stage have just been computed.
     fn first_layer_backward(&self, i: usize, w: Rows) -> Result<()> {
         let (stage, behind) = (self.schedule.stages[i], self.schedule.stages[i + 1]);
         let (Some(slot), Some((places, stride))) =

@@ -130,8 +130,8 @@ const fn stem_weight_bytes(width: usize) -> usize {
 
 impl Launch {
     /// `aligned`: whether the weights start at a multiple of four floats. `is_exact`: each product is three, whose registers
-    /// leave no room for wide tiles. The number of lanes chooses between kernels that compute the same bytes; how a sum is
-    /// split depends on the shape alone, and on `further`: how far those of a weights' gradient are.
+    /// leave no room for wide tiles. The number of lanes chooses between kernels that compute the same bytes. How a sum is
+    /// split depends on the shape alone. Sums of a weights' gradient are split `further` times as far.
     #[allow(clippy::too_many_arguments, reason = "what a launch depends on")]
     pub fn new(
         pass: Pass,

@@ -55,7 +55,7 @@ pub struct Fleet {
     grads: Vec<Vectors>,
     pub(super) has_grad: Vec<bool>,
     pub(super) kept: Vec<Kept>,
-    /// The chunks that the convolution before each step's batch-norm has summed in this pass.
+    /// The chunks that the convolution before each stage's batch-norm has summed in this pass.
     pub(super) n_moments: Vec<usize>,
     pub(super) partial: Vectors,
     pub(super) coefficients: Vectors,

@@ -68,8 +68,8 @@ pub(super) fn product(pass: Pass, c: &Conv, batch: usize, lanes: usize, processo
     Product { kernel, threads: 2 * width as u32, tiles: tiles(width), splits }
 }
 
-/// Tiles of the gradient of the weights, the parts of its sum, which is split `further` times as far as for a lane among
-/// others, and the shared memory it needs.
+/// Tiles of the gradient of the weights, the parts of its sum, and the shared memory it needs. The sum is split `further`
+/// times as far as for a lane among others.
 pub(super) fn weight(c: &Conv, batch: usize, further: usize) -> (usize, usize, u32) {
     let tiles = c.ci / 64 * (c.co / 64);
     let most = ((batch * c.ho * c.wo).div_ceil(CHUNK) / CHUNKS_MIN).min(further * PARTS_LEN / (9 * c.ci * c.co));

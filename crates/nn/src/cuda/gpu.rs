@@ -225,7 +225,7 @@ impl Gpu {
                     _ if name.starts_with("attention") => Some(super::text::SHARED_MAX),
                     _ => super::hopper::shared_bytes(&name).or_else(|| super::gather::shared_bytes(&name)),
                 };
-                // A GPU with less shared memory computes the steps that this kernel fuses one by one.
+                // A GPU with less shared memory computes the stages that this kernel fuses one by one.
                 if name == "stem_weight" && shared > Some(shared_max) {
                     continue;
                 }
@@ -370,7 +370,7 @@ impl Gpu {
         self.context.bind_to_thread().map_err(failed(kernel))?;
         // SAFETY: before it returns, the driver reads one value per parameter of the kernel, as long as the parameter's type.
         // Number and names of the types were compared above. Equal names mean equal lengths: the programs assert those of
-        // the structures. Addresses come from `Memory`; what the kernel does with them, it does to memory of the device.
+        // the structures. Addresses come from `DeviceArray`; what the kernel does with them, it does to memory of the device.
         unsafe { result::launch_kernel(function, grid, (block[0], block[1], 1), shared, stream, &mut pointers) }
             .map_err(failed(kernel))
     }

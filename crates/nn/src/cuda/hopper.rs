@@ -64,8 +64,8 @@ pub(super) struct Strip {
 parameters!(Strip);
 
 impl Strip {
-    /// The convolution, if these kernels support it: 3×3 with stride 1, many channels, and images that are neither wider than
-    /// the margin nor so small that most products would be with zeros. It depends on the shape alone.
+    /// The convolution, if these kernels support it: 3×3 with stride 1 and many channels. Its images are no wider than the
+    /// margin, and large enough that few products are with zeros. It depends on the shape alone.
     pub fn new(c: &Conv, batch: usize, aligned: bool) -> Option<Self> {
         let is_plain = (c.kernel, c.stride, c.padding) == (3, 1, 1);
         let channels = c.ci.is_multiple_of(64) && c.co.is_multiple_of(64);

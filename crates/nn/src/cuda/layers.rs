@@ -1,4 +1,4 @@
-//! The forward pass of a fleet: the steps of the schedule, launched one after another for all lanes.
+//! The forward pass of a fleet: the stages of the schedule, launched one after another for all lanes.
 
 use super::backward::Sum;
 use super::batches::Table;
@@ -99,7 +99,7 @@ impl Fleet {
         self.has_grad.fill(false);
         self.n_moments.fill(0);
         for i in 0..self.schedule.stages.len() {
-            self.run_step(i, params, buffers)?;
+            self.run_stage(i, params, buffers)?;
         }
         Ok(())
     }
@@ -138,12 +138,12 @@ impl Fleet {
         self.graph.nodes[node].params.each_ref().map(place)
     }
 
-    /// What step `i` keeps for its backward pass.
+    /// What stage `i` keeps for its backward pass.
     pub(super) fn saved_rows(&self, i: usize) -> Rows {
         self.kept[i].floats.as_ref().map_or(Rows::NONE, Vectors::rows)
     }
 
-    fn run_step(&mut self, i: usize, params: Rows, buffers: Rows) -> Result<()> {
+    fn run_stage(&mut self, i: usize, params: Rows, buffers: Rows) -> Result<()> {
         let stage = self.schedule.stages[i];
         let node = &self.graph.nodes[stage.node];
         let input = node.inputs[0].0;
@@ -206,7 +206,7 @@ impl Fleet {
         }
     }
 
-    /// The standardised weights of a convolution, kept with step `i`.
+    /// The standardised weights of a convolution, kept with stage `i`.
     fn standardize(&self, i: usize, w: Rows) -> Result<Rows> {
         let (co, len) = self.weight_rows(i);
         let saved = self.saved_rows(i);
@@ -221,8 +221,8 @@ impl Fleet {
         (node.shape.c, node.params[0].len() / node.shape.c)
     }
 
-    /// Where the convolution of step `i` leaves the sums of the batch-norm that reads it, if it can, and what they are about:
-    /// the running mean, which is near the batch's.
+    /// Where the convolution of stage `i` leaves the sums of the batch-norm that reads it, if it can, and the means that are
+    /// subtracted first. These are the running means, which are near the batch's.
     fn moments_after(&mut self, i: usize, buffers: Rows) -> Option<(Rows, Rows)> {
         let stage = self.schedule.stages[i];
         let reads = |later: &Stage| {
@@ -236,7 +236,7 @@ impl Fleet {
         Some((kept, buffers.from(self.graph.nodes[self.schedule.stages[norm].node].buffers[0].start)))
     }
 
-    /// Statistics and coefficients of a batch-norm for this pass, kept with step `i`.
+    /// Statistics and coefficients of a batch-norm for this pass, kept with stage `i`.
     fn norm_statistics(&self, i: usize, norm: usize, x: Rows, params: Rows, buffers: Rows) -> Result<Rows> {
         let node = &self.graph.nodes[norm];
         let [weight, bias, _] = self.params_of(norm, params);
@@ -291,7 +291,7 @@ impl Fleet {
         Ok(saved)
     }
 
-    /// The pooling window of a step, if it has one.
+    /// The pooling window of a stage, if it has one.
     pub(super) fn pool_of(&self, i: usize) -> Option<&MaxPool> {
         let stage = self.schedule.stages[i];
         match &self.graph.nodes[stage.pool.unwrap_or(stage.node)].op {

@@ -133,7 +133,7 @@ impl Fleet {
         self.launch(kernel, [self.blocks(n_rows.div_ceil(ROWS)), 1], [32 * ROWS as u32, 1], 0, parameters)
     }
 
-    /// The node of a step, and where its input and output are.
+    /// The node of a stage, and where its input and output are.
     fn ends_of(&self, i: usize) -> (&Node, Rows, Rows) {
         let stage = self.schedule.stages[i];
         let node = &self.graph.nodes[stage.node];

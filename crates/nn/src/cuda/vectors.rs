@@ -115,8 +115,8 @@ impl Fleet {
         self.each("project", len, &[&lanes, &0i32, &(len as i32), &factors, &1f32, &g, &out])
     }
 
-    /// Measures g against r, as a whole or tensor by tensor, and adds what projects g within the bounds to `to`, times
-    /// `sign`: to g itself (1), or to the weights that a step −g has reached (−1). Counts it. With `above_reference` only
+    /// Measures g against r, as a whole or tensor by tensor. Adds what projects g within the bounds, times `sign`, to `to`: to
+    /// g itself (1), or to the weights that a step −g has reached (−1). Counts it. With `above_reference` it does so only
     /// while the last replayed loss is not below the one recorded as [`super::LossOf::Reference`].
     ///
     /// # Errors

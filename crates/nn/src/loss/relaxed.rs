@@ -3,7 +3,7 @@
 use super::RelaxedContrast;
 use crate::graph::Shape;
 
-/// Memory of the loss, kept from step to step.
+/// What the loss computes in, kept from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     /// Means over pixels, and the loss's gradient by them.

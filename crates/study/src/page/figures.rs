@@ -218,14 +218,14 @@ pub fn accuracy(groups: &[Group]) -> Figure {
         charts.extend(chart(quantity, group, groups, &series).map(|chart| Chart { title, ..chart }));
     }
     let is_alone = charts.len() == 1;
-    let layout = if is_alone { ChartSize { columns: 2, plot: (620.0, 380.0) } } else { HALF };
+    let size = if is_alone { ChartSize { columns: 2, plot: (620.0, 380.0) } } else { HALF };
     let subtitle = if let [one] = groups { one.title.clone() } else { "accuracy, %".to_owned() };
     let title = "Test accuracy of the global model, round by round".to_owned();
     let mut caption = "Accuracy on the test set after each round.".to_owned();
     if quantities.len() > 1 {
         caption += " Means over rounds end at the table's accuracy.";
     }
-    let charts = Charts { title, subtitle, series, notes: notes(groups, true), charts, layout };
+    let charts = Charts { title, subtitle, series, notes: notes(groups, true), charts, size };
     Figure::charts("accuracy", &charts, caption)
 }
 
@@ -239,7 +239,7 @@ fn n_headline(groups: &[Group]) -> Option<usize> {
 }
 
 /// One figure per group, with the same axes in all; none where nothing was recorded.
-fn each(groups: &[Group], name: &str, title: &str, layout: ChartSize, quantities: &[Quantity]) -> Vec<Figure> {
+fn each(groups: &[Group], name: &str, title: &str, size: ChartSize, quantities: &[Quantity]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (i, group) in groups.iter().enumerate() {
         let is_here = |s: &Series| group.arms.iter().any(|a| a.name == s.name);
@@ -253,7 +253,7 @@ fn each(groups: &[Group], name: &str, title: &str, layout: ChartSize, quantities
             notes: notes(groups, quantities.iter().any(|p| p.has_band)),
             charts: quantities.iter().filter_map(|quantity| chart(quantity, group, groups, &series)).collect(),
             series,
-            layout,
+            size,
         };
         figures.push(Figure::charts(format!("{name}{}", numbered(i, groups.len())), &charts, caption(name)));
     }
@@ -278,7 +278,7 @@ fn forgetting(groups: &[Group]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (i, group) in groups.iter().enumerate() {
         let rows: Vec<_> = group.arms.iter().filter_map(row).collect();
-        // A million clients cannot be told apart in a picture.
+        // A picture cannot show a million clients one by one.
         if rows.is_empty() || rows.iter().any(|(_, values)| values.len() > N_CLIENTS_MAX) {
             continue;
         }

@@ -69,7 +69,7 @@ pub fn results(group: &Group) -> Result<GroupResult> {
 type Cells = Vec<(String, Vec<Option<f64>>)>;
 
 /// A table with a row for each arm. The group has a column where there are several; `columns` are the heads for people
-/// and, behind each, those for machines. A column that is empty for people is left out there.
+/// and, behind each, those for machines. A column that is empty for people is hidden there.
 fn sheet(name: &'static str, columns: &[(&str, &[&str])], rows: Vec<(String, String, Cells)>) -> Sheet {
     let has_groups = rows.iter().any(|(group, ..)| *group != rows[0].0);
     let is_shown: Vec<bool> =

@@ -20,8 +20,8 @@ pub fn figures(plane: &Plane, results: &Results, runs: &[PilotRun]) -> Vec<(Opti
 }
 
 /// The sketch at the angle that was measured.
-fn sketch(results: &Results, outcomes: &[PilotRun]) -> Figure {
-    let runs = runs(outcomes, Scenario::Skewed, METHODS.len() - 1);
+fn sketch(results: &Results, all: &[PilotRun]) -> Figure {
+    let runs = runs(all, Scenario::Skewed, METHODS.len() - 1);
     let cosines: Vec<f64> = runs.iter().flat_map(|run| run.rounds.iter().filter_map(|r| r.cosine)).collect();
     let cosine = mean(&cosines);
     let rate = results.get(Scenario::Skewed, "fedproj").projection_rate.as_ref().map_or(0.0, |r| r.mean);
@@ -35,8 +35,8 @@ fn sketch(results: &Results, outcomes: &[PilotRun]) -> Figure {
     Figure::new("projection", Sketch { cosine, subtitle }.draw(), caption)
 }
 
-fn regions(plane: &Plane, outcomes: &[PilotRun], scenario: Scenario, round: u32) -> Figure {
-    let with_pictures = || outcomes.iter().filter(|o| o.scenario == scenario && !o.snapshots.is_empty());
+fn regions(plane: &Plane, all: &[PilotRun], scenario: Scenario, round: u32) -> Figure {
+    let with_pictures = || all.iter().filter(|run| run.scenario == scenario && !run.snapshots.is_empty());
     let held = with_pictures().next().map(|o| o.held.clone()).unwrap_or_default();
     let owner = |i: usize| held.iter().position(|samples| samples.contains(&(i as u32)));
     let point = |(i, (x, y, class)): (usize, (f64, f64, usize))| Point { x, y, class, owner: owner(i) };
@@ -74,9 +74,9 @@ fn regions(plane: &Plane, outcomes: &[PilotRun], scenario: Scenario, round: u32)
     Figure::new(format!("regions-{}-round-{round:02}", scenario.key()), grid.draw(), caption)
 }
 
-fn curves(outcomes: &[PilotRun], scenario: Scenario) -> Figure {
+fn curves(all: &[PilotRun], scenario: Scenario) -> Figure {
     let line = |method: usize, of: &dyn Fn(&RoundRecord) -> Option<f64>, start: bool| -> Vec<Spread> {
-        let runs = runs(outcomes, scenario, method);
+        let runs = runs(all, scenario, method);
         let spread = |x: u32, values: Vec<f64>| {
             (!values.is_empty()).then(|| {
                 let s = super::results::Spread::of(values);
@@ -96,7 +96,7 @@ fn curves(outcomes: &[PilotRun], scenario: Scenario) -> Figure {
         lines: (0..METHODS.len()).map(|method| line(method, of, start)).collect(),
     };
     let percent = |v: Option<f64>| v.map(|v| 100.0 * v);
-    let losses: Vec<f64> = outcomes
+    let losses: Vec<f64> = all
         .iter()
         .filter(|o| o.scenario == scenario)
         .flat_map(|o| o.rounds.iter().filter_map(|r| r.memory_loss_after))
@@ -109,7 +109,7 @@ fn curves(outcomes: &[PilotRun], scenario: Scenario) -> Figure {
         chart("steps projected, %", (0.0, 100.0, 20.0), false, &|r| percent(r.projection_rate)),
         chart("memory loss after local training", (0.0, 5.0 * loss_step, loss_step), false, &|r| r.memory_loss_after),
     ];
-    let n_seeds = runs(outcomes, scenario, 0).len();
+    let n_seeds = runs(all, scenario, 0).len();
     let notes = vec![
         String::new(),
         format!("line: mean over {n_seeds} seeds"),
@@ -119,16 +119,16 @@ fn curves(outcomes: &[PilotRun], scenario: Scenario) -> Figure {
         "in local training, mean over clients".into(),
         "memory loss: KL to last round's ensemble".into(),
     ];
-    let all = Charts {
+    let curves = Charts {
         title: format!("Round by round: clients {}", scenario.title()),
         subtitle: "accuracy on all 150 flowers".into(),
         series: METHODS.iter().zip(SERIES).map(|((_, name), look)| Series::new(*name, look)).collect(),
         notes,
         charts,
-        layout: ChartSize::default(),
+        size: ChartSize::default(),
     };
     let caption = "Accuracy, forgetting and projection over the rounds.";
-    Figure::charts(format!("curves-{}", scenario.key()), &all, caption)
+    Figure::charts(format!("curves-{}", scenario.key()), &curves, caption)
 }
 
 /// A round number for a fifth of an axis that reaches `most`.

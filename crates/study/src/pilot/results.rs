@@ -80,10 +80,9 @@ impl Spread {
 
 impl Results {
     /// The numbers of finished runs.
-    pub fn of(seeds: &[u64], outcomes: &[PilotRun]) -> Self {
+    pub fn of(seeds: &[u64], all: &[PilotRun]) -> Self {
         let scenario = |scenario| {
-            let of =
-                |(i, (key, _)): (usize, &(&'static str, &str))| (*key, MethodResult::of(&runs(outcomes, scenario, i)));
+            let of = |(i, (key, _)): (usize, &(&'static str, &str))| (*key, MethodResult::of(&runs(all, scenario, i)));
             METHODS.iter().enumerate().map(of).collect()
         };
         Self {
@@ -163,14 +162,14 @@ impl MethodResult {
 }
 
 /// The runs of a method in a scenario, in the order of their seeds.
-pub fn runs(outcomes: &[PilotRun], scenario: Scenario, method: usize) -> Vec<&PilotRun> {
-    outcomes.iter().filter(|o| (o.scenario, o.method) == (scenario, method)).collect()
+pub fn runs(all: &[PilotRun], scenario: Scenario, method: usize) -> Vec<&PilotRun> {
+    all.iter().filter(|run| (run.scenario, run.method) == (scenario, method)).collect()
 }
 
 /// `rounds.csv`: every round of every run.
-pub fn rounds_csv(outcomes: &[PilotRun]) -> String {
+pub fn rounds_csv(all: &[PilotRun]) -> String {
     let mut out = format!("setting,method,seed,{}\n", RoundRecord::CSV_HEADER);
-    for run in outcomes {
+    for run in all {
         for record in &run.rounds {
             let _ = writeln!(out, "{},{},{},{}", run.scenario.key(), METHODS[run.method].0, run.seed, record.to_csv());
         }

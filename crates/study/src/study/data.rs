@@ -1,7 +1,7 @@
 //! The data sets and checkpoints of a study: whether they are there, and how to get them.
 
 use crate::setups::Setup;
-use crate::sweep::PlannedRun;
+use crate::sweep::SweepRun;
 use anyhow::{Result, bail};
 use fedproj_core::{Config, Error};
 use fedproj_data::{SourceConfig, registry};
@@ -44,7 +44,7 @@ fn missing_of_checkpoint(config: &Config, data_dir: Option<&Path>) -> Option<Str
 }
 
 /// Reports everything that is missing, and how to get it, before anything starts.
-pub fn check_data(runs: &[PlannedRun], data_dir: Option<&Path>) -> Result<()> {
+pub fn check_data(runs: &[SweepRun], data_dir: Option<&Path>) -> Result<()> {
     let mut missing = BTreeSet::new();
     for run in runs {
         let data = &run.config.data;

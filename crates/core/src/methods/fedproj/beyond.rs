@@ -1,7 +1,7 @@
 //! What FedProj can do beyond its paper. All of it is off by default, and then each function here does what the paper does.
 //!
 //! A correction ([`crate::correction`], FedDyn's) and a look-ahead ([`crate::lookahead`], FedACG's) decide what clients start
-//! from; a run has one of them at most. Averages over rounds ([`crate::averages`]) change teacher and memory alone.
+//! from; a run has max one of them. Averages over rounds ([`crate::averages`]) change teacher and memory alone.
 
 use super::FedProj;
 use crate::correction::Correction;
