@@ -85,7 +85,7 @@ impl Page {
         let _ = write!(
             out,
             "<footer>{}</footer>\n<script>\n{SORT}{HOVER}</script>\n</body>\n</html>\n",
-            escape(&self.footer)
+            with_code(&self.footer)
         );
         out
     }
