@@ -64,10 +64,14 @@ fn a_register_with_the_address_of_a_parameter_stands_for_it() {
 }
 
 #[test]
-fn a_generic_address_is_of_global_memory() {
-    assert_eq!(run("ld.u32 %r1, [%in]; st.u32 [%to], %r1;", 2, &[5]).unwrap(), [5, 5]);
-    assert!(fault("mov.u64 %rd1, s; cvta.shared.u64 %rd2, %rd1;", 1).contains("cvta.shared"));
-    assert!(fault("ld.texture.u32 %r1, [%in];", 1).contains("texture"));
+fn an_address_of_any_space_is_one_of_global_memory() {
+    let body = "ld.u32 %r1, [%in]; ld.volatile.v2.u32 {%r2, %r3}, [%in]; add.s32 %r1, %r1, %r3; st.u32 [%to], %r1;";
+    assert_eq!(run(body, 1, &[40, 2]).unwrap(), [42]);
+    for wrong in ["mov.u64 %rd1, s; ld.u32 %r1, [%rd1];", "mov.u64 %rd1, l; st.u32 [%rd1], %t;"] {
+        let found = fault(wrong, 1);
+        assert!(found.contains("no address of global memory"), "{wrong} {found}");
+    }
+    assert!(fault("ld.const.u32 %r1, [%in];", 1).contains("there is no memory const"));
 }
 
 #[test]

@@ -119,18 +119,23 @@ fn store_parameter(d: &mut Decoder, ty: &str) -> Result<Step, String> {
     Ok(d.copy::<u32>(to, from))
 }
 
-/// The space and the type of an access. What only hints at caches, or at order among threads, changes nothing here.
+/// What only hints at caches, or at order among threads.
+const HINTS: [&str; 12] = ["nc", "volatile", "relaxed", "weak", "cta", "gpu", "v2", "v4", "ca", "cg", "cs", "lu"];
+
+/// The space and the type of an access. Hints change nothing here.
 fn access_of(words: &[&str]) -> Result<(Space, usize, bool), String> {
-    let (space, words) = match words[0] {
+    let first = words.first().copied().unwrap_or("");
+    let (space, words) = match first {
         "global" => (Space::Global, &words[1..]),
         "shared" | "shared::cta" => (Space::Shared, &words[1..]),
         "local" => (Space::Local, &words[1..]),
-        // A generic address. It is of global memory, since no instruction makes one of another memory.
-        _ => (Space::Global, words),
+        // An address of any space. Only those of global memory become one here, since `cvta.shared` is not known; the others
+        // are outside it.
+        other if type_bytes(other).is_some() || HINTS.contains(&other) => (Space::Global, words),
+        other => return Err(format!("there is no memory {other}")),
     };
-    let known = ["nc", "volatile", "relaxed", "weak", "cta", "gpu", "v2", "v4", "ca", "cg", "cs", "lu"];
     let (ty, hints) = words.split_last().ok_or("no type")?;
-    if let Some(hint) = hints.iter().find(|hint| !known.contains(hint)) {
+    if let Some(hint) = hints.iter().find(|hint| !HINTS.contains(hint)) {
         return Err(format!("what is .{hint}?"));
     }
     Ok((space, type_bytes(ty).ok_or("no such type")?, ty.starts_with('s')))
