@@ -226,6 +226,11 @@ fn data_that_do_not_fit_are_refused() {
         std::fs::write(folder.path().join("table.csv"), text).unwrap();
         check(folder.path(), &[csv], code, words);
     }
+    let data = "data.private={name='numpy', path='x.npy'}";
+    let header = format!("{:65}\n", "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 2), }");
+    let array = [b"\x93NUMPY\x01\0\x42\0".as_slice(), header.as_bytes(), &[0; 4]];
+    std::fs::write(folder.path().join("x.npy"), array.concat()).unwrap();
+    check(folder.path(), &[data], 2, &["has no labels", "hint: data.private.label names", "y or y_train"]);
 }
 
 /// A CIFAR-10 directory of black aeroplanes; sparse files, so it costs no disk.
