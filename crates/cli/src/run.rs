@@ -3,13 +3,14 @@
 use crate::interrupt::{self, command_line_with};
 use crate::making::MakingArgs;
 use crate::progress::Progress;
-use crate::say;
 use crate::settings::SweepSettings;
+use crate::{say, tell};
 use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_core::{Config, Error, RunDir, Summary};
 use fedproj_study::{Driver, Job, PlannedRun};
 use serde::Serialize;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `run`.
@@ -45,14 +46,16 @@ impl RunArgs {
             let n = jobs.len();
             jobs = shard.of(jobs);
             if !quiet {
-                eprintln!("{shard}: {} of {n} runs", jobs.len());
+                tell!("{shard}: {} of {n} runs", jobs.len());
             }
         }
         let devices = self.making.devices(jobs.len())?;
         let progress = Progress::new(quiet, devices.len(), |title: &str, job: &Job, summary: &Summary, _| {
             if !quiet && !json {
                 let epsilon = summary.privacy.as_ref().map_or(String::new(), |p| format!(", ε = {}", p.shown()));
-                say!(
+                // Further runs are made even where nobody reads on.
+                let _ = writeln!(
+                    std::io::stdout(),
                     "{title}{}: accuracy {:.2} % (mean of the last rounds), last {:.2} %, best {:.2} %{epsilon}, {:.1} s, {}",
                     summary.method,
                     100.0 * summary.headline,
