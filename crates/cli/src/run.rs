@@ -39,8 +39,11 @@ impl RunArgs {
     /// Runs everything that the settings ask for.
     pub fn run(self) -> Result<()> {
         let (json, quiet) = (self.making.json, self.making.quiet);
-        let runs = self.settings.runs()?;
+        let (runs, notes) = self.settings.planned()?;
         let in_sweep = runs.len() > 1;
+        if !quiet {
+            notes.iter().for_each(|note| tell!("note: {note}"));
+        }
         let (mut jobs, shard) = (jobs(runs, self.out.as_deref(), self.resume)?, self.making.shard()?);
         if let Some(shard) = shard {
             let n = jobs.len();

@@ -48,7 +48,8 @@ fn values_that_cannot_be_are_named_with_their_key() {
     check("local.optimizer.lr=-1.0", &["local.optimizer", "learning rate = -1"]);
     check("local.optimizer.kind=sdg", &["sdg", "sgd"]);
     check("method.fedproj.memory.temperature=0.0", &["method.fedproj", "temperature"]);
-    check("method.name=scaffold", &["scaffold needs plain SGD", "hint", "local.optimizer"]);
+    let adam = &["method.name=scaffold", "local.optimizer=adam"];
+    self::check(folder.path(), adam, 2, &["scaffold needs plain SGD", "hint", "local.optimizer"]);
     check("data.private_samples=100000", &["data.private_samples = 100000", "digits"]);
     check("data.public=none", &["fedproj", "needs a public set", "data.public"]);
     check("seeds=[]", &["seeds"]);
@@ -216,6 +217,11 @@ fn data_that_do_not_fit_are_refused() {
     check(folder.path(), &[clients], 2, &["dirichlet partition is impossible", "1000 clients", "15000"]);
     check(folder.path(), &["data.public=iris"], 2, &["public set `iris`", "shape 4", "8×8×1"]);
     check(folder.path(), &["data.private=cifar10"], 1, &["cifar10", "data_batch_1.bin", "hint"]);
+    let data = "data.private={name='numpy', path='x.npy'}";
+    let header = format!("{:65}\n", "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 2), }");
+    let array = [b"\x93NUMPY\x01\0\x42\0".as_slice(), header.as_bytes(), &[0; 4]];
+    std::fs::write(folder.path().join("x.npy"), array.concat()).unwrap();
+    check(folder.path(), &[data], 2, &["has no labels", "hint: data.private.label names", "y or y_train"]);
     let csv = "data.private={name='csv', path='table.csv'}";
     for (text, code, words) in [
         ("a,b,label\n1.0,2.0,x\n1.0,two,y\n", 1, &["table.csv", "line 3", "two"][..]),
@@ -226,11 +232,6 @@ fn data_that_do_not_fit_are_refused() {
         std::fs::write(folder.path().join("table.csv"), text).unwrap();
         check(folder.path(), &[csv], code, words);
     }
-    let data = "data.private={name='numpy', path='x.npy'}";
-    let header = format!("{:65}\n", "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 2), }");
-    let array = [b"\x93NUMPY\x01\0\x42\0".as_slice(), header.as_bytes(), &[0; 4]];
-    std::fs::write(folder.path().join("x.npy"), array.concat()).unwrap();
-    check(folder.path(), &[data], 2, &["has no labels", "hint: data.private.label names", "y or y_train"]);
 }
 
 /// A CIFAR-10 directory of black aeroplanes; sparse files, so it costs no disk.
