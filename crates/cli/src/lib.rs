@@ -181,6 +181,9 @@ pub fn main(args: Vec<OsString>, host: Vec<OsString>) -> u8 {
         Err(error) => {
             // Nothing can be done if the terminal is gone.
             let _ = error.print();
+            if let Some(setting) = setting_of(&error) {
+                tell!("\nhint: settings have no dashes: {setting}=…");
+            }
             return error.exit_code() as u8;
         }
     };
@@ -196,6 +199,20 @@ pub fn main(args: Vec<OsString>, host: Vec<OsString>) -> u8 {
             exit_code(&error)
         }
     }
+}
+
+/// The setting that an unknown flag probably means: `--rounds` is `federation.rounds`.
+fn setting_of(error: &clap::Error) -> Option<String> {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let flag = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(flag)) if error.kind() == ErrorKind::UnknownArgument => flag,
+        _ => return None,
+    };
+    if !error.to_string().contains("KEY=VALUE") {
+        return None;
+    }
+    let word = flag.strip_prefix("--")?.split('=').next()?.replace('-', "_");
+    fedproj_core::Key::meant_by(&word)
 }
 
 /// The error with its causes, each once: some of our errors name their cause themselves.

@@ -8,7 +8,7 @@ use fedproj_net::ServerConfig;
 use fedproj_study::{PlannedRun, expand};
 use std::collections::BTreeSet;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Longest configuration file.
 const BYTES_MAX: u64 = 1 << 22;
@@ -86,7 +86,14 @@ impl Settings {
                 let parsed = toml::from_str(&text);
                 parsed.map_err(|e| Error::config(format!("`{file}`: {}", e.to_string().trim_end())))?
             }
-            [_, second, ..] => bail!(Error::config(format!("`{second}`: only one configuration file is expected"))),
+            [first, second, ..] => bail!(Error::config(format!(
+                "`{first}` and `{second}`: only one configuration file is expected{}",
+                if Path::new(first).exists() {
+                    String::new()
+                } else {
+                    format!("\nhint: without spaces, {first}={second}")
+                }
+            ))),
         };
         Ok((table, overrides.into_iter().cloned().collect()))
     }
@@ -123,6 +130,14 @@ impl SweepSettings {
         let (given, data_dir) = (&self.settings, self.settings.data_dir.clone());
         let settings = given.settings.iter().cloned().chain(self.seeds.map(|n| format!("seeds={n}"))).collect();
         Settings { settings, data_dir }.planned()
+    }
+
+    /// The only word, if it is a directory, such as that of a sweep.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        match &self.settings.settings[..] {
+            [only] if self.seeds.is_none() => Some(Path::new(only)).filter(|path| path.is_dir()),
+            _ => None,
+        }
     }
 
     /// The data directory.

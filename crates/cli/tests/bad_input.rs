@@ -29,6 +29,7 @@ fn unknown_names_are_answered_with_the_nearest() {
         "method.fedproj.memory.sise=3",
         &["`sise`", "[method.fedproj.memory]", "did you mean `method.fedproj.memory.size`?"],
     );
+    check("method.name=fedavg,fedprox", &["hint: several methods are a sweep: sweep.method.name=fedavg,fedprox"]);
     check("method.name=fedporj", &["unknown method `fedporj`", "did you mean `fedproj`?"]);
     check("model.name=resnet-8", &["unknown model `resnet-8`", "did you mean `resnet8`?"]);
     check("data.private=digts", &["unknown data set `digts`", "digits"]);
@@ -90,6 +91,14 @@ fn a_word_that_is_no_file_is_answered_with_the_setting_that_it_may_mean() {
         let (code, message) = failure(fedproj(folder.path(), &["run", word]));
         assert!(code == 2 && message.ends_with(&format!("hint: {hint}\n")), "{message}");
     }
+    let (code, message) = failure(fedproj(folder.path(), &["run", "federation.rounds", "3"]));
+    assert!(code == 2 && message.ends_with("hint: without spaces, federation.rounds=3\n"), "{message}");
+    for (flag, setting) in [("--rounds", "federation.rounds"), ("--method=fedavg", "method"), ("--seed", "seed")] {
+        let (code, message) = failure(fedproj(folder.path(), &["run", flag, "3"]));
+        assert!(code == 2 && message.ends_with(&format!("hint: settings have no dashes: {setting}=…\n")), "{message}");
+    }
+    let (_, message) = failure(fedproj(folder.path(), &["compare", "--rounds", "3"]));
+    assert!(!message.contains("settings"), "{message}");
     // A directory is there, so none of these was meant.
     let (_, message) = failure(fedproj(folder.path(), &["run", "."]));
     assert!(!message.contains("hint"), "{message}");
@@ -434,6 +443,7 @@ fn another_configuration_in_an_existing_directory_is_refused() {
     let other = [&["run", "--resume", "--out", "a", "--quiet"], &settings[..], &["seed=1"]].concat();
     let (code, message) = failure(fedproj(folder.path(), &other));
     assert!(code == 2 && message.contains("another configuration") && message.contains("--out"), "{message}");
+    assert!(message.contains(": seed is 0 there, 1 here; choose"), "{message}");
     let (code, message) = failure(fedproj(folder.path(), &[&["run", "--out", "a"], &settings[..]].concat()));
     assert!(code == 2 && message.contains("unfinished run") && message.contains("--resume"), "{message}");
     assert_eq!(std::fs::read(folder.path().join("a/metrics.jsonl")).unwrap(), before);

@@ -84,6 +84,10 @@ impl Demo {
         // Nodes get these addresses from us, so any free port will do. People may want a fixed address for the status page.
         (server.listen, server.enrol) = (loopback, Some(loopback));
         server.status = server.status.or(Some(loopback));
+        if let Some(out) = self.out.as_ref().filter(|out| out.join("server").exists()) {
+            let problem = format!("--out {}: a federation is there already", out.display());
+            bail!(fedproj_net::Error::Config(format!("{problem}\nhint: remove it, or choose another directory")));
+        }
         let temporary = std::env::temp_dir().join(format!("fedproj-demo-{}", std::process::id()));
         let dir = self.out.clone().unwrap_or_else(|| temporary.clone());
         let shown = self.federate(&dir, config, server).and_then(|(report, page)| {
