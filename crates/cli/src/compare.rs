@@ -1,6 +1,6 @@
 //! `fedproj compare`: mean ± standard deviation over seeds, and paired differences.
 
-use crate::{give, say};
+use crate::{give, say, tell};
 use anyhow::Result;
 use clap::Args;
 use fedproj_study::{ComparedGroup, Comparison, compare_runs, load};
@@ -26,7 +26,7 @@ impl CompareArgs {
         let (runs, mut notes) = load(&self.dirs, false)?;
         let groups = compare_runs(runs, self.baseline.as_deref(), &mut notes)?;
         for note in notes {
-            eprintln!("note: {note}");
+            tell!("note: {note}");
         }
         give(self.json, &serde_json::json!({ "settings": groups }), || {
             for (at, ComparedGroup { title, comparison }) in groups.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! `fedproj data`: which data sets are known, which are here, and how to get the others; `get` unpacks what was downloaded.
 
 use crate::preview::Preview;
-use crate::{give, say};
+use crate::{give, say, tell};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use fedproj_core::Error;
@@ -102,7 +102,7 @@ impl Data {
         }
         let dir = data_dir(self.dir)?;
         if let Some(dir) = dir.as_deref().filter(|dir| !dir.is_dir()) {
-            eprintln!("warning: $FEDPROJ_DATA names `{}`, which is no directory", dir.display());
+            tell!("warning: $FEDPROJ_DATA names `{}`, which is no directory", dir.display());
         }
         let Some(name) = self.name else {
             let depth = if self.hash { Depth::Contents } else { Depth::Presence };

@@ -1,5 +1,6 @@
 //! The arguments that choose where networks are trained.
 
+use crate::tell;
 use anyhow::Result;
 use clap::Args;
 use fedproj_core::Device;
@@ -35,7 +36,7 @@ impl DeviceArgs {
         let open = |_| Device::open(name, &self.precision, n_threads);
         let devices = (0..n_runs).map(open).collect::<Result<Vec<_>, _>>()?;
         if let (Some(note), true) = (devices[0].note(), self.device.is_some()) {
-            eprintln!("{note}");
+            tell!("{note}");
         }
         Ok(devices)
     }

@@ -1,6 +1,7 @@
 //! Ctrl-C, and the signal by which clusters and services end a program. The first one stops a run after its current round, a
 //! second one stops it at once.
 
+use crate::tell;
 use anyhow::{Context, Result};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,12 +25,10 @@ pub fn watch(resume: String) -> Result<()> {
             return;
         }
         if ASKED.swap(true, Ordering::SeqCst) {
-            eprintln!(
-                "\nstopped at once; the current round is lost, all earlier rounds are on disk\nto resume: {resume}"
-            );
+            tell!("\nstopped at once; the current round is lost, all earlier rounds are on disk\nto resume: {resume}");
             std::process::exit(i32::from(EXIT_CODE));
         }
-        eprintln!("\nstopping after this round; Ctrl-C again stops at once and loses it");
+        tell!("\nstopping after this round; Ctrl-C again stops at once and loses it");
     };
     ctrlc::set_handler(handler).context("cannot listen for Ctrl-C")
 }

@@ -2,6 +2,9 @@
 //!
 //! It is a library so that the Python package can be the same command, and read settings as it does.
 
+// Both panic where the reader has gone; `say!` and `tell!` do not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod bench;
 mod compare;
 mod config;
@@ -139,6 +142,20 @@ macro_rules! say {
 }
 use say;
 
+/// As `eprintln!`, but where the reader has gone (`fedproj run 2>&1 | head -1`) the work goes on.
+macro_rules! tell {
+    ($($text:tt)*) => {
+        crate::tell_line(format_args!($($text)*))
+    };
+}
+use tell;
+
+fn tell_line(text: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    // A message that nobody reads is no reason to lose a round.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 fn print_line(text: std::fmt::Arguments<'_>) {
     use std::io::Write;
     if let Err(error) = writeln!(std::io::stdout(), "{text}") {
@@ -164,6 +181,9 @@ pub fn main(args: Vec<OsString>, host: Vec<OsString>) -> u8 {
         Err(error) => {
             // Nothing can be done if the terminal is gone.
             let _ = error.print();
+            if let Some(setting) = setting_of(&error) {
+                tell!("\nhint: settings have no dashes: {setting}=…");
+            }
             return error.exit_code() as u8;
         }
     };
@@ -171,14 +191,28 @@ pub fn main(args: Vec<OsString>, host: Vec<OsString>) -> u8 {
     match cli.command.run() {
         Ok(()) => 0,
         Err(error) if error.is::<fedproj_study::Stopped>() => {
-            eprintln!("{error}\nto resume: {}", interrupt::resume());
+            tell!("{error}\nto resume: {}", interrupt::resume());
             interrupt::EXIT_CODE
         }
         Err(error) => {
-            eprintln!("error: {}", message(&error));
+            tell!("error: {}", message(&error));
             exit_code(&error)
         }
     }
+}
+
+/// The setting that an unknown flag probably means: `--rounds` is `federation.rounds`.
+fn setting_of(error: &clap::Error) -> Option<String> {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let flag = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(flag)) if error.kind() == ErrorKind::UnknownArgument => flag,
+        _ => return None,
+    };
+    if !error.to_string().contains("KEY=VALUE") {
+        return None;
+    }
+    let word = flag.strip_prefix("--")?.split('=').next()?.replace('-', "_");
+    fedproj_core::Key::meant_by(&word)
 }
 
 /// The error with its causes, each once: some of our errors name their cause themselves.

@@ -72,6 +72,10 @@ fn print(rows: &[Row]) {
     let in_group = |name: &'static str| rows.iter().filter(move |row| group(&row.needs) == name);
     let headers = ["needs", "name", "about", "a client keeps", "receives", "sends"];
     let table = Table::new(headers, 3, order.into_iter().flat_map(in_group).map(line).collect());
-    say!("{}", table.to_text().trim_end());
+    let text = match console::Term::stdout().size_checked() {
+        Some((_, n_columns)) => table.to_text_within(n_columns.into(), 2),
+        None => table.to_text(),
+    };
+    say!("{}", text.trim_end());
     say!("\nBytes are per client and round, for the configured network and data. Choose one with method.name=NAME.");
 }

@@ -4,6 +4,7 @@
 //! behind a `#` with their defaults. For digits all values are defaults.
 
 use crate::config::wrapped;
+use crate::tell;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -45,7 +46,7 @@ impl New {
             bail!(Error::config(format!("`{path}` exists already\nhint: --force replaces it")));
         }
         write_atomically(&self.file, text.as_bytes())?;
-        eprintln!("wrote `{path}`; now: fedproj run {path}");
+        tell!("wrote `{path}`; now: fedproj run {path}");
         Ok(())
     }
 }

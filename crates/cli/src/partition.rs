@@ -1,7 +1,7 @@
 //! `fedproj partition`: which client holds what, before a run.
 
-use crate::say;
 use crate::settings::Settings;
+use crate::{say, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_core::{Error, Experiment};
@@ -45,22 +45,22 @@ impl Partition {
         let runs = self.settings.runs()?;
         let first = runs.first().context("the configuration asks for no run")?;
         if runs.len() > 1 {
-            eprintln!("note: the configuration asks for {} runs; this is the first one, {}", runs.len(), first.id);
+            tell!("note: the configuration asks for {} runs; this is the first one, {}", runs.len(), first.id);
         }
         let method = first.config.method.build()?;
         let experiment = Experiment::load(first.config.clone(), &*method, self.settings.data_dir()?.as_deref())?;
-        experiment.notes().iter().for_each(|note| eprintln!("note: {note}"));
+        experiment.notes().iter().for_each(|note| tell!("note: {note}"));
         let (partition, data) = (&experiment.partition, &experiment.private);
         if partition.n_moved() > 0 {
             let n = partition.n_moved();
-            eprintln!("warning: no draw gave every client min_samples; {n} samples were moved between clients");
+            tell!("warning: no draw gave every client min_samples; {n} samples were moved between clients");
         }
         if let Some(path) = &self.svg {
             let Holdings { title, subtitle, counts, sizes } = Holdings::of(partition, data)?;
             let map = ClassMap { title, subtitle, counts, sizes, classes: data.class_names().to_vec() };
             let written = std::fs::write(path, map.draw());
             written.with_context(|| format!("cannot write `{}`", path.display()))?;
-            eprintln!("wrote `{}`", path.display());
+            tell!("wrote `{}`", path.display());
         }
         let (labels, n_classes) = (data.labels().context("the private set has no labels")?, data.n_classes());
         if self.json {

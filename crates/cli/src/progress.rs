@@ -1,6 +1,6 @@
 //! Progress of runs on stderr.
 
-use crate::interrupt;
+use crate::{interrupt, tell};
 use fedproj_core::Summary;
 use fedproj_study::{Job, Watch};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -41,7 +41,7 @@ impl<F: Fn(&str, &Job, &Summary, Option<f64>) + Sync> Watch for Progress<F> {
 
     fn note(&self, line: &str) {
         if !self.quiet {
-            self.all.suspend(|| eprintln!("{line}"));
+            self.all.suspend(|| tell!("{line}"));
         }
     }
 
@@ -66,7 +66,7 @@ impl<F: Fn(&str, &Job, &Summary, Option<f64>) + Sync> Watch for Progress<F> {
     /// A terminal has the bar. A file or a cluster's log gets a line instead.
     fn round_done(&self, line: String) {
         if !self.quiet && !std::io::stderr().is_terminal() {
-            eprintln!("{line}");
+            tell!("{line}");
         }
     }
 

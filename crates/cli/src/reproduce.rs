@@ -5,7 +5,7 @@ use crate::device::default_threads;
 use crate::interrupt::{self, command_line_with};
 use crate::making::MakingArgs;
 use crate::progress::Progress;
-use crate::{give, say};
+use crate::{give, say, tell};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use fedproj_report::duration;
@@ -140,13 +140,13 @@ impl StudyArgs {
         let mine = shard.map_or_else(|| all.clone(), |shard| shard.of(all.clone()));
         if !quiet {
             let part = shard.map_or(String::new(), |shard| format!(", {shard}: {} of them", mine.len()));
-            eprintln!("{}: {} runs in `{}`{part}", prepared.title, all.len(), prepared.out.display());
+            tell!("{}: {} runs in `{}`{part}", prepared.title, all.len(), prepared.out.display());
         }
         let devices = self.making.devices(mine.len())?;
         let progress = Progress::new(quiet, devices.len(), |title, _, summary, left| {
             if let (Some(left), false) = (left, quiet) {
                 let (accuracy, took, left) = (100.0 * summary.headline, duration(summary.seconds), duration(left));
-                eprintln!("{title}accuracy {accuracy:.2} % after {took}, {left} left for all runs");
+                tell!("{title}accuracy {accuracy:.2} % after {took}, {left} left for all runs");
             }
         });
         let driver = Driver { data_dir, devices, resume: true, shares: shard.is_some() };
@@ -154,9 +154,7 @@ impl StudyArgs {
         let Some(result) = study.run(&prepared, &mine, &driver, &progress)? else {
             if !quiet {
                 let out = prepared.out.display();
-                eprintln!(
-                    "other shards are at work; the last one writes tables and report (`fedproj status --out {out}`)"
-                );
+                tell!("other shards are at work; the last one writes tables and report (`fedproj status --out {out}`)");
             }
             return Ok(());
         };

@@ -3,13 +3,14 @@
 use crate::interrupt::{self, command_line_with};
 use crate::making::MakingArgs;
 use crate::progress::Progress;
-use crate::say;
 use crate::settings::SweepSettings;
+use crate::{say, tell};
 use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_core::{Config, Error, RunDir, Summary};
 use fedproj_study::{Driver, Job, SweepRun};
 use serde::Serialize;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `run`.
@@ -38,21 +39,26 @@ impl RunArgs {
     /// Runs everything that the settings ask for.
     pub fn run(self) -> Result<()> {
         let (json, quiet) = (self.making.json, self.making.quiet);
-        let runs = self.settings.runs()?;
+        let (runs, notes) = self.settings.planned()?;
         let in_sweep = runs.len() > 1;
+        if !quiet {
+            notes.iter().for_each(|note| tell!("note: {note}"));
+        }
         let (mut jobs, shard) = (jobs(runs, self.out.as_deref(), self.resume)?, self.making.shard()?);
         if let Some(shard) = shard {
             let n = jobs.len();
             jobs = shard.of(jobs);
             if !quiet {
-                eprintln!("{shard}: {} of {n} runs", jobs.len());
+                tell!("{shard}: {} of {n} runs", jobs.len());
             }
         }
         let devices = self.making.devices(jobs.len())?;
         let progress = Progress::new(quiet, devices.len(), |title: &str, job: &Job, summary: &Summary, _| {
             if !quiet && !json {
                 let epsilon = summary.privacy.as_ref().map_or(String::new(), |p| format!(", ε = {}", p.shown()));
-                say!(
+                // Further runs are made even where nobody reads on.
+                let _ = writeln!(
+                    std::io::stdout(),
                     "{title}{}: accuracy {:.2} % (mean of the last rounds), last {:.2} %, best {:.2} %{epsilon}, {:.1} s, {}",
                     summary.method,
                     100.0 * summary.headline,

@@ -1,6 +1,6 @@
 //! `fedproj selftest`: the conformance suite on a device of this machine.
 
-use crate::say;
+use crate::{say, tell};
 use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_conformance::{Suite, Verdict};
@@ -29,7 +29,7 @@ impl SelfTest {
     pub fn run(self) -> Result<()> {
         let here = || Some(PathBuf::from("fixtures")).filter(|dir| dir.is_dir());
         let suite = Suite::open(&self.device, self.fixtures.or_else(here))?;
-        eprintln!("testing {}", suite.device_name());
+        tell!("testing {}", suite.device_name());
         let print = |verdict: &Verdict| {
             if !self.json {
                 self::print(verdict);

@@ -6,8 +6,9 @@ use fedproj_core::{Config, Error, RobustConfig, methods};
 use fedproj_data::registry;
 use fedproj_net::ServerConfig;
 use fedproj_study::{SweepRun, expand};
+use std::collections::BTreeSet;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Longest configuration file.
 const BYTES_MAX: u64 = 1 << 22;
@@ -29,9 +30,16 @@ impl Settings {
     /// # Errors
     /// If the file cannot be read, a key is unknown, or a value cannot be used.
     pub fn runs(&self) -> Result<Vec<SweepRun>> {
+        self.planned().map(|(runs, _)| runs)
+    }
+
+    /// The runs, and what a user should know about their settings. The file is read once: it may be a pipe.
+    fn planned(&self) -> Result<(Vec<SweepRun>, Vec<String>)> {
         let (mut table, mut overrides) = self.parts()?;
         ServerConfig::take(&mut table, &mut overrides)?;
-        Ok(expand(Some(&table), &overrides)?)
+        let runs = expand(Some(&table), &overrides)?;
+        let notes = notes(&table, &overrides, &runs);
+        Ok((runs, notes))
     }
 
     /// The one run that the settings ask for in a federation, and its server. Limits on its clients are on unless the
@@ -78,7 +86,14 @@ impl Settings {
                 let parsed = toml::from_str(&text);
                 parsed.map_err(|e| Error::config(format!("`{file}`: {}", e.to_string().trim_end())))?
             }
-            [_, second, ..] => bail!(Error::config(format!("`{second}`: only one configuration file is expected"))),
+            [first, second, ..] => bail!(Error::config(format!(
+                "`{first}` and `{second}`: only one configuration file is expected{}",
+                if Path::new(first).exists() {
+                    String::new()
+                } else {
+                    format!("\nhint: without spaces, {first}={second}")
+                }
+            ))),
         };
         Ok((table, overrides.into_iter().cloned().collect()))
     }
@@ -107,15 +122,60 @@ impl SweepSettings {
 
     /// As [`Settings::runs`], once per seed.
     pub(crate) fn runs(&self) -> Result<Vec<SweepRun>> {
+        self.planned().map(|(runs, _)| runs)
+    }
+
+    /// The runs, and what a user should know about their settings.
+    pub(crate) fn planned(&self) -> Result<(Vec<SweepRun>, Vec<String>)> {
         let (given, data_dir) = (&self.settings, self.settings.data_dir.clone());
         let settings = given.settings.iter().cloned().chain(self.seeds.map(|n| format!("seeds={n}"))).collect();
-        Settings { settings, data_dir }.runs()
+        Settings { settings, data_dir }.planned()
+    }
+
+    /// The only word, if it is a directory, such as that of a sweep.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        match &self.settings.settings[..] {
+            [only] if self.seeds.is_none() => Some(Path::new(only)).filter(|path| path.is_dir()),
+            _ => None,
+        }
     }
 
     /// The data directory.
     pub(crate) fn data_dir(&self) -> Result<Option<PathBuf>> {
         self.settings.data_dir()
     }
+}
+
+/// Pairs that none of the runs reads, and the optimisers that methods bring along.
+fn notes(table: &toml::Table, overrides: &[String], runs: &[SweepRun]) -> Vec<String> {
+    let key = |pair: &String| {
+        let key = pair.split('=').next().unwrap_or_default().trim();
+        key.strip_prefix("sweep.").unwrap_or(key).to_owned()
+    };
+    let given: Vec<String> = overrides.iter().map(key).collect();
+    let names: BTreeSet<&str> = runs.iter().map(|run| run.config.method.name.as_str()).collect();
+    let of_another = |key: &&String| {
+        let method = key.strip_prefix("method.").and_then(|rest| rest.split('.').next());
+        let is_known = |name: &&str| methods::CATALOGUE.iter().any(|(known, _)| known == name);
+        method.filter(is_known).is_some_and(|name| !names.contains(name))
+    };
+    let chosen = names.iter().copied().collect::<Vec<_>>().join(", ");
+    let unread = given.iter().filter(of_another);
+    let mut notes: Vec<String> = unread.map(|key| format!("`{key}` has no effect: method.name is {chosen}")).collect();
+    let optimizer = table.get("local").and_then(|local| local.get("optimizer"));
+    let in_file = optimizer.is_some_and(|optimizer| optimizer.is_str() || optimizer.get("kind").is_some());
+    if !in_file && !given.iter().any(|key| ["local", "local.optimizer", "local.optimizer.kind"].contains(&key.as_str()))
+    {
+        let brings = |config: &&Config| config.method.build().is_ok_and(|method| method.optimizer().is_some());
+        let brought: BTreeSet<String> = (runs.iter().map(|run| &run.config).filter(brings))
+            .map(|config| {
+                let (name, lr) = (&config.method.name, config.local.optimizer.lr);
+                format!("{name} needs plain SGD, so local.optimizer = {{ kind = \"sgd\", lr = {lr} }}")
+            })
+            .collect();
+        notes.extend(brought);
+    }
+    notes
 }
 
 /// A configuration file, which may be a pipe, but not an endless one.
@@ -167,6 +227,21 @@ mod tests {
         let (config, earlier, _) = Settings { settings, data_dir: None }.federation().unwrap();
         let robust = config.federation.robust;
         (robust.clip_ratio, robust.claim_ratio, earlier.federation.robust.clip_ratio)
+    }
+
+    #[test]
+    fn settings_without_effect_and_optimisers_that_methods_bring_are_noted() {
+        let noted = |settings: &[&str]| {
+            let settings = settings.iter().map(|s| (*s).to_owned()).collect();
+            Settings { settings, data_dir: None }.planned().unwrap().1
+        };
+        assert!(noted(&["method=fedprox", "method.fedprox.proximal_weight=0.1", "seed=1"]).is_empty());
+        let unread = "`method.feddyn.alpha` has no effect: method.name is fedavg, fedprox";
+        assert_eq!(noted(&["sweep.method.name=fedavg,fedprox", "method.feddyn.alpha=0.1"]), [unread]);
+        assert!(noted(&["sweep.method.name=fedavg,feddyn", "sweep.method.feddyn.alpha=0.1,0.2"]).is_empty());
+        let sgd = "scaffold needs plain SGD, so local.optimizer = { kind = \"sgd\", lr = 0.05 }";
+        assert_eq!(noted(&["sweep.method.name=fedavg,scaffold", "local.optimizer.lr=0.05", "seeds=2"]), [sgd]);
+        assert!(noted(&["method=scaffold", "local.optimizer={kind='sgd', lr=0.1}"]).is_empty());
     }
 
     #[test]

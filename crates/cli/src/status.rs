@@ -13,7 +13,7 @@ use std::path::PathBuf;
 pub struct StatusArgs {
     #[command(flatten)]
     settings: SweepSettings,
-    /// Directory of all run directories, as `fedproj run` takes it; alone: the runs that were begun there
+    /// Directory of all run directories, as `fedproj run` takes it. Alone, or as the only argument: the runs that were begun there
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print one JSON object
@@ -24,8 +24,9 @@ pub struct StatusArgs {
 impl StatusArgs {
     /// Prints the runs.
     pub fn run(self) -> Result<()> {
-        let all = match &self.out {
-            Some(out) if self.settings.is_empty() => progress_in(out)?,
+        let all = match (&self.out, self.settings.directory()) {
+            (None, Some(dir)) => progress_in(dir)?,
+            (Some(out), _) if self.settings.is_empty() => progress_in(out)?,
             _ => {
                 let jobs = crate::run::jobs(self.settings.runs()?, self.out.as_deref(), false)?;
                 jobs.iter().map(progress_of).collect::<Result<_>>()?

@@ -1,7 +1,7 @@
 //! `fedproj verify`: repeats a stored run and compares everything that it publishes.
 
 use crate::device::DeviceArgs;
-use crate::say;
+use crate::{say, tell};
 use anyhow::{Result, bail};
 use clap::Args;
 use fedproj_core::{Error, VerifyPart};
@@ -54,7 +54,7 @@ impl VerifyArgs {
         if self.json {
             say!("{}", serde_json::to_string(&verified)?);
         } else {
-            verified.notes.iter().for_each(|note| eprintln!("note: {note}"));
+            verified.notes.iter().for_each(|note| tell!("note: {note}"));
             if verified.n_rounds == 0 {
                 say!("no round was repeated; {} agree", verified.compared.join(", "));
                 return Ok(());

@@ -1,6 +1,7 @@
 //! `fedproj watch`: a page that follows a run while it is made.
 
 use crate::federation::block_on;
+use crate::tell;
 use anyhow::Result;
 use clap::Args;
 use fedproj_core::{Manifest, StoredRun, draw_cohort, methods::title};
@@ -46,7 +47,7 @@ impl WatchArgs {
         };
         let screen = Screen::new(shown, || ());
         block_on(async {
-            let ready = |address| eprintln!("watching at http://{address} (Ctrl-C ends)");
+            let ready = |address| tell!("watching at http://{address} (Ctrl-C ends)");
             Ok(screen.serve(self.listen, ready).await?)
         })
     }

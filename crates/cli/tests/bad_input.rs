@@ -29,6 +29,7 @@ fn unknown_names_are_answered_with_the_nearest() {
         "method.fedproj.memory.sise=3",
         &["`sise`", "[method.fedproj.memory]", "did you mean `method.fedproj.memory.size`?"],
     );
+    check("method.name=fedavg,fedprox", &["hint: several methods are a sweep: sweep.method.name=fedavg,fedprox"]);
     check("method.name=fedporj", &["unknown method `fedporj`", "did you mean `fedproj`?"]);
     check("model.name=resnet-8", &["unknown model `resnet-8`", "did you mean `resnet8`?"]);
     check("data.private=digts", &["unknown data set `digts`", "digits"]);
@@ -48,7 +49,8 @@ fn values_that_cannot_be_are_named_with_their_key() {
     check("local.optimizer.lr=-1.0", &["local.optimizer", "learning rate = -1"]);
     check("local.optimizer.kind=sdg", &["sdg", "sgd"]);
     check("method.fedproj.memory.temperature=0.0", &["method.fedproj", "temperature"]);
-    check("method.name=scaffold", &["scaffold needs plain SGD", "hint", "local.optimizer"]);
+    let adam = &["method.name=scaffold", "local.optimizer=adam"];
+    self::check(folder.path(), adam, 2, &["scaffold needs plain SGD", "hint", "local.optimizer"]);
     check("data.private_samples=100000", &["data.private_samples = 100000", "digits"]);
     check("data.public=none", &["fedproj", "needs a public set", "data.public"]);
     check("seeds=[]", &["seeds"]);
@@ -89,6 +91,14 @@ fn a_word_that_is_no_file_is_answered_with_the_setting_that_it_may_mean() {
         let (code, message) = failure(fedproj(folder.path(), &["run", word]));
         assert!(code == 2 && message.ends_with(&format!("hint: {hint}\n")), "{message}");
     }
+    let (code, message) = failure(fedproj(folder.path(), &["run", "federation.rounds", "3"]));
+    assert!(code == 2 && message.ends_with("hint: without spaces, federation.rounds=3\n"), "{message}");
+    for (flag, setting) in [("--rounds", "federation.rounds"), ("--method=fedavg", "method"), ("--seed", "seed")] {
+        let (code, message) = failure(fedproj(folder.path(), &["run", flag, "3"]));
+        assert!(code == 2 && message.ends_with(&format!("hint: settings have no dashes: {setting}=…\n")), "{message}");
+    }
+    let (_, message) = failure(fedproj(folder.path(), &["compare", "--rounds", "3"]));
+    assert!(!message.contains("settings"), "{message}");
     // A directory is there, so none of these was meant.
     let (_, message) = failure(fedproj(folder.path(), &["run", "."]));
     assert!(!message.contains("hint"), "{message}");
@@ -216,6 +226,11 @@ fn data_that_do_not_fit_are_refused() {
     check(folder.path(), &[clients], 2, &["dirichlet partition is impossible", "1000 clients", "15000"]);
     check(folder.path(), &["data.public=iris"], 2, &["public set `iris`", "shape 4", "8×8×1"]);
     check(folder.path(), &["data.private=cifar10"], 1, &["cifar10", "data_batch_1.bin", "hint"]);
+    let data = "data.private={name='numpy', path='x.npy'}";
+    let header = format!("{:65}\n", "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 2), }");
+    let array = [b"\x93NUMPY\x01\0\x42\0".as_slice(), header.as_bytes(), &[0; 4]];
+    std::fs::write(folder.path().join("x.npy"), array.concat()).unwrap();
+    check(folder.path(), &[data], 2, &["has no labels", "hint: data.private.label names", "y or y_train"]);
     let csv = "data.private={name='csv', path='table.csv'}";
     for (text, code, words) in [
         ("a,b,label\n1.0,2.0,x\n1.0,two,y\n", 1, &["table.csv", "line 3", "two"][..]),
@@ -428,6 +443,7 @@ fn another_configuration_in_an_existing_directory_is_refused() {
     let other = [&["run", "--resume", "--out", "a", "--quiet"], &settings[..], &["seed=1"]].concat();
     let (code, message) = failure(fedproj(folder.path(), &other));
     assert!(code == 2 && message.contains("another configuration") && message.contains("--out"), "{message}");
+    assert!(message.contains(": seed is 0 there, 1 here; choose"), "{message}");
     let (code, message) = failure(fedproj(folder.path(), &[&["run", "--out", "a"], &settings[..]].concat()));
     assert!(code == 2 && message.contains("unfinished run") && message.contains("--resume"), "{message}");
     assert_eq!(std::fs::read(folder.path().join("a/metrics.jsonl")).unwrap(), before);

@@ -263,6 +263,25 @@ fn every_method_has_a_page_with_its_options() {
     }
 }
 
+/// A page cites what its module cites, and runs its method from one word.
+#[test]
+fn every_method_has_a_page_with_its_modules_citation_and_a_command() {
+    for (method, _) in fedproj_core::methods::CATALOGUE {
+        let read = |path: String| std::fs::read_to_string(root().join(&path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+        let page = read(format!("docs/methods/{method}.md"));
+        let module = read(format!("crates/core/src/methods/{method}.rs"));
+        let doc: String = module.lines().map_while(|line| line.strip_prefix("//!")).collect();
+        for cited in doc.split("arXiv:").skip(1) {
+            let id = cited.split(|c: char| c != '.' && !c.is_ascii_digit()).next().unwrap().trim_end_matches('.');
+            assert!(page.contains(id), "docs/methods/{method}.md does not cite arXiv:{id}");
+        }
+        assert!(doc.contains("State kept by a client"), "{method}.rs");
+        assert!(page.contains("\n## Where does it depart from the paper?\n"), "{method}");
+        let runs = [format!("fedproj run method.name={method} "), format!("fedproj run method={method} ")];
+        assert!(runs.iter().any(|run| page.contains(run)), "{method}: no command");
+    }
+}
+
 /// What the overview says that methods need and keep is what the program finds, for a network with batch-norm.
 #[test]
 fn the_overview_of_methods_says_what_they_need() {

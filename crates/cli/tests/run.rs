@@ -7,6 +7,7 @@ mod command;
 use command::{SMALL, failure, fedproj, json, output, rounds, run, stdout};
 use serde_json::Value;
 use std::path::Path;
+use std::process::Stdio;
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
@@ -173,6 +174,20 @@ fn a_run_without_a_terminal_prints_a_line_per_round() {
     assert!(lines.len() == 3 && lines[0].starts_with("round 1/3, accuracy "), "{told}");
     assert!(lines[2].starts_with("round 3/3, accuracy "), "{told}");
     assert_eq!(stderr("b", &["--quiet"]), "");
+}
+
+#[test]
+fn a_run_goes_on_where_nobody_reads_its_output() {
+    let folder = folder();
+    let both = [SMALL, &["federation.rounds=4", "seeds=2"]].concat();
+    let mut reading = fedproj(folder.path(), &[&["run", "--out", "a"], &both[..]].concat());
+    let mut reading = reading.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // As `fedproj run 2>&1 | head -0`.
+    drop((reading.stdout.take(), reading.stderr.take()));
+    assert!(reading.wait().unwrap().success());
+    for seed in ["seed0", "seed1"] {
+        assert_eq!(rounds(&folder.path().join("a").join(seed)).len(), 4, "{seed}");
+    }
 }
 
 #[test]

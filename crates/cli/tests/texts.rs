@@ -112,8 +112,8 @@ fn bad_texts_vocabularies_and_checkpoints_are_named() {
     check(&["model.name=resnet8", "model.checkpoint="], 2, &["vocabulary"]);
     check(&["model.name=mlp", "model.checkpoint=", "data.text.vocabulary=tiny/vocab.txt"], 1, &["12 words", "30522"]);
     check(&["data.private=digits", "data.public=split"], 2, &["`bert` is for texts", "`digits` are numbers"]);
-    check(&["model.pretrained=true"], 1, &["model.safetensors"]);
-    check(&["data.text.max_length=17"], 1, &["17", "16"]);
+    check(&["model.pretrained=true"], 2, &["model.safetensors", "hint: model.pretrained=false"]);
+    check(&["data.text.max_length=17"], 2, &["up to 16 tokens", "hint: data.text.max_length=16"]);
     checkpoint(folder.path(), "bert", 13);
     check(&[], 1, &["vocab.txt", "12 words", "13 rows"]);
     checkpoint(folder.path(), "distilbert", 12);

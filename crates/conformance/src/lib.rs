@@ -136,7 +136,7 @@ impl Suite {
         if let Err(error) = check(self, &mut found) {
             found.fail(format!("{error:#}"));
         }
-        if found.n_compared == 0 && self.gpu.is_some() {
+        if found.n_compared == 0 && self.device.gpu().is_some() {
             found.fail("nothing was compared".to_owned());
         }
         if found.n_compared == 0 && found.failures.is_empty() {

@@ -207,6 +207,14 @@ impl Experiment {
                 if is_text { "texts" } else { "numbers" },
             )));
         }
+        if let Some(positions) = bert.as_ref().map(|bert| bert.positions).filter(|n| is_text && *n < shape.len()) {
+            return Err(Error::config(format!(
+                "`{}` reads texts of up to {positions} tokens, but data.text.max_length = {}\n\
+                 hint: data.text.max_length={positions}",
+                model.checkpoint,
+                shape.len()
+            )));
+        }
         Ok(method.network(match (bert, model.name.as_str()) {
             (Some(bert), _) => models::bert(&bert, shape.len(), classes, variant)?,
             (None, "mlp") => models::mlp(shape, &model.hidden, classes, variant)?,
@@ -287,7 +295,7 @@ fn check_sets(
         if public.shape() != private.shape() {
             return Err(Error::config(format!(
                 "the public set `{}` has samples of shape {}, the private set `{}` of {}\n\
-                 hint: data.public = {{ name = \"…\", resize = [height, width] }} resizes images",
+                 hint: data.public = {{ name = \"…\", resize = [height, width] }} resizes images; data.public=split always fits",
                 public.name(),
                 public.shape(),
                 private.name(),
@@ -296,9 +304,13 @@ fn check_sets(
         }
         if method.needs_public_labels() && (public.labels().is_none() || public.class_names() != private.class_names())
         {
+            let without = match config.method.name.as_str() {
+                "fedproj" => "; method.fedproj.memory.target=ensemble needs no labels",
+                _ => "",
+            };
             return Err(Error::config(format!(
                 "method `{}` is set to use public labels, but `{}` has no labels of the classes of `{}`\n\
-                 hint: memory.target = \"ensemble\" needs none",
+                 hint: data.public=split takes a part of the private set{without}",
                 config.method.name,
                 public.name(),
                 private.name()
@@ -329,6 +341,13 @@ fn start(config: &Config, graph: &Graph, data_dir: Option<&Path>) -> Result<(Vec
     let (mut weights, mut unused_tensors) = (graph.init_params(config.seed, model.init), Vec::new());
     if !model.checkpoint.is_empty() && model.pretrained {
         let path = loading::in_data_dir(data_dir, &model.checkpoint).join("model.safetensors");
+        if !path.exists() {
+            return Err(Error::config(format!(
+                "`{}` is missing, and model.pretrained = true starts from its weights\n\
+                 hint: model.pretrained=false starts from random weights",
+                path.display()
+            )));
+        }
         unused_tensors = fedproj_nn::weights::load_encoder(&path, graph, &mut weights)?;
     }
     Ok((weights, graph.init_buffers(), unused_tensors))

@@ -42,6 +42,13 @@ pub(crate) fn load(
         Ok(fedproj_data::load_with(source, data_dir, tokenizer.as_ref())?)
     };
     let Splits { train, test } = read(&data.private)?;
+    if train.labels().is_none() {
+        return Err(Error::config(format!(
+            "data set `{}` has no labels, which clients need for training\n\
+             hint: data.private.label names the column of a table; arrays have their labels in y or y_train",
+            train.name()
+        )));
+    }
     let (mut private, test) = match test {
         Some(test) => (train, test),
         None => hold_out(&train, config)?,

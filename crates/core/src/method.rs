@@ -1,6 +1,6 @@
 //! The interface of a federated method.
 
-use crate::config::Config;
+use crate::config::{Config, OptimizerConfig};
 use crate::distill::EnsembleWeights;
 use crate::error::Result;
 use crate::experiment::Experiment;
@@ -29,6 +29,11 @@ pub trait Method: Send + Sync + Debug {
     fn check(&self, config: &Config) -> Result<()> {
         let _ = config;
         Ok(())
+    }
+
+    /// The clients' optimiser where the configuration names no kind, for methods that do not work with every kind.
+    fn optimizer(&self) -> Option<OptimizerConfig> {
+        None
     }
 
     /// Checks that the method works on this network.

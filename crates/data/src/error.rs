@@ -168,6 +168,9 @@ fn hint_of(error: &std::io::Error) -> &'static str {
     use std::io::ErrorKind;
     match error.kind() {
         ErrorKind::NotFound => "\nhint: relative paths start at the data directory, else at the current directory",
+        ErrorKind::IsADirectory => {
+            "\nhint: it is a folder; name = \"folder\" reads images in class folders, name = \"numpy\" a folder of arrays"
+        }
         ErrorKind::PermissionDenied => "\nhint: check who may read it",
         ErrorKind::UnexpectedEof | ErrorKind::InvalidData | ErrorKind::InvalidInput => {
             "\nhint: the file is damaged or cut short; fetch it again"

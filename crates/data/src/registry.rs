@@ -209,8 +209,9 @@ pub fn find(name: &str) -> Result<&'static Reader> {
 fn format_of(path: &str) -> Option<&'static str> {
     match Path::new(path).extension().and_then(|ending| ending.to_str()) {
         Some("csv" | "tsv") => Some("csv"),
-        Some("npz") => Some("numpy"),
-        _ => path.contains(['/', '\\']).then_some("folder"),
+        Some("npz" | "npy") => Some("numpy"),
+        Some("jsonl") => Some("text"),
+        _ => (path.contains(['/', '\\']) || Path::new(path).is_dir()).then_some("folder"),
     }
 }
 
@@ -307,7 +308,15 @@ mod tests {
 
     #[test]
     fn a_path_in_the_place_of_a_name_is_answered_with_its_format() {
-        for (name, format) in [("./mine.csv", "csv"), ("a.tsv", "csv"), ("a.npz", "numpy"), ("my/images", "folder")] {
+        for (name, format) in [
+            ("./mine.csv", "csv"),
+            ("a.tsv", "csv"),
+            ("a.npz", "numpy"),
+            ("a.jsonl", "text"),
+            ("my/images", "folder"),
+            // A folder that is there; tests run in their crate's.
+            ("src", "folder"),
+        ] {
             let message = load(&SourceConfig::named(name), None).unwrap_err().to_string();
             assert!(message.contains(&format!("{{ name = \"{format}\", path = \"{name}\" }}")), "{message}");
         }

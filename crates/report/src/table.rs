@@ -1,5 +1,8 @@
 //! A table of text, for terminals, pages, spreadsheets and LaTeX.
 
+/// Fewest letters of a text that are worth their column.
+const PROSE_MIN: usize = 12;
+
 /// A table whose cells are ready to be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
@@ -41,6 +44,30 @@ impl Table {
             out += &self.line(&row, &widths);
         }
         out
+    }
+
+    /// As [`Table::to_text`] for a terminal of `n_columns`: where the table is wider, the texts of the column `prose` are cut, and
+    /// left out where little of them would remain.
+    pub fn to_text_within(&self, n_columns: usize, prose: usize) -> String {
+        let length = |text: &str| text.chars().count();
+        let text = self.to_text();
+        let excess = text.lines().map(length).max().unwrap_or(0).saturating_sub(n_columns);
+        if excess == 0 || prose >= self.headers.len() {
+            return text;
+        }
+        let mut narrow = self.clone();
+        let cells = self.rows.iter().map(|row| &row[prose]).chain([&self.headers[prose]]);
+        let room = cells.map(|cell| length(cell)).max().unwrap_or(0).saturating_sub(excess);
+        if room < PROSE_MIN {
+            narrow.headers.remove(prose);
+            narrow.rows.iter_mut().for_each(|row| _ = row.remove(prose));
+            narrow.n_names -= usize::from(prose < self.n_names);
+        } else {
+            for cell in narrow.rows.iter_mut().map(|row| &mut row[prose]).filter(|cell| length(cell) > room) {
+                *cell = cell.chars().take(room - 1).chain(['…']).collect();
+            }
+        }
+        narrow.to_text()
     }
 
     /// Comma-separated values as RFC 4180 has them, heads first.
@@ -112,6 +139,21 @@ fn latex_escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_narrow_terminal_gets_less_prose_and_all_numbers() {
+        let row = |name: &str, about: &str, n: &str| [name, about, n].map(str::to_owned).to_vec();
+        let rows =
+            vec![row("fedavg", "averages the models of all clients", "70"), row("ditto", "one model each", "141")];
+        let table = Table::new(["name", "about", "bytes"], 2, rows);
+        let widest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap();
+        assert_eq!(table.to_text_within(80, 1), table.to_text());
+        let cut = table.to_text_within(40, 1);
+        assert_eq!(widest(&cut), 40);
+        assert!(cut.contains("fedavg  averages the models of al…") && cut.contains("one model each"), "{cut}");
+        let without = table.to_text_within(20, 1);
+        assert!(!without.contains("about") && without.contains("fedavg     70\n"), "{without}");
+    }
 
     /// The fields of RFC 4180, written without a look at [`Table::to_csv`].
     fn read_csv(text: &str) -> Vec<Vec<String>> {

@@ -1,6 +1,7 @@
 //! Many runs from one configuration file: `seeds` and `[sweep]`.
 
 use fedproj_core::{Config, Error, Result, parse_value, split_pair};
+use std::collections::BTreeSet;
 use toml::{Table, Value};
 
 /// One run of a sweep.
@@ -46,7 +47,17 @@ pub fn expand(file: Option<&Table>, overrides: &[String]) -> Result<Vec<SweepRun
         let safe = |c: char| if c.is_alphanumeric() || "-.".contains(c) { c } else { '_' };
         Ok(SweepRun { id: id.join("-").chars().map(safe).collect(), config })
     };
-    combinations.into_iter().map(run).collect()
+    let runs = combinations.into_iter().map(run).collect::<Result<Vec<_>>>()?;
+    let mut ids = BTreeSet::new();
+    match runs.iter().find(|run| !ids.insert(run.id.as_str())) {
+        // Both would be made in one directory.
+        Some(twice) => Err(Error::config(format!(
+            "two runs of the sweep have the name `{}`\nhint: name each value once, and give keys whose values look alike \
+             different values",
+            twice.id
+        ))),
+        None => Ok(runs),
+    }
 }
 
 /// A key and the values that it takes.
@@ -96,6 +107,11 @@ fn list_of(key: &str, value: Value) -> Result<Vec<Value>> {
 
 /// `[a, b]`, where plain words need no quotes, or `a,b`.
 fn parse_list(pair: &str, text: &str) -> Result<Value> {
+    if let Value::Array(items) = parse_value(text)
+        && !items.is_empty()
+    {
+        return Ok(Value::Array(items));
+    }
     let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
     let items: Vec<Value> = inner.split(',').map(str::trim).filter(|i| !i.is_empty()).map(parse_value).collect();
     if items.is_empty() { Err(Error::config(format!("`{pair}`: an empty list"))) } else { Ok(Value::Array(items)) }
@@ -122,8 +138,18 @@ mod tests {
         assert_eq!(runs.len(), 4);
         assert_eq!(expand(None, &[]).unwrap()[0].id, "");
         assert!(expand(None, &["seeds=[]".into()]).is_err());
+        let widths = expand(None, &["sweep.model.hidden=[[8], [8, 4]]".into()]).unwrap();
+        assert_eq!(widths[1].config.model.hidden, [8, 4]);
         let error = expand(None, &["seeds".into()]).unwrap_err().to_string();
         assert_eq!(error, "`seeds` is not of the form key=value");
+    }
+
+    #[test]
+    fn a_value_that_is_named_twice_is_rejected() {
+        for pair in ["seeds=1,1", "sweep.method.name=fedavg,fedprox,fedavg", "sweep.model.hidden=[[8], [8]]"] {
+            let message = expand(None, &[pair.into()]).unwrap_err().to_string();
+            assert!(message.contains("hint: name each value once"), "{message}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::federation::block_on;
 use crate::federation::process::Process;
-use crate::{give, say};
+use crate::{give, say, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_core::{ClientState, ClientSummary, Config, Experiment, LocalStats, Part};
@@ -98,7 +98,7 @@ impl Load {
 
     fn measure(&self, dir: &Path) -> Result<LoadReport> {
         let federation = dir.join("server");
-        eprintln!("certificates for {} nodes", self.nodes);
+        tell!("certificates for {} nodes", self.nodes);
         let homes = self.enrol(dir, &federation)?;
         let out = dir.join("out");
         let mut server = self.start_server(&federation, &out)?;

@@ -1,6 +1,6 @@
 //! `fedproj audit`: what happened in a federation, for its owner and for others.
 
-use crate::{give, say};
+use crate::{give, say, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_net::Error;
@@ -50,7 +50,7 @@ impl Audit {
         }
         let tail = Journal::read(&self.dir, print)?.ok_or_else(|| self.no_journal())?;
         give(self.json, &serde_json::json!({ "entries": tail.n_entries, "hash": tail.hash }), || {
-            eprintln!("{} entries, unbroken; hash of the last: {}", tail.n_entries, tail.hash);
+            tell!("{} entries, unbroken; hash of the last: {}", tail.n_entries, tail.hash);
         })
     }
 

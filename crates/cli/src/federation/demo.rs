@@ -4,8 +4,8 @@ use super::block_on;
 use super::process::Process;
 use crate::device::default_threads;
 use crate::program;
-use crate::say;
 use crate::settings::Settings;
+use crate::{say, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_core::{Config, Experiment, Simulation, StoredRun};
@@ -84,12 +84,16 @@ impl Demo {
         // Nodes get these addresses from us, so any free port will do. People may want a fixed address for the status page.
         (server.listen, server.enrol) = (loopback, Some(loopback));
         server.status = server.status.or(Some(loopback));
+        if let Some(out) = self.out.as_ref().filter(|out| out.join("server").exists()) {
+            let problem = format!("--out {}: a federation is there already", out.display());
+            bail!(fedproj_net::Error::Config(format!("{problem}\nhint: remove it, or choose another directory")));
+        }
         let temporary = std::env::temp_dir().join(format!("fedproj-demo-{}", std::process::id()));
         let dir = self.out.clone().unwrap_or_else(|| temporary.clone());
         let shown = self.federate(&dir, config, server).and_then(|(report, page)| {
             self.show(&report)?;
             if self.keep {
-                eprintln!("the status page stays until somebody looks at it, or until Ctrl-C");
+                tell!("the status page stays until somebody looks at it, or until Ctrl-C");
             }
             page.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
             Ok(())
@@ -169,12 +173,12 @@ impl Demo {
         };
         let rounds = watched.unwrap_or_else(|error| {
             // Without nodes the server would wait for ever.
-            eprintln!("error: {error:#}");
+            tell!("error: {error:#}");
             std::process::exit(1);
         });
         let served = delivered.recv().context("the server ended without a result")??;
         if !self.json {
-            eprintln!("running the simulator with the same configuration");
+            tell!("running the simulator with the same configuration");
         }
         let method = config.method.build()?;
         let experiment = Experiment::load(config, method.as_ref(), data_dir.as_deref())?;
@@ -210,7 +214,7 @@ impl Demo {
         status: &Status,
     ) -> Result<Vec<RoundLine>> {
         if let (Some(page), false) = (addresses.status, self.json) {
-            eprintln!("status page http://{page}");
+            tell!("status page http://{page}");
         }
         let enrol = addresses.enrol.context("the demo's server enrols")?;
         let mut nodes = Vec::new();
@@ -227,7 +231,7 @@ impl Demo {
             }
             for round in view.rounds.iter().skip(shown).filter(|_| !self.json) {
                 let accuracy = round.accuracy.map_or(String::new(), |a| format!(", accuracy {:.2} %", 100.0 * a));
-                eprintln!("round {}/{}: {} nodes{accuracy}", round.round + 1, view.n_rounds, round.counted);
+                tell!("round {}/{}: {} nodes{accuracy}", round.round + 1, view.n_rounds, round.counted);
             }
             shown = view.rounds.len();
             if view.done || shown == view.n_rounds as usize {

@@ -1,7 +1,7 @@
 //! `fedproj enrol` and `fedproj join`: the node's side.
 
 use super::{Logging, block_on};
-use crate::say;
+use crate::{say, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use fedproj_data::SourceConfig;
@@ -52,7 +52,7 @@ impl Enrol {
             return Ok(token);
         }
         if std::io::stdin().is_terminal() {
-            eprintln!("paste the token and press Enter:");
+            tell!("paste the token and press Enter:");
         }
         let mut token = String::new();
         std::io::stdin().read_line(&mut token)?;

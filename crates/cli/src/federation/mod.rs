@@ -35,7 +35,9 @@ impl Logging {
     fn start(self) {
         let asked = std::env::var("FEDPROJ_LOG").ok().and_then(|filter| filter.parse().ok());
         let filter = asked.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
-        let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+        // It would report a reader of its log that has gone to the same reader, and panic.
+        let layer = tracing_subscriber::fmt::layer().log_internal_errors(false);
+        let layer = layer.with_writer(std::io::stderr).with_target(false);
         let registry = tracing_subscriber::registry().with(filter);
         match self.log {
             LogForm::Text => registry.with(layer.with_ansi(false)).init(),

@@ -1,6 +1,6 @@
 //! `fedproj nodes`: on the server's machine, with or without a running server.
 
-use crate::{give, say};
+use crate::{give, say, tell};
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use fedproj_net::identity::operator;
@@ -65,7 +65,7 @@ impl NodesArgs {
                 self.note(Event::Invited { node: name.clone(), client })?;
                 let result = serde_json::json!({ "node": name, "client": client, "token": token.to_string() });
                 give(self.json, &result, || {
-                    eprintln!("{name} gets client {client}; the token works once, within {hours} hours:");
+                    tell!("{name} gets client {client}; the token works once, within {hours} hours:");
                     say!("{token}");
                 })?;
             }
@@ -75,7 +75,7 @@ impl NodesArgs {
                     say!("the old authority is gone; nodes trust {}", &fingerprint[..16]);
                 } else {
                     say!("start the server; its nodes renew their certificates by themselves");
-                    eprintln!("then stop it and run `fedproj nodes rotate-ca --finish`");
+                    tell!("then stop it and run `fedproj nodes rotate-ca --finish`");
                 }
             }
             Some(Action::Revoke { name }) => {
@@ -109,7 +109,7 @@ fn list(registry: &Registry, json: bool) -> Result<()> {
             say!("{:<24} client {:<6} {state}", invitation.name, invitation.client);
         }
         if nodes.is_empty() && invitations.is_empty() {
-            eprintln!("no nodes; `fedproj nodes invite NAME` makes a token");
+            tell!("no nodes; `fedproj nodes invite NAME` makes a token");
         }
     })
 }

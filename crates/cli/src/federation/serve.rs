@@ -3,7 +3,7 @@
 use super::{Logging, block_on};
 use crate::device::default_threads;
 use crate::settings::Settings;
-use crate::{give, say};
+use crate::{give, say, tell};
 use anyhow::Result;
 use clap::Args;
 use fedproj_net::{ServeSetup, serve};
@@ -45,12 +45,12 @@ impl Serve {
         let served = block_on(async {
             let mut written = Ok(());
             let served = serve(setup, |addresses, _| {
-                eprintln!("nodes connect to https://{}", addresses.listen);
+                tell!("nodes connect to https://{}", addresses.listen);
                 if let Some(enrol) = addresses.enrol {
-                    eprintln!("nodes enrol at https://{enrol}");
+                    tell!("nodes enrol at https://{enrol}");
                 }
                 if let Some(status) = addresses.status {
-                    eprintln!("status page http://{status}");
+                    tell!("status page http://{status}");
                 }
                 // For scripts: the system may have chosen the port.
                 let text = serde_json::to_string(addresses).unwrap_or_default();

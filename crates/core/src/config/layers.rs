@@ -85,6 +85,12 @@ pub(super) fn set_path(table: &mut Table, pair: &str) -> Result<()> {
         };
     }
     let value = parse_value(text);
+    if let (Value::String(_), Err(problem)) = (&value, check_closed(text)) {
+        return Err(Error::config(format!(
+            "`{pair}`: {problem}\nhint: texts need quotes, and the shell takes them away unless the whole setting is in others: \
+             '{path}={{ name = \"…\" }}'"
+        )));
+    }
     match (at.get_mut(last), &value, word_field(path)) {
         // A word says which one a table is; what was set in it before stays.
         (Some(Value::Table(table)), Value::String(_), Some(field)) if !is_whole(path, table) => {
@@ -95,6 +101,15 @@ pub(super) fn set_path(table: &mut Table, pair: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a value that begins as a table or a list is one.
+fn check_closed(text: &str) -> std::result::Result<(), String> {
+    if !text.trim_start().starts_with(['{', '[']) {
+        return Ok(());
+    }
+    let parsed = toml::from_str::<Table>(&format!("v = {text}"));
+    parsed.map(drop).map_err(|error| error.message().to_owned())
 }
 
 /// The key of a table that a word in its place stands for.
@@ -207,10 +222,16 @@ fn wrong_value(path: &str, problem: &str, found: Option<&Value>, keys: &[Key]) -
         format!("a table with keys such as `{}`", inside.unwrap_or(path))
     } else if names().next().is_some() {
         format!("one of {}", names().collect::<Vec<_>>().join(", "))
+    } else if found.and_then(Value::as_integer).is_some_and(|value| value > u32::MAX.into()) {
+        format!("at most {}", u32::MAX)
     } else {
         key.expected()
     };
-    let hint = found.and_then(Value::as_str).map(|word| did_you_mean(word, names())).unwrap_or_default();
+    let hint = match found.and_then(Value::as_str) {
+        Some(word) if path == "data" => format!("\nhint: data.private={word}"),
+        Some(word) => did_you_mean(word, names()),
+        None => String::new(),
+    };
     let found = found.map(ToString::to_string).unwrap_or_default();
     format!("{} = {found}: must be {expected}{hint}", key.path)
 }
@@ -290,10 +311,31 @@ mod tests {
     }
 
     #[test]
+    fn a_table_or_list_that_is_not_closed_or_lost_its_quotes_is_named_as_such() {
+        for pair in [
+            "data.private={name='csv', path='a.csv'",
+            "data.private={name=csv, path=a.csv}",
+            "data.private={name=csv,",
+            "model.hidden=[8, 8",
+            "model.hidden=[8 8]",
+        ] {
+            let message = config(&[pair]).unwrap_err().to_string();
+            let key = pair.split('=').next().unwrap();
+            assert!(message.starts_with(&format!("`{pair}`: ")), "{message}");
+            assert!(message.contains("\nhint: texts need quotes") && message.contains(key), "{message}");
+        }
+    }
+
+    #[test]
     fn values_of_another_type_are_answered_in_plain_words() {
         for (pair, expected) in [
             ("federation.rounds=many", "federation.rounds = \"many\": must be a whole number from 0 on"),
             ("local.epochs=-1", "local.epochs = -1: must be a whole number from 0 on"),
+            ("local.epochs=5000000000", "local.epochs = 5000000000: must be at most 4294967295"),
+            (
+                "data=cifar10",
+                "data = \"cifar10\": must be a table with keys such as `data.private`\nhint: data.private=cifar10",
+            ),
             ("federation.fraction=half", "federation.fraction = \"half\": must be a number"),
             ("federation.evaluate_clients=3", "federation.evaluate_clients = 3: must be true or false"),
             ("model.hidden=x", "model.hidden = \"x\": must be a list of whole numbers"),

@@ -12,7 +12,8 @@ pub struct LocalConfig {
     pub epochs: u32,
     /// Samples per step. The last batch of an epoch may be smaller.
     pub batch: usize,
-    /// The client's optimiser. It starts afresh every round.
+    /// The client's optimiser. It starts afresh every round. SCAFFOLD and FedDC need plain SGD: unless `kind` is set, theirs is
+    /// `{ kind = "sgd", lr = 0.1 }`.
     pub optimizer: OptimizerConfig,
     /// The learning rate over the local epochs.
     pub schedule: ScheduleConfig,

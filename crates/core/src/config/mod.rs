@@ -274,12 +274,26 @@ impl Config {
             Some(value) => read_value(value, "preset", known_keys())?,
             None => Preset::Clean,
         };
-        let mut merged = defaults;
-        merge(&mut merged, &presets::table(preset, &given)?);
-        merge(&mut merged, &given);
-        let config: Self = read_value(&Value::Table(merged), "", known_keys())?;
+        let mut below = defaults;
+        merge(&mut below, &presets::table(preset, &given)?);
+        let with_given = |mut merged: Table| -> Result<Self> {
+            merge(&mut merged, &given);
+            read_value(&Value::Table(merged), "", known_keys())
+        };
+        let mut config = with_given(below.clone())?;
+        if let Some(optimizer) = config.own_optimizer(&given) {
+            set_optimizer(&mut below, &optimizer)?;
+            config = with_given(below)?;
+        }
         config.check()?;
         Ok(config)
+    }
+
+    /// The optimiser that the method brings along; none where the settings name a kind.
+    fn own_optimizer(&self, given: &Table) -> Option<OptimizerConfig> {
+        let kind = given.get("local").and_then(|local| local.get("optimizer")?.get("kind"));
+        // An unknown method is named by the check that follows.
+        if kind.is_some() { None } else { self.method.build().ok()?.optimizer() }
     }
 
     /// A configuration that was written by [`Config::to_toml`], by this version or an earlier one. Keys that are missing
@@ -374,6 +388,16 @@ impl Config {
         groups::check(self, method.as_ref())?;
         method.check(self)
     }
+}
+
+/// Puts an optimiser into a configuration's table.
+fn set_optimizer(table: &mut Table, optimizer: &OptimizerConfig) -> Result<()> {
+    let optimizer = Table::try_from(optimizer).map_err(Error::internal("writing an optimiser"))?;
+    let local = table.entry("local").or_insert_with(|| Value::Table(Table::new()));
+    if let Value::Table(local) = local {
+        local.insert("optimizer".into(), Value::Table(optimizer));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -492,6 +516,23 @@ mod tests {
         assert_eq!(Config::from_toml(explicit).unwrap().local.optimizer.weight_decay.to_bits(), default);
         let file = toml::from_str(explicit).unwrap();
         assert_eq!(Config::from_layers(Some(&file), &[]).unwrap().local.optimizer.weight_decay.to_bits(), default);
+    }
+
+    #[test]
+    fn a_method_that_needs_plain_sgd_brings_it_along_unless_the_settings_name_a_kind() {
+        let optimizer = |pairs: &[&str]| {
+            let pairs: Vec<String> = pairs.iter().map(|pair| (*pair).to_owned()).collect();
+            Config::from_layers(None, &pairs).map(|config| config.local.optimizer)
+        };
+        let sgd = |lr: f32| OptimizerConfig { kind: OptimizerKind::Sgd, lr, weight_decay: 0.0, ..Default::default() };
+        for method in ["method=scaffold", "method=feddc"] {
+            assert_eq!(optimizer(&[method]).unwrap(), sgd(0.1));
+            assert_eq!(optimizer(&[method, "local.optimizer.lr=0.05"]).unwrap(), sgd(0.05));
+            assert_eq!(optimizer(&[method, "local.optimizer.kind=sgd"]).unwrap(), sgd(1e-3), "as for every method");
+            let message = optimizer(&[method, "local.optimizer=adam"]).unwrap_err().to_string();
+            assert!(message.contains("needs plain SGD") && message.contains("hint: local.optimizer = "), "{message}");
+        }
+        assert_eq!(optimizer(&["method=fedavg"]).unwrap(), OptimizerConfig::default());
     }
 
     #[test]

@@ -86,6 +86,11 @@ impl Key {
         Ok(text)
     }
 
+    /// The key of the configuration that a word means on its own, such as `federation.rounds` by `rounds`.
+    pub fn meant_by(word: &str) -> Option<String> {
+        Self::nearest(known_keys(), word).map(str::to_owned)
+    }
+
     /// The key that a wrong path probably means: the one with the same last word, the nearest path, or the nearest last word.
     pub(super) fn nearest<'a>(all: &'a [Self], path: &str) -> Option<&'a str> {
         fn last(path: &str) -> &str {

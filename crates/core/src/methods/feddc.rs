@@ -9,7 +9,7 @@
 //! clipped, and the plain mean of the w_k is evaluated, both as in FedDyn. The official code divides α by the client's
 //! share of the samples; here all clients have the same α.
 
-use crate::config::Config;
+use crate::config::{Config, OptimizerConfig};
 use crate::control::{self, CONTROL_VARIATE};
 use crate::correction::Correction;
 use crate::error::Result;
@@ -46,6 +46,10 @@ impl Method for FedDc {
     fn check(&self, config: &Config) -> Result<()> {
         self.drift().check("method.feddc")?;
         control::check(config)
+    }
+
+    fn optimizer(&self) -> Option<OptimizerConfig> {
+        Some(control::optimizer())
     }
 
     fn uploads(&self) -> Vec<&str> {

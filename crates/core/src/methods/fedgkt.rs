@@ -134,7 +134,10 @@ impl Method for FedGkt {
     }
 
     fn needs_simulator(&self) -> Option<&str> {
-        Some("method.name = \"fedgkt\" sends features and labels of private samples, which only the simulator does")
+        Some(
+            "method.name = \"fedgkt\" sends features and labels of private samples, which only the simulator does\n\
+             hint: `fedproj run` simulates it; method.name=feddf sends models alone",
+        )
     }
 
     fn needs_cpu(&self) -> Option<String> {

@@ -123,7 +123,10 @@ impl Method for PFedHn {
     }
 
     fn needs_simulator(&self) -> Option<&str> {
-        Some("method.name = \"pfedhn\" sends each client weights of its own, and a federation sends all the same")
+        Some(
+            "method.name = \"pfedhn\" sends each client weights of its own, and a federation sends all the same\n\
+             hint: `fedproj run` simulates it; method.name=ditto keeps a model of its own on each node",
+        )
     }
 
     fn means(&self) -> Option<Vec<Mean>> {

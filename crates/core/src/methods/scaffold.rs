@@ -6,7 +6,7 @@
 //! State kept by a client: the control variate c_k.   Sent beyond FedAvg: c down, c_k⁺ − c_k up.
 //! Departures from the paper: with a learning-rate schedule Kη is the sum of the rates.
 
-use crate::config::Config;
+use crate::config::{Config, OptimizerConfig};
 use crate::contributions::Part;
 use crate::control::{self, CONTROL_VARIATE};
 use crate::distill::EnsembleWeights;
@@ -35,6 +35,10 @@ impl Default for Scaffold {
 impl Method for Scaffold {
     fn check(&self, config: &Config) -> Result<()> {
         control::check(config)
+    }
+
+    fn optimizer(&self) -> Option<OptimizerConfig> {
+        Some(control::optimizer())
     }
 
     fn uploads(&self) -> Vec<&str> {

@@ -6,7 +6,11 @@ use crate::config::{Config, FederationConfig};
 use crate::error::{Error, Result};
 use crate::record::RoundRecord;
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+
+/// Differing keys that an error names.
+const N_SHOWN: usize = 3;
 
 /// What a run was before it was extended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,10 +43,33 @@ pub(super) fn config_for(dir: &Path, config: &Config) -> Result<Config> {
         let problem = if as_long == wanted {
             format!("holds a run of {n_rounds} rounds, which cannot be made shorter")
         } else {
-            "holds a run of another configuration".to_owned()
+            format!("holds a run of another configuration{}", differences(&as_long, &wanted))
         };
         Err(Error::config(format!("`{}` {problem}; choose another directory with --out", dir.display())))
     }
+}
+
+/// The first keys in which a stored configuration differs from the wanted one, for an error message.
+fn differences(stored: &Config, wanted: &Config) -> String {
+    let (there, here) = (stored.keys_in_use(), wanted.keys_in_use());
+    // Another method has other keys of its own.
+    let is_own = |key: &str| key.starts_with("method.") && key != "method.name";
+    let is_same_method = there.get("method.name") == here.get("method.name");
+    let keys: BTreeSet<&String> =
+        there.keys().chain(here.keys()).filter(|key| is_same_method || !is_own(key)).collect();
+    let value = |keys: &BTreeMap<String, String>, key: &str| keys.get(key).map_or_else(|| "unset".into(), Clone::clone);
+    let differing: Vec<String> = keys
+        .into_iter()
+        .filter(|key| there.get(*key) != here.get(*key))
+        .map(|key| format!("{key} is {} there, {} here", value(&there, key), value(&here, key)))
+        .collect();
+    let more = if differing.len() > N_SHOWN {
+        format!("; {} more keys differ", differing.len() - N_SHOWN)
+    } else {
+        String::new()
+    };
+    let shown: Vec<String> = differing.into_iter().take(N_SHOWN).collect();
+    if shown.is_empty() { String::new() } else { format!(": {}{more}", shown.join("; ")) }
 }
 
 /// Takes back the evaluation that a round had only because it was the last one before an extension.

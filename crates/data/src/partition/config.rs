@@ -140,7 +140,7 @@ impl PartitionConfig {
 /// Rejects zero clients, a minimum that the samples cannot give, and more clients than samples.
 pub(super) fn check_clients(kind: &'static str, n_samples: usize, n_clients: usize, n_min: usize) -> Result<()> {
     if n_clients == 0 {
-        return Err(Error::impossible(kind, "there are 0 clients", "set clients to at least 1"));
+        return Err(Error::impossible(kind, "there are 0 clients", "set data.partition.clients to at least 1"));
     }
     let n_needed = n_clients.saturating_mul(n_min.max(1));
     if n_needed > n_samples {
@@ -148,7 +148,8 @@ pub(super) fn check_clients(kind: &'static str, n_samples: usize, n_clients: usi
             "{n_clients} clients with at least {} samples each need {n_needed}, but there are {n_samples}",
             n_min.max(1)
         );
-        return Err(Error::impossible(kind, problem, "lower clients or min_samples"));
+        let and_minimum = if n_min > 1 { " or data.partition.min_samples" } else { "" };
+        return Err(Error::impossible(kind, problem, format!("lower data.partition.clients{and_minimum}")));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! CSV files: numeric features and a label column, one sample per line.
 //!
-//! Fields are separated by commas, or by tabs if the first line holds one, and may be in double quotes. The first line is a header
-//! if none of its feature fields is a number. Labels may be any text but fractions, which are measurements and no classes;
+//! Fields are separated by commas, by tabs if the first line holds one, or by semicolons if it holds those and no comma. They may
+//! be in double quotes. The first line is a header if none of its feature fields is a number. Labels may be any text but fractions, which are measurements and no classes;
 //! classes are the distinct labels, in numeric order if all are integers and in alphabetic order otherwise. So are groups,
 //! if a column names the owner of each row.
 
@@ -29,6 +29,8 @@ fn read(request: &Request<'_>) -> Result<Splits> {
         let place = format!("byte {}", e.valid_up_to());
         Error::malformed(&file, place, "UTF-8 text", "other bytes", "save the table as UTF-8")
     })?;
+    // Spreadsheets begin a file with this mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let label = match &request.config.label {
         None => Label::Last,
         Some(Column::Name(name)) if name == "none" => Label::Absent,
@@ -36,7 +38,7 @@ fn read(request: &Request<'_>) -> Result<Splits> {
     };
     let format = Format {
         file: &file,
-        delimiter: if text.lines().next().is_some_and(|line| line.contains('\t')) { '\t' } else { ',' },
+        delimiter: delimiter_of(text.lines().next().unwrap_or_default()),
         label,
         group: request.config.group.as_ref(),
     };
@@ -45,6 +47,29 @@ fn read(request: &Request<'_>) -> Result<Splits> {
 
 const LABEL_HINT: &str = "name the column of the classes with label = \"…\"; to classify a measurement, write its ranges as \
                           words, such as low and high";
+
+/// What separates the fields of a line. Where numbers have a decimal comma, spreadsheets write semicolons.
+fn delimiter_of(line: &str) -> char {
+    match (line.contains('\t'), line.contains(';') && !line.contains(',')) {
+        (true, _) => '\t',
+        (_, true) => ';',
+        _ => ',',
+    }
+}
+
+/// What to do about a field that is no finite number.
+fn hint_for(field: &str) -> &'static str {
+    let is_missing = ["", "nan", "na", "n/a", "null", "none", "-", "?"].contains(&field.to_ascii_lowercase().as_str());
+    if is_missing {
+        "replace missing values, or leave out their lines"
+    } else if field.replacen(',', ".", 1).parse::<f32>().is_ok_and(f32::is_finite) {
+        "write a decimal point, not a comma"
+    } else if field.parse::<f32>().is_ok() {
+        "values must fit single precision: below 3.4e38"
+    } else {
+        "features are numbers; name the label with label = \"…\" and leave out other columns"
+    }
+}
 
 /// Whether a label is a number with a fractional part.
 fn is_fraction(label: &str) -> bool {
@@ -95,7 +120,7 @@ impl Format<'_> {
         let is_feature = |c: &usize| Some(*c) != label_at && Some(*c) != group_at;
         let features: Vec<usize> = (0..n_columns).filter(is_feature).collect();
         if features.is_empty() {
-            let hint = "a line holds the features and the label, separated by commas or tabs";
+            let hint = "a line holds the features and the label, separated by commas, tabs or semicolons";
             return Err(self.malformed(1, "at least one feature column", format!("`{first}`"), hint));
         }
         if !features.iter().any(|&c| fields[c].parse::<f32>().is_ok()) {
@@ -118,9 +143,8 @@ impl Format<'_> {
                     Ok(value) if value.is_finite() => table.values.push(value),
                     _ => {
                         let expected = format!("a finite number in column {c}");
-                        let hint =
-                            "features are numbers; name the label with label = \"…\" and leave out other columns";
-                        return Err(self.malformed(number, expected, format!("`{}`", fields[c]), hint));
+                        let (found, hint) = (format!("`{}`", fields[c]), hint_for(fields[c]));
+                        return Err(self.malformed(number, expected, found, hint));
                     }
                 }
             }
@@ -250,6 +274,42 @@ mod tests {
         assert!(message.contains("hint: name the column of the classes"), "{message}");
         let data = check("1,2,1.0\n3,4,0.0\n", None, None).unwrap();
         assert_eq!(data.class_names(), ["0.0", "1.0"]);
+    }
+
+    #[test]
+    fn what_spreadsheets_write_is_read() {
+        let plain = check("a,b,kind\n1.5,2,x\n3,4,y\n", Some(name("a")), None).unwrap_err().to_string();
+        for text in [
+            "\u{feff}a,b,kind\n1.5,2,x\n3,4,y\n",
+            "a;b;kind\r\n1.5;2;x\r\n3;4;y\r\n",
+            "a\tb\tkind\n1.5\t2\tx\n3\t4\ty\n",
+        ] {
+            let data = check(text, Some(name("kind")), None).unwrap();
+            assert_eq!(data.samples, Samples::F32(vec![1.5, 2.0, 3.0, 4.0]), "{text:?}");
+            assert_eq!(
+                check(text, Some(name("a")), None).unwrap_err().to_string(),
+                plain,
+                "the first column has its name"
+            );
+        }
+    }
+
+    #[test]
+    fn a_field_that_is_no_number_gets_the_hint_that_it_needs() {
+        for (field, hint) in [
+            ("", "replace missing values"),
+            ("NaN", "replace missing values"),
+            ("1,5", "a decimal point"),
+            ("1e39", "single precision"),
+            ("red", "leave out other columns"),
+        ] {
+            let message = check(&format!("1;2;a\n3;{field};b\n"), None, None).unwrap_err().to_string();
+            assert!(
+                message.contains(&format!("line 2: expected a finite number in column 1, found `{field}`")),
+                "{message}"
+            );
+            assert!(message.contains(hint), "{field}: {message}");
+        }
     }
 
     #[test]

@@ -128,8 +128,12 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn malformed(path: &Path, place: &str, expected: String, found: String) -> Error {
-    let hint = "the layout is class/image.png or train|valid|test/class/image.png, with equal classes in each part; \
-                images of many sizes need resize = [height, width]";
+    let hint = match place {
+        "image data" => "replace the file or remove it",
+        "size" => "give all images one size: resize = [height, width]",
+        "classes" => "train, valid and test need folders of the same names",
+        _ => "the layout is class/image.png or train|valid|test/class/image.png",
+    };
     Error::malformed(path.display(), place, expected, found, hint)
 }
 
@@ -183,7 +187,7 @@ mod tests {
         let bytes = std::fs::read(dir.path().join("a/1.png")).unwrap();
         std::fs::write(dir.path().join("a/1.png"), &bytes[..bytes.len() / 2]).unwrap();
         let message = check(dir.path(), Some([2, 2])).unwrap_err().to_string();
-        assert!(message.contains("1.png"), "{message}");
+        assert!(message.contains("1.png") && message.ends_with("hint: replace the file or remove it"), "{message}");
     }
 
     #[test]

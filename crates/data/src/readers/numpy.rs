@@ -78,8 +78,13 @@ impl Arrays {
             let found = self.by_name.keys().cloned().collect::<Vec<_>>().join(", ");
             self.malformed("names of arrays", "`x` or `x_train`".into(), format!("[{found}]"))
         })?;
+        let n = x.shape.first().copied().unwrap_or_default();
         let (shape, samples) = self.samples(x, layout)?;
         let labels = self.ids(&format!("y{suffix}"))?;
+        if let Some(labels) = labels.as_ref().filter(|labels| labels.len() != n) {
+            let found = format!("{} labels for {n} samples", labels.len());
+            return Err(self.malformed(&format!("y{suffix}"), format!("one label per sample of x{suffix}"), found));
+        }
         let class_names = (0..n_classes).map(|c| c.to_string()).filter(|_| labels.is_some()).collect();
         Dataset::new(name, shape, samples, labels, class_names)?.with_groups(self.ids(&format!("group{suffix}"))?)
     }
@@ -129,18 +134,19 @@ impl Arrays {
     /// The array `name` as non-negative integers.
     fn ids(&self, name: &str) -> Result<Option<Vec<u32>>> {
         let Some(array) = self.by_name.get(name) else { return Ok(None) };
-        let ids: Option<Vec<u32>> = match &array.values {
-            Values::U8(v) => Some(v.iter().map(|&v| v.into()).collect()),
-            Values::Int(v) => v.iter().map(|&v| u32::try_from(v).ok()).collect(),
-            Values::F32(_) => None,
-        };
+        let strange = |found: String| Err(self.malformed(name, "non-negative integers of shape (N,)".into(), found));
         // Labels are often a column, (N, 1).
-        let is_list = matches!(array.shape[..], [_] | [_, 1]);
-        if ids.is_none() || !is_list {
-            let found = format!("shape {:?} or other values", array.shape);
-            return Err(self.malformed(name, "non-negative integers of shape (N,)".into(), found));
+        if !matches!(array.shape[..], [_] | [_, 1]) {
+            return strange(format!("shape {:?}", array.shape));
         }
-        Ok(ids)
+        match &array.values {
+            Values::U8(v) => Ok(Some(v.iter().map(|&v| v.into()).collect())),
+            Values::Int(v) => match v.iter().position(|&v| u32::try_from(v).is_err()) {
+                Some(at) => strange(format!("{} at position {at}", v[at])),
+                None => Ok(Some(v.iter().map(|&v| v as u32).collect())),
+            },
+            Values::F32(_) => strange("floats".into()),
+        }
     }
 
     /// One more than the largest label, which may not exceed the number of labels by far.
@@ -164,7 +170,7 @@ impl Arrays {
             "names of arrays" => "name the arrays x_train, y_train, x_test, y_test, or x and y",
             "shape of x" => "give layout = \"nhwc\" or \"nchw\" where the shape leaves it open",
             _ if place.starts_with('x') => "replace or leave out samples with missing values",
-            _ => "labels and groups are whole numbers from 0, one per sample",
+            _ => "labels and groups are whole numbers from 0, one per sample: y.astype(numpy.int64)",
         };
         Error::Malformed { file: self.file.clone(), place: place.to_owned(), expected, found, hint }
     }
@@ -233,10 +239,15 @@ mod tests {
             let archive = zip::tests::archive(&[("x.npy", &x), ("y.npy", &npy(descr, shape, data))]);
             check("a.npz", &archive, None).unwrap_err().to_string()
         };
-        assert!(with_labels("<f4", "(1,)", &[0; 4]).contains("non-negative integers"));
-        assert!(with_labels("|i1", "(1,)", &[0xff]).contains("non-negative integers"));
+        assert!(with_labels("<f4", "(1,)", &[0; 4]).contains("non-negative integers of shape (N,), found floats"));
+        assert!(with_labels("|i1", "(1,)", &[0xff]).contains("found -1 at position 0"));
+        assert!(with_labels("|u1", "(1, 2)", &[0, 0]).contains("found shape [1, 2]"));
         assert!(with_labels("<u4", "(1,)", &[0xff; 4]).contains("label 4294967295"));
-        assert!(with_labels("|u1", "(2,)", &[0, 0]).contains("2 labels for 1 samples"));
+        let message = with_labels("|u1", "(2,)", &[0, 0]);
+        assert!(
+            message.contains("a.npz`, y: expected one label per sample of x, found 2 labels for 1 samples"),
+            "{message}"
+        );
         let nan = npy("<f4", "(1, 1)", &f32::NAN.to_le_bytes());
         assert!(check("a.npy", &nan, None).unwrap_err().to_string().contains("sample 0"));
         assert!(check("a.npz", b"PK", None).unwrap_err().to_string().contains("no end record"));
