@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Authors {
-    /// Round from which projection is off again, counted from 0. 0: never off. The published code stops at 90.
+    /// First round that is without projection again, counted from 0. 0: there is none. The published code has 90.
     pub stop_round: u32,
     /// No projection unless ‖r‖² is above this, for the memory gradient r. 0: no limit. The published code has 1e-6.
     pub norm_guard: f64,

@@ -5,7 +5,7 @@
 const SWEEPS_MAX: usize = 60;
 
 /// Eigenvalues of the symmetric matrix `a` (n, n) in decreasing order, and for each its unit eigenvector as a row.
-pub(crate) fn eigen(mut a: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>) {
+pub fn eigen(mut a: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>) {
     let mut v = vec![0.0; n * n];
     (0..n).for_each(|i| v[i * n + i] = 1.0);
     let total: f64 = a.iter().map(|x| x * x).sum();

@@ -61,6 +61,7 @@ pub use coordinator::{Coordinator, Opening, model_hash};
 pub use correction::Correction;
 pub use device::Device;
 pub use distill::{Anchor, Distill, DistillTargets, EnsembleWeights, StudentNorm};
+pub use eigen::eigen;
 pub use error::{Error, Result};
 pub use evaluate::{Evaluator, Model, Outputs, Score};
 pub use experiment::{Experiment, draw_cohort};

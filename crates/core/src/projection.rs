@@ -35,9 +35,9 @@ pub struct Projection {
     pub scope: Scope,
     /// Rounds without projection at the start. Below 1: this share of all rounds, rounded up.
     pub warmup: f64,
-    /// Probability that projection is left out, in [0, 1].
+    /// Probability of training without projection, in [0, 1].
     pub dropout: f64,
-    /// What one draw of `dropout` leaves out.
+    /// What one draw of `dropout` exempts from projection.
     pub dropout_unit: DropoutUnit,
     /// ε ≥ 0 in the denominator ‖r‖² + ε.
     pub eps: f64,

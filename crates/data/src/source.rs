@@ -50,7 +50,7 @@ pub struct SourceConfig {
     /// Order of axes of four-dimensional NumPy arrays, where their shape leaves it open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<ImageLayout>,
-    /// `[height, width]` to which images are resized while reading.
+    /// `[height, width]`: images are resized to it while they are read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resize: Option<[usize; 2]>,
     /// Whether inputs get zero mean and unit variance per channel or feature, measured on the training part.

@@ -74,8 +74,8 @@ pub struct DataConfig {
     pub public: SourceConfig,
     /// Share of the private set that `public = "split"` takes, in [0, 1).
     pub public_fraction: f64,
-    /// Public samples used, drawn at random from the training and test parts together. 0: all; if `public` is `"split"` and
-    /// `private_samples` is set, as many as keep the share of `public_fraction`.
+    /// Public samples used, drawn at random from the training and test parts together. 0: all. But if `public` is `"split"`
+    /// and `private_samples` is set, 0 keeps the share of `public_fraction`.
     pub public_samples: usize,
     /// How `public_samples` are drawn. `"balanced"` reads the public labels, as the published code for texts does.
     pub public_draw: Draw,
@@ -134,8 +134,8 @@ pub struct ModelConfig {
     /// Layers of the network where `name` is `"layers"`: one table per layer, with `op` and the keys of that layer.
     pub layers: Vec<Layer>,
     /// Groups of clients with different networks, for methods that exchange logits: `[{ name = "resnet8", share = 0.5 },
-    /// { name = "cnn", share = 0.5 }]`. They take the place of `name` and `hidden`. The first group's model is the one that
-    /// is reported; the others are recorded and saved beside it. Empty: all clients have the same network.
+    /// { name = "cnn", share = 0.5 }]`. They take the place of `name` and `hidden`. The first group's model is reported; the
+    /// others are recorded and saved beside it. Empty: all clients have the same network.
     pub clients: Vec<ClientGroup>,
     /// Groups of group-norm. 0: batch-norm.
     pub group_norm: usize,

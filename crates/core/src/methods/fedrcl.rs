@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub struct FedRcl {
     /// Temperature τ of the contrastive loss, above 0.
     pub temperature: f32,
-    /// Similarity λ from which pairs of the same class are pushed apart.
+    /// Smallest similarity λ at which pairs of the same class are pushed apart.
     pub threshold: f32,
     /// Weight of the contrastive term. 0: off.
     pub contrast_weight: f32,

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub struct ServerConfig {
     /// Where nodes connect. The default is loopback: a server is public only on request.
     pub listen: SocketAddr,
-    /// Host names and addresses by which nodes reach the server; its certificate contains them.
+    /// Host names and addresses that nodes use for the server; its certificate contains them.
     pub names: Vec<String>,
     /// Address where strangers with a token can enrol. Unset: nobody can.
     pub enrol: Option<SocketAddr>,
@@ -43,7 +43,7 @@ pub struct ServerConfig {
     pub requests_per_s: f64,
     /// Checkpoints kept, min 2: the last rounds that `fedproj rollback` can return to.
     pub checkpoints: usize,
-    /// Days for which a node's certificate is valid.
+    /// Days that a node's certificate is valid.
     pub certificate_days: i64,
     /// Secure aggregation: the server learns the sum of the nodes' contributions, and no single one. It needs
     /// `federation.sum = "fixed"` and a method that fuses sums.

@@ -1,11 +1,11 @@
 //! The plane of the pilot study: Iris on its two principal components.
 
 use anyhow::{Context, Result};
+use fedproj_core::eigen;
 use fedproj_data::{Dataset, Samples, Shape, SourceConfig};
 
 /// Measurements of a flower.
 const FEATURES: usize = 4;
-type Matrix = [[f64; FEATURES]; FEATURES];
 
 /// Iris in the plane: all 150 flowers, (x, y) and kind.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ impl Plane {
     }
 }
 
-/// Measurements less their means.
+/// Measurements minus their means.
 fn centred(iris: &Dataset) -> Vec<[f64; FEATURES]> {
     let n = iris.n_samples();
     let rows: Vec<[f64; FEATURES]> =
@@ -47,16 +47,15 @@ fn centred(iris: &Dataset) -> Vec<[f64; FEATURES]> {
 /// Variances (with n − 1) in decreasing order and their directions, whose largest loading is positive, so that the picture
 /// does not depend on how eigenvectors are found.
 fn components(rows: &[[f64; FEATURES]]) -> [(f64, [f64; FEATURES]); FEATURES] {
-    let covariance: Matrix = std::array::from_fn(|i| {
-        std::array::from_fn(|j| rows.iter().map(|row| row[i] * row[j]).sum::<f64>() / (rows.len() - 1) as f64)
-    });
-    let (values, vectors) = eigen(covariance);
-    let mut pairs: [(f64, [f64; FEATURES]); FEATURES] = std::array::from_fn(|k| {
-        let column: [f64; FEATURES] = std::array::from_fn(|i| vectors[i][k]);
-        (values[k], column.map(|c| c * largest(&column).signum()))
-    });
-    pairs.sort_by(|a, b| b.0.total_cmp(&a.0));
-    pairs
+    let covariance = |at: usize| {
+        let (i, j) = (at / FEATURES, at % FEATURES);
+        rows.iter().map(|row| row[i] * row[j]).sum::<f64>() / (rows.len() - 1) as f64
+    };
+    let (values, vectors) = eigen((0..FEATURES * FEATURES).map(covariance).collect(), FEATURES);
+    std::array::from_fn(|k| {
+        let axis: [f64; FEATURES] = std::array::from_fn(|i| vectors[k * FEATURES + i]);
+        (values[k], axis.map(|c| c * largest(&axis).signum()))
+    })
 }
 
 /// The value that is farthest from 0.
@@ -66,38 +65,6 @@ fn largest(values: &[f64]) -> f64 {
 
 fn dot(a: &[f64; FEATURES], b: &[f64; FEATURES]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-/// Eigenvalues and, as columns, unit eigenvectors, by Jacobi's rotations: four by four needs no library.
-fn eigen(mut a: Matrix) -> ([f64; FEATURES], Matrix) {
-    let mut v: Matrix = std::array::from_fn(|i| std::array::from_fn(|j| f64::from(u8::from(i == j))));
-    for _ in 0..50 {
-        for p in 0..FEATURES {
-            for q in p + 1..FEATURES {
-                rotate(&mut a, &mut v, p, q);
-            }
-        }
-    }
-    (std::array::from_fn(|k| a[k][k]), v)
-}
-
-/// The rotation in the plane of axes p and q that makes `a[p][q]` vanish; `v` collects the rotations.
-fn rotate(a: &mut Matrix, v: &mut Matrix, p: usize, q: usize) {
-    if a[p][q].abs() < 1e-300 {
-        return;
-    }
-    let theta = (a[q][q] - a[p][p]) / (2.0 * a[p][q]);
-    let t = theta.signum() / (theta.abs() + theta.hypot(1.0));
-    let c = 1.0 / t.hypot(1.0);
-    let s = t * c;
-    for m in [&mut *a, v] {
-        for row in m.iter_mut() {
-            (row[p], row[q]) = (c * row[p] - s * row[q], s * row[p] + c * row[q]);
-        }
-    }
-    let (row_p, row_q) = (a[p], a[q]);
-    a[p] = std::array::from_fn(|j| c * row_p[j] - s * row_q[j]);
-    a[q] = std::array::from_fn(|j| s * row_p[j] + c * row_q[j]);
 }
 
 #[cfg(test)]
