@@ -92,8 +92,18 @@ fn stream(seed: &Secret, values: &mut [u64], with: impl Fn(u64, u64) -> u64) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// χ² of bytes against the uniform distribution, with 255 degrees of freedom.
+    pub(in super::super) fn chi2(bytes: &[u8]) -> f64 {
+        let mut counts = [0u32; 256];
+        for b in bytes {
+            counts[usize::from(*b)] += 1;
+        }
+        let expected = bytes.len() as f64 / 256.0;
+        counts.iter().map(|n| (f64::from(*n) - expected).powi(2) / expected).sum()
+    }
 
     /// RFC 8439, appendix A.1, test vector 1: the key stream of a zero key.
     #[test]
@@ -118,14 +128,6 @@ mod tests {
     /// χ² of all bytes of a masked constant against 255 degrees of freedom. 5 % of the bytes of another value show.
     #[test]
     fn a_masked_vector_is_uniform_and_the_test_would_see_it_if_not() {
-        let chi2 = |bytes: &[u8]| {
-            let mut counts = [0u32; 256];
-            for b in bytes {
-                counts[usize::from(*b)] += 1;
-            }
-            let expected = bytes.len() as f64 / 256.0;
-            counts.iter().map(|n| (f64::from(*n) - expected).powi(2) / expected).sum::<f64>()
-        };
         let n = 1 << 16;
         let mut values = vec![123_456_789; n];
         add(&Zeroizing::new([7; 32]), Sign::Plus, &mut values);

@@ -1,6 +1,7 @@
 //! Shamir's secret sharing of 32 bytes over GF(2⁸), by `vsss-rs`. No step depends on the value of a secret.
 //!
-//! The polynomials are drawn from a seed, because a node that was killed must make the same shares again.
+//! The polynomials are drawn from a seed, because a node that was killed must make the same shares again. Earlier versions of the
+//! crate drew them with a bias; a test here would find one.
 
 use crate::error::{Error, Result};
 use chacha20::ChaCha20Rng;
@@ -26,7 +27,7 @@ pub(super) fn split(secret: &Secret, seed: &Secret, threshold: usize, n: usize) 
 /// The secret of shares at these places.
 ///
 /// # Errors
-/// If there are fewer than two, or two of the same place.
+/// If there are fewer than two, two of the same place, or one of place 0, where the secret itself lies.
 pub(super) fn combine(shares: &[(u8, Secret)]) -> Result<Secret> {
     let whole = |(place, share): &(u8, Secret)| [&[*place][..], &share[..]].concat();
     let shares: Zeroizing<Vec<Vec<u8>>> = Zeroizing::new(shares.iter().map(whole).collect());
@@ -41,6 +42,7 @@ fn secret_of(bytes: &[u8]) -> Result<Secret> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::masks::tests::chi2;
     use super::*;
     use proptest::prelude::*;
 
@@ -51,6 +53,50 @@ mod tests {
         for pair in [[(1, 0x3b), (2, 0x08)], [(3, 0x19), (1, 0x3b)], [(2, 0x08), (3, 0x19)]] {
             assert_eq!(*combine(&pair.map(|(x, y)| (x, share(y)))).unwrap(), [0x2a; 32]);
         }
+    }
+
+    #[test]
+    fn sets_of_shares_that_cannot_be_and_impossible_thresholds_are_errors() {
+        let of = |shares: &[(u8, u8)]| {
+            let shares: Vec<_> = shares.iter().map(|(place, y)| (*place, Zeroizing::new([*y; 32]))).collect();
+            combine(&shares)
+        };
+        // None, one, twice the same place, and the place of the secret.
+        for wrong in [&[][..], &[(1, 5)], &[(3, 5), (3, 5)], &[(3, 5), (4, 5), (3, 6)], &[(0, 5), (1, 6)]] {
+            assert!(of(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(of(&[(3, 5), (255, 6)]).is_ok());
+        let (secret, seed) = (Secret::default(), Secret::default());
+        for (threshold, n) in [(0, 3), (1, 3), (4, 3), (2, 256)] {
+            assert!(split(&secret, &seed, threshold, n).is_err(), "{threshold} of {n}");
+        }
+    }
+
+    /// χ² against 255 degrees of freedom: mean 255, standard deviation 22.6. A generator that never draws 0, or odd numbers only,
+    /// leaves cells empty.
+    #[test]
+    fn one_share_less_than_the_threshold_is_uniform_and_the_test_would_see_it_if_not() {
+        const BYTE: u8 = 0x2a;
+        let secret = Zeroizing::new([BYTE; 32]);
+        let seed = |i: u16| Zeroizing::new(std::array::from_fn(|at| i.to_le_bytes()[at % 2]));
+        let shares = |threshold: usize| -> Vec<Vec<Secret>> {
+            (0..2048).map(|i| split(&secret, &seed(i), threshold, 4).unwrap()).collect()
+        };
+        let two = shares(2);
+        for place in 0..4 {
+            let bytes: Vec<u8> = two.iter().flat_map(|shares| *shares[place]).collect();
+            assert!(chi2(&bytes) < 368.0, "share {place} of threshold 2: {}", chi2(&bytes));
+            let without: Vec<u8> = bytes.iter().copied().filter(|b| *b != BYTE).collect();
+            let odd: Vec<u8> = bytes.iter().map(|b| b | 1).collect();
+            assert!(chi2(&without) > 368.0 && chi2(&odd) > 368.0);
+        }
+        // What two shares of three make of the secret, and how they differ.
+        let three = shares(3);
+        let pair = |shares: &[Secret]| [(1, shares[0].clone()), (2, shares[1].clone())];
+        let guessed: Vec<u8> = three.iter().flat_map(|shares| *combine(&pair(shares)).unwrap()).collect();
+        let apart: Vec<u8> =
+            three.iter().flat_map(|s| s[0].iter().zip(&s[1][..]).map(|(a, b)| a ^ b).collect::<Vec<_>>()).collect();
+        assert!(chi2(&guessed) < 368.0 && chi2(&apart) < 368.0, "{} {}", chi2(&guessed), chi2(&apart));
     }
 
     proptest! {
