@@ -301,7 +301,7 @@ fn exit_codes_part_what_was_asked_from_what_failed() {
     check(folder.path(), &["sede=3"], 2, &["unknown key"]);
     // A file stands where the run's directory should be.
     std::fs::write(path("a"), "not a directory").unwrap();
-    check(folder.path(), &["method.name=fedavg"], 1, &["`a`", "cannot create"]);
+    check(folder.path(), &["method.name=fedavg"], 1, &["`a`", "cannot create", "hint: choose another directory"]);
     std::fs::remove_file(path("a")).unwrap();
     // A damaged checkpoint of an unfinished run.
     run(folder.path(), "a", &["method.name=fedavg", "federation.rounds=2"]);

@@ -95,7 +95,7 @@ pub enum Error {
         source: Box<Error>,
     },
     /// A file could not be read or written.
-    #[error("`{}`: cannot {action}: {source}", .path.display())]
+    #[error("`{}`: cannot {action}: {source}{}", .path.display(), hint_for(action, source))]
     Io {
         /// What was tried.
         action: &'static str,
@@ -131,6 +131,17 @@ pub enum Error {
         /// File, place and both values of each difference, one per line.
         differences: String,
     },
+}
+
+/// What to do where a directory cannot be made; other reasons say enough themselves.
+fn hint_for(action: &str, reason: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind::{NotADirectory, PermissionDenied, ReadOnlyFilesystem};
+    match (action, reason.kind()) {
+        ("create", NotADirectory | PermissionDenied | ReadOnlyFilesystem) => {
+            "\nhint: choose another directory with --out"
+        }
+        _ => "",
+    }
 }
 
 impl Error {
