@@ -130,8 +130,7 @@ impl Policy {
                 self.noise_min
             )));
         }
-        let of_generator = method.generator().map_or(0, |generator| generator.batch);
-        let batch = method.memory().map_or(0, |m| m.batch).max(of_generator).max(config.local.batch);
+        let batch = method.memory().map_or(0, |m| m.batch).max(config.local.batch);
         if batch > BATCH_MAX {
             return Err(exceeds("batch", batch as u64, BATCH_MAX as u64));
         }
@@ -190,8 +189,5 @@ mod tests {
         assert!(check(&["method.name=fedavg", "local.epochs=3"]).unwrap_err().contains("epochs_max"));
         assert!(check(&["method.name=fedproj", "local.epochs=1"]).unwrap_err().contains("fedproj"));
         assert!(check(&["method.name=fedavg", "local.epochs=1", "local.batch=1000000"]).unwrap_err().contains("batch"));
-        let generated =
-            ["method.name=fedgen", "method.fedgen.weights=samples", "method.fedgen.generator.batch=1000000"];
-        assert!(check_run(&Policy::default(), &generated).unwrap_err().contains("batch"));
     }
 }
