@@ -197,6 +197,13 @@ pub fn find(name: &str) -> Result<&'static Reader> {
     READERS.iter().find(|r| r.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
         let known = || READERS.iter().map(|r| r.name);
         let hint = match (near(name, known()).as_slice(), format_of(name)) {
+            (_, Some(format)) if Path::new(name).is_dir() => {
+                format!("the folder of that name: write {{ name = \"{format}\", path = \"{name}\" }}")
+            }
+            // A shell makes two words of {a=b,c=d}.
+            _ if name.contains('=') => {
+                "a table needs single quotes around the setting: 'data.private={ name = \"csv\", path = \"…\" }'".into()
+            }
             ([], Some(format)) => format!("data of your own: write {{ name = \"{format}\", path = \"{name}\" }}"),
             ([], None) => format!("known are {}", known().collect::<Vec<_>>().join(", ")),
             (near, _) => format!("did you mean {}?", near.join(" or ")),
@@ -281,6 +288,7 @@ mod tests {
         assert!(message("CIFAR-10").contains("did you mean cifar10 or cifar100?"), "{}", message("CIFAR-10"));
         assert!(message("iriss").contains("did you mean iris?"));
         assert!(message("imagenet-21k").contains("known are iris, digits"));
+        assert!(message("path=points.csv").contains("single quotes around the setting"));
     }
 
     #[test]

@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(table.to_text_within(80, 1), table.to_text());
         let cut = table.to_text_within(40, 1);
         assert_eq!(widest(&cut), 40);
-        assert!(cut.contains("fedavg  averages the models of al…") && cut.contains("one model each"), "{cut}");
+        assert!(cut.contains("fedavg  averages the models of a…") && cut.contains("one model each"), "{cut}");
         let without = table.to_text_within(20, 1);
         assert!(!without.contains("about") && without.contains("fedavg     70\n"), "{without}");
     }

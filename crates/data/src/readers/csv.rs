@@ -278,7 +278,6 @@ mod tests {
 
     #[test]
     fn what_spreadsheets_write_is_read() {
-        let plain = check("a,b,kind\n1.5,2,x\n3,4,y\n", Some(name("a")), None).unwrap_err().to_string();
         for text in [
             "\u{feff}a,b,kind\n1.5,2,x\n3,4,y\n",
             "a;b;kind\r\n1.5;2;x\r\n3;4;y\r\n",
@@ -286,11 +285,8 @@ mod tests {
         ] {
             let data = check(text, Some(name("kind")), None).unwrap();
             assert_eq!(data.samples, Samples::F32(vec![1.5, 2.0, 3.0, 4.0]), "{text:?}");
-            assert_eq!(
-                check(text, Some(name("a")), None).unwrap_err().to_string(),
-                plain,
-                "the first column has its name"
-            );
+            let message = check(text, Some(name("a")), None).unwrap_err().to_string();
+            assert!(message.contains("column 2, found `x`"), "the first column has its name: {message}");
         }
     }
 
