@@ -151,6 +151,14 @@ impl Coordinator {
         self.privacy.as_ref().is_some_and(|privacy| !privacy.allows_after(self.state.n_rounds_done))
     }
 
+    /// Why the run has ended before its last round; none if it has not.
+    pub fn ended_early(&self) -> Option<String> {
+        let (n, config) = (self.state.n_rounds_done, &self.experiment.config);
+        let (of, most) = (config.federation.rounds, config.privacy.epsilon_max);
+        let is_early = n < of && self.is_budget_spent();
+        is_early.then(|| format!("ended after round {n} of {of}: the next would exceed privacy.epsilon_max = {most}"))
+    }
+
     /// Counts releases of rounds that a crash lost: they will be made again, with other noise.
     pub fn count_lost_releases(&mut self, n: u32) {
         if let Some(privacy) = &mut self.privacy {

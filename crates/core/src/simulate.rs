@@ -118,9 +118,9 @@ impl Simulation {
         self.server.is_done()
     }
 
-    /// See [`Coordinator::is_budget_spent`].
-    pub fn is_budget_spent(&self) -> bool {
-        self.server.is_budget_spent()
+    /// See [`Coordinator::ended_early`].
+    pub fn ended_early(&self) -> Option<String> {
+        self.server.ended_early()
     }
 
     /// Runs one round.

@@ -183,8 +183,9 @@ fn the_budget_ends_a_run_with_a_valid_model() {
     let config = config("fedavg", &[&settings[..], &["privacy.epsilon_max=6.0"]].concat());
     let mut run = Run::open(dir.path(), &config, None, 1, false).unwrap();
     while run.round(&|_| ()).unwrap().is_some() {}
-    assert!(run.simulation().is_budget_spent());
     let n = run.rounds().len();
+    let told = run.simulation().ended_early().unwrap();
+    assert_eq!(told, format!("ended after round {n} of 50: the next would exceed privacy.epsilon_max = 6"));
     let summary = run.finish().unwrap();
     let spent = summary.privacy.clone().unwrap();
     assert!(n > 1 && n < 50 && spent.epsilon <= 6.0 && spent.nominal, "{n} rounds, {spent:?}");
@@ -192,8 +193,8 @@ fn the_budget_ends_a_run_with_a_valid_model() {
     // One more round would have been too many.
     let mut longer = config.clone();
     (longer.privacy.epsilon_max, longer.federation.rounds) = (0.0, n as u32 + 1);
-    let again = run_all(&mut simulation(longer, 1));
-    assert!(again[n].privacy.as_ref().unwrap().epsilon > 6.0);
+    let mut longer = simulation(longer, 1);
+    assert!(run_all(&mut longer)[n].privacy.as_ref().unwrap().epsilon > 6.0 && longer.ended_early().is_none());
     assert_eq!(RunDir::finished(dir.path(), &config).unwrap(), Some(summary));
     drop(run);
     let verified = verify(dir.path(), None, 1, VerifyPart::default(), &|_| ()).unwrap();

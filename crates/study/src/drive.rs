@@ -166,11 +166,8 @@ impl InProgress<'_> {
                 accuracy = record.accuracy.or(accuracy);
             }
         }
-        if run.simulation().is_budget_spent() && run.rounds().len() < n_rounds as usize {
-            let (n, most) = (run.rounds().len(), config.privacy.epsilon_max);
-            watch.note(&format!(
-                "{title}ended after round {n} of {n_rounds}: the next would exceed privacy.epsilon_max = {most}"
-            ));
+        if let Some(reason) = run.simulation().ended_early() {
+            watch.note(&format!("{title}{reason}"));
         }
         Ok(run.finish()?)
     }

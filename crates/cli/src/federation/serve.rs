@@ -67,7 +67,9 @@ impl Serve {
         })?;
         give(self.json, &served, || {
             let summary = &served.summary;
-            say!("{}: last accuracy {:.2} %, {}", summary.method, 100.0 * summary.last, served.run.display());
+            let epsilon = summary.privacy.as_ref().map_or_else(String::new, |spent| format!("ε = {}, ", spent.shown()));
+            let (accuracy, run) = (100.0 * summary.last, served.run.display());
+            say!("{}: last accuracy {accuracy:.2} %, {epsilon}{run}", summary.method);
         })
     }
 }

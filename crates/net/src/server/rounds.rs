@@ -151,6 +151,9 @@ impl Rounds {
         while !self.coordinator.is_done() {
             self.round(&experiment, &lasting, &mut pauses)?;
         }
+        if let Some(reason) = self.coordinator.ended_early() {
+            tracing::warn!(run = self.run, "{reason}");
+        }
         let state = self.coordinator.state();
         let summary = self.directory.finish(&experiment, state)?;
         self.desk.finish(Done { run: self.run.clone(), model_hash: summary.model_hash.clone() });
