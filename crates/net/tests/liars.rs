@@ -48,6 +48,10 @@ enum Lie {
     Late,
     /// Wrong shares of others' secrets.
     Reveals,
+    /// Leaves once its vector has arrived.
+    LeavesMasked,
+    /// Leaves once it has signed the lists.
+    LeavesSigned,
 }
 
 /// A member of a scene that this test plays.
@@ -142,15 +146,15 @@ impl Played {
                         self.lie == Lie::Keys && error.to_string().contains("same secret with everybody"),
                         "{error}"
                     );
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    pause().await;
                     return;
                 }
             };
             match step {
                 InstructionKind::Wait(_) => (),
-                InstructionKind::Share(_) if self.lie == Lie::Stalls => {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
+                InstructionKind::Share(_) if self.lie == Lie::Stalls => pause().await,
+                InstructionKind::Sign(_) if self.lie == Lie::LeavesMasked => pause().await,
+                InstructionKind::Reveal(_) if self.lie == Lie::LeavesSigned => pause().await,
                 InstructionKind::Share(message) => {
                     let accepted = Roster::check(&run, round, &announce.member, message, 0.5, &key_of).unwrap();
                     let mut shares = party.shares(&accepted).unwrap();
@@ -192,6 +196,10 @@ impl Played {
             }
         }
     }
+}
+
+async fn pause() {
+    tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
 /// One of five members lies in every round. The run ends all the same, after at most one deadline.
@@ -240,6 +248,13 @@ async fn a_member_with_wrong_keys_shares_or_messages_costs_no_round() {
     check(Lie::Stalls, &[4, 4, 4], "").await;
     // It is named, and left out of the next rounds.
     check(Lie::Dealt, &[0, 4, 4], "client 4: the 5 shares of its secret do not fit together").await;
+}
+
+/// Four of five rebuild its own mask, so its vector counts and nobody waits for the deadline.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_leaves_after_masking_is_in_the_sum() {
+    check(Lie::LeavesMasked, &[5, 5, 5], "").await;
+    check(Lie::LeavesSigned, &[5, 5, 5], "").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
