@@ -137,9 +137,10 @@ impl MethodConfig {
 
 fn unknown(name: &str) -> Error {
     let names: Vec<&str> = CATALOGUE.iter().map(|(name, _)| *name).collect();
-    let hint = match name.contains(',') {
-        true => format!("\nhint: several methods are a sweep: sweep.method.name={name}"),
-        false => did_you_mean(name, names.iter().copied()),
+    let hint = if name.contains(',') {
+        format!("\nhint: several methods are a sweep: sweep.method.name={name}")
+    } else {
+        did_you_mean(name, names.iter().copied())
     };
     Error::config(format!("unknown method `{name}`; known methods: {}{hint}", names.join(", ")))
 }
