@@ -78,7 +78,9 @@ impl Partition {
         sizes.sort_unstable();
         let n = sizes.len();
         let median = f64::midpoint(sizes[(n - 1) / 2] as f64, sizes[n / 2] as f64);
-        print!("{}", holdings_text(partition, data, self.clients_shown)?);
+        for line in holdings_text(partition, data, self.clients_shown)?.lines() {
+            say!("{line}");
+        }
         say!("sizes: min {}, median {median}, max {}", sizes[0], sizes[n - 1]);
         let skew_index = partition.skew_index(labels, n_classes);
         say!("skew index: {skew_index:.3} (0: every client has the same class shares as the whole)");

@@ -42,7 +42,9 @@ impl RunArgs {
         let (runs, notes) = self.settings.planned()?;
         let in_sweep = runs.len() > 1;
         if !quiet {
-            notes.iter().for_each(|note| tell!("note: {note}"));
+            for note in &notes {
+                tell!("note: {note}");
+            }
         }
         let (mut jobs, shard) = (jobs(runs, self.out.as_deref(), self.resume)?, self.making.shard()?);
         if let Some(shard) = shard {
