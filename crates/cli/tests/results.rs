@@ -5,6 +5,7 @@
 
 mod command;
 mod leading_results;
+mod networks_results;
 mod text_results;
 mod tuning_results;
 
