@@ -106,7 +106,10 @@ fn real_runs_stand_beside_the_papers_figures() {
     assert!(text.contains("This is not the paper's set-up (clients 20 instead of 100"), "{text}");
     // The first of these runs did not record who holds what, and its data are not here.
     let html = read(folder.path(), "out/report.html");
-    assert!(html.contains("no picture of the partition") && html.contains("`cifar10` is not at hand"), "{text}");
+    assert!(
+        html.contains("no picture of the partition") && html.contains("<code>cifar10</code> is not at hand"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -173,7 +176,7 @@ fn bad_input_is_told_and_nothing_is_written() {
     let text = stdout(folder, &["report", "good", "half", "--out", "out"]);
     assert!(text.contains("Left out: `half` is unfinished"), "{text}");
     assert!(text.contains("`good` is not sealed"), "{text}");
-    assert!(read(folder, "out/report.html").contains("Left out: `half` is unfinished"));
+    assert!(read(folder, "out/report.html").contains("Left out: <code>half</code> is unfinished"));
     fs::write(folder.join("file"), "").unwrap();
     let (_, message) = failure(fedproj(folder, &["report", "good", "--out", "file"]));
     assert!(message.contains("cannot make `file/figures`"), "{message}");

@@ -42,24 +42,11 @@ pub(crate) fn load(
         Ok(fedproj_data::load_with(source, data_dir, tokenizer.as_ref())?)
     };
     let Splits { train, test } = read(&data.private)?;
-    if train.labels().is_none() {
-        return Err(Error::config(format!(
-            "data set `{}` has no labels, which clients need for training\n\
-             hint: data.private.label names the column of a table; arrays have their labels in y or y_train",
-            train.name()
-        )));
-    }
+    check_labels(&train)?;
     let (mut private, test) = match test {
         Some(test) => (train, test),
         None => hold_out(&train, config)?,
     };
-    if let [only] = private.class_names() {
-        return Err(Error::config(format!(
-            "data set `{}` has one class, `{only}`: there is nothing to tell apart\n\
-             hint: its labels should be the classes (data.private.label names the column of a table)",
-            private.name()
-        )));
-    }
     let public = match data.public.name.as_str() {
         "none" => None,
         "split" => {
@@ -104,6 +91,25 @@ pub(crate) fn load(
         return Ok(Loaded { private, test, public: public.map(Dataset::with_byte_cast), n_public_in_test });
     }
     Ok(Loaded { private, test, public, n_public_in_test })
+}
+
+/// That clients can learn from a data set: it has labels, of several classes.
+fn check_labels(data: &Dataset) -> Result<()> {
+    if data.labels().is_none() {
+        return Err(Error::config(format!(
+            "data set `{}` has no labels, which clients need for training\n\
+             hint: data.private.label names the column of a table; arrays have their labels in y or y_train",
+            data.name()
+        )));
+    }
+    if let [only] = data.class_names() {
+        return Err(Error::config(format!(
+            "data set `{}` has one class, `{only}`: there is nothing to tell apart\n\
+             hint: its labels should be the classes (data.private.label names the column of a table)",
+            data.name()
+        )));
+    }
+    Ok(())
 }
 
 /// Private and test samples of a set without a test part.
