@@ -76,6 +76,7 @@ fn commands_run() {
     let mut n_run = 0;
     for (name, page) in pages() {
         let folder = tempfile::tempdir().unwrap();
+        copy_configurations(&root().join(&name), folder.path());
         for (mark, block) in blocks(&page) {
             let lines = runnable(&block);
             match mark {
@@ -104,6 +105,17 @@ fn commands_run() {
         convinces(&name, folder.path());
     }
     assert!(n_run > 30, "only {n_run} commands were found");
+}
+
+/// A study's page runs the configuration beside it.
+#[cfg(unix)]
+fn copy_configurations(page: &Path, to: &Path) {
+    for entry in std::fs::read_dir(page.parent().unwrap()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+    }
 }
 
 /// What a newcomer sees first is clear: FedProj leads, and the made-up classes are told apart.
