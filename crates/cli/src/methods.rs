@@ -40,7 +40,7 @@ impl Methods {
         let data_dir = self.settings.data_dir()?;
         let method = first.method.build()?;
         let experiment = Experiment::load(first.clone(), &*method, data_dir.as_deref())?;
-        let n_public = experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
+        let n_public = experiment.n_public();
         let n_own = experiment.private.n_samples() / experiment.partition.n_clients().max(1);
         let row = |&(name, about): &(&'static str, &'static str)| {
             let mut config = first.clone();

@@ -451,7 +451,7 @@ fn whole(results: &dyn Contributions, at: usize, part: Part<'_>) -> Result<Vec<f
 
 /// Whether the results are of this experiment's clients, and all vectors have the lengths of this network.
 fn check_results(experiment: &Experiment, round: u32, results: &dyn Contributions, uploads: &[&str]) -> Result<()> {
-    let n_public = experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
+    let n_public = experiment.n_public();
     let wrong = |problem: String| Error::Message { what: "results of this round", problem };
     // By coins of their own, all clients may have stayed away.
     if results.n() == 0 && !experiment.config.privacy.is_on() {

@@ -231,6 +231,11 @@ impl Experiment {
         }))
     }
 
+    /// The number of public samples; 0 without a public set.
+    pub fn n_public(&self) -> usize {
+        self.public.as_deref().map_or(0, Dataset::n_samples)
+    }
+
     /// What a user should know before trusting a run: texts that were cut, tensors that were ignored, public samples that
     /// are in the test set.
     pub fn notes(&self) -> Vec<String> {

@@ -202,7 +202,7 @@ impl Fusion<'_> {
 
     /// The number of public samples; 0 without a public set.
     pub fn n_public(&self) -> usize {
-        self.experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples)
+        self.experiment.n_public()
     }
 
     /// The configuration of the run.

@@ -67,9 +67,8 @@ impl ServerState {
         let check =
             |vector: &[f32], expected: usize| Error::check_len("a vector of the server", vector.len(), expected);
         let outputs = |at: usize| {
-            let n_public = of.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
             let node = if at == 0 { Some(of.graph.output()) } else { of.graph.features() };
-            n_public * node.map_or(0, |node| of.graph.shape(node).len())
+            of.n_public() * node.map_or(0, |node| of.graph.shape(node).len())
         };
         let check_outputs = |vector: &[f32], at| if vector.is_empty() { Ok(()) } else { check(vector, outputs(at)) };
         for (name, vector) in &self.vectors {

@@ -100,7 +100,7 @@ impl Method for FedGems {
     }
 
     fn len_of_kept(&self, name: &str, experiment: &Experiment) -> Result<usize> {
-        let n_public = experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
+        let n_public = experiment.n_public();
         Ok(if name == KNOWN { n_public } else { n_public * experiment.private.n_classes() })
     }
 

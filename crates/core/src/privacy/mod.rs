@@ -326,7 +326,7 @@ impl Privacy {
 /// left. More clients and fewer values make it a little worse, so all clients are counted.
 fn by_nodes(experiment: &Experiment, method: &dyn Method) -> Result<f64> {
     let (config, n) = (&experiment.config.privacy, experiment.partition.n_clients().max(2));
-    let n_public = experiment.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples);
+    let n_public = experiment.n_public();
     let n_logits = n_public * experiment.private.n_classes();
     let released = config.released(method.needs_public());
     let precision = released.iter().map(|released| {

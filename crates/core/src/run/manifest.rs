@@ -119,7 +119,7 @@ impl Manifest {
             (text("cohort"), e.config.federation.cohort(n_clients)),
             (text("private_samples"), e.private.n_samples()),
             (text("test_samples"), e.test.n_samples()),
-            (text("public_samples"), e.public.as_deref().map_or(0, fedproj_data::Dataset::n_samples)),
+            (text("public_samples"), e.n_public()),
             (text("parameters"), e.weights.len()),
         ]);
         if let Some(scale) = e.config.federation.scale(n_clients) {

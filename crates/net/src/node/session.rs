@@ -92,7 +92,7 @@ impl Session {
             1 => classes,
             _ => classes + features,
         };
-        let outputs = e.public.as_deref().map_or(0, Dataset::n_samples) * per_sample;
+        let outputs = e.n_public() * per_sample;
         // Values in a secure sum have twice the bytes.
         let bytes = if task.secure_clients > 0 { 8 } else { 4 };
         bytes * (e.weights.len() * (1 + self.method.uploads().len()) + e.buffers.len() + outputs) as u64

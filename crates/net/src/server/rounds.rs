@@ -19,7 +19,7 @@ use fedproj_core::{
     ClientStates, Config, Contributions, Coordinator, Download, Experiment, FederationConfig, Opening, Pull,
     RobustConfig, RoundRecord, RunDir, Summary,
 };
-use fedproj_data::{Dataset, gather_rows};
+use fedproj_data::gather_rows;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -341,7 +341,7 @@ impl Rounds {
         let store = &self.desk.blobs;
         let put = |values: &[f32]| store.put(&encode_f32(values));
         let named = |(name, values): (&String, &Vec<f32>)| Ok(NamedBlob { name: name.clone(), blob: put(values)? });
-        let n_public = self.coordinator.experiment().public.as_deref().map_or(0, Dataset::n_samples);
+        let n_public = self.coordinator.experiment().n_public();
         let mut rows = Vec::new();
         let mut put_rows = |matrix: &[f32], indices: &[u32]| {
             gather_rows(matrix, n_public, indices, &mut rows);
