@@ -91,11 +91,11 @@ def sweep(
 def load(directory: PathLike) -> Run:
     """A stored run, as far as it is."""
     directory = Path(directory)
-    inside = sorted(directory.glob("*/config.toml")) if directory.is_dir() else []
-    if inside and not (directory / "config.toml").exists():
-        example = inside[0].parent
-        raise _fedproj.RunError(f"`{directory}` holds {len(inside)} runs; load one of them, such as `{example}`")
     if not (directory / "config.toml").exists():
+        inside = sorted(directory.glob("*/config.toml"))
+        if inside:
+            example = inside[0].parent
+            raise _fedproj.RunError(f"`{directory}` holds {len(inside)} runs; load one of them, such as `{example}`")
         raise _fedproj.RunError(f"cannot read a run in `{directory}`: a run is a directory with config.toml")
     return Run(directory)
 

@@ -103,7 +103,8 @@ impl Method for FedGen {
             // Any client may draw any sample.
             PartitionConfig::Virtual { .. } => labels.iter().for_each(|label| is_held[*label as usize] = true),
             _ => (0..partition.n_clients()).for_each(|client| {
-                partition.indices(client).iter().for_each(|at| is_held[labels[*at as usize] as usize] = true);
+                let counts = partition.class_counts(client, labels, n_classes);
+                is_held.iter_mut().zip(counts).for_each(|(held, n)| *held |= n > 0);
             }),
         }
         Some((0..n_classes as u32).filter(|class| is_held[*class as usize]).collect())

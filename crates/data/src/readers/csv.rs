@@ -1,9 +1,9 @@
 //! CSV files: numeric features and a label column, one sample per line.
 //!
-//! Fields are separated by commas, by tabs if the first line holds one, or by semicolons if it holds those and no comma. They may
-//! be in double quotes. The first line is a header if none of its feature fields is a number. Labels may be any text but fractions, which are measurements and no classes;
-//! classes are the distinct labels, in numeric order if all are integers and in alphabetic order otherwise. So are groups,
-//! if a column names the owner of each row.
+//! Fields are separated by commas, by tabs if the first line holds one, or by semicolons if it holds those and no comma. They
+//! may be in double quotes. The first line is a header if none of its feature fields is a number. Labels may be any text but
+//! fractions, which are measurements and no classes. Classes are the distinct labels, in numeric order if all are integers
+//! and in alphabetic order otherwise. So are groups, if a column names the owner of each row.
 
 use std::collections::BTreeSet;
 
