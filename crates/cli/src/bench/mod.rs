@@ -255,7 +255,7 @@ impl Round {
             "sgd" => "local.optimizer={kind='sgd', lr=0.1, weight_decay=0.0}",
             _ => "local.optimizer={kind='adam', lr=1e-3, weight_decay=5e-5}",
         };
-        // Timing starts at round 1, with targets as if a first ensemble existed, so that clients project.
+        // Timing starts at round 1, so that clients project.
         let overrides = [
             format!("method.name={}", self.method),
             format!("model.name={}", self.model),
@@ -269,19 +269,20 @@ impl Round {
         let config = Config::from_layers(None, &overrides)?;
         let method = config.method.build()?;
         let n_private = self.clients * self.samples;
-        let n_public = if method.needs_public() { self.public } else { 1 };
+        let n_public = if method.needs_public() { self.public } else { 0 };
         let lists = (0..self.clients).map(|k| (k * self.samples..(k + 1) * self.samples).collect()).collect();
         let partition = Partition::from_lists("equal", lists, n_private as usize)?;
-        let (private, public) = (synthetic(0, n_private, true)?, synthetic(1, n_public, false)?);
-        let test = synthetic(2, 256, true)?;
-        let experiment = Experiment::with_partition(config, method.as_ref(), private, test, Some(public), partition)?;
+        let (private, test) = (synthetic(0, n_private, true)?, synthetic(2, 256, true)?);
+        let public = (n_public > 0).then(|| synthetic(1, n_public, false)).transpose()?;
+        let experiment = Experiment::with_partition(config, method.as_ref(), private, test, public, partition)?;
+        // As if a first ensemble existed.
         let mut stream = Stream::new(0, Purpose::Synthetic, [3, 0, 0]);
         let logits: Vec<f32> = (0..n_public * 10).map(|_| stream.normal() as f32).collect();
         let state = ServerState {
             n_rounds_done: 1,
             weights: experiment.weights.clone(),
             buffers: experiment.buffers.clone(),
-            targets: Some(Arc::new(Targets { logits, features: Vec::new() })),
+            targets: (n_public > 0).then(|| Arc::new(Targets { logits, features: Vec::new() })),
             ..ServerState::default()
         };
         let opened = self.device.open()?;
