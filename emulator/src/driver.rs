@@ -1,21 +1,36 @@
 //! CUDA's driver: those of its functions that fedproj calls, as `cuda.h` declares them.
 //!
-//! Handles are pointers to what the driver keeps, or numbers. A stream that is captured records work; every other one
-//! does it at the call.
+//! Handles are pointers to what the driver keeps, or numbers. A stream does work at the call, or records it while it is
+//! captured. A stream that has waited for another one does its work as late as it may: when others wait for it. So a wait
+//! that is missing gives wrong numbers.
 
 use crate::gpu::{Answer, Function, Functions, MEMORY_BYTES, Status, Work, gpu};
 use crate::machine::block::Launch;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Only its address counts.
 const CONTEXT: *mut c_void = 0x1000 as *mut c_void;
 const POOL: *mut c_void = 0x2000 as *mut c_void;
 
-/// The work that a stream has recorded, while it is captured.
-type Stream = Mutex<Option<Vec<Work>>>;
+#[derive(Default)]
+struct Stream {
+    /// What it has recorded, while it is captured.
+    record: Mutex<Option<Graph>>,
+    late: Mutex<Option<Late>>,
+}
 type Graph = Vec<Work>;
+
+/// The work that a stream has not done yet, and how much it has done.
+#[derive(Default)]
+struct Late {
+    work: VecDeque<Work>,
+    n_done: usize,
+}
+
+/// A stream, and how much work it had when the event was recorded.
+type Event = Mutex<Option<(*const Stream, usize)>>;
 
 /// The latest message of each kind of error.
 static MESSAGES: Mutex<Option<HashMap<c_int, CString>>> = Mutex::new(None);
@@ -25,7 +40,7 @@ fn status(answer: Answer<()>) -> c_int {
     let Err((status, what)) = answer else { return 0 };
     let code = status as c_int;
     let text = CString::new(what.replace('\0', " ")).unwrap_or_default();
-    let mut messages = MESSAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut messages = lock(&MESSAGES);
     // Callers may hold the old text for ever.
     if let Some(old) = messages.get_or_insert_default().insert(code, text) {
         let _ = old.into_raw();
@@ -37,26 +52,51 @@ fn invalid(what: &str) -> Answer<()> {
     Err((Status::InvalidValue, what.into()))
 }
 
-/// Does work, or records it if the stream is captured.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Stream {
+    /// Does work, records it, or leaves it for later.
+    fn submit(&self, work: Work) -> Answer<()> {
+        if let Some(late) = lock(&self.late).as_mut() {
+            late.work.push_back(work);
+            return Ok(());
+        }
+        match lock(&self.record).as_mut() {
+            Some(record) => record.push(work),
+            None => return gpu().run(&work),
+        }
+        Ok(())
+    }
+
+    /// Lets the work of the event's stream go before what follows on this one. If that stream does its work at once, this
+    /// one is late from now on.
+    fn wait(&self, other: &Self, n: usize) -> Answer<()> {
+        let Some(late) = &mut *lock(&other.late) else {
+            lock(&self.late).get_or_insert_default();
+            return Ok(());
+        };
+        let due: Vec<Work> = late.work.drain(..n.saturating_sub(late.n_done)).collect();
+        late.n_done += due.len();
+        due.into_iter().try_for_each(|work| self.submit(work))
+    }
+}
+
+/// Does work, records it, or leaves it for later.
 unsafe fn submit(stream: *mut c_void, work: Answer<Work>) -> c_int {
     // SAFETY: handles of streams come from `cuStreamCreate`.
     let stream = unsafe { stream.cast::<Stream>().as_ref() };
-    let recorded = stream.map(|stream| stream.lock().unwrap_or_else(PoisonError::into_inner));
-    status(work.and_then(|work| match recorded {
-        Some(mut recorded) if recorded.is_some() => {
-            recorded.as_mut().into_iter().for_each(|all| all.push(work.clone()));
-            Ok(())
-        }
-        _ => gpu().run(&work),
-    }))
+    status(work.and_then(|work| stream.map_or_else(|| gpu().run(&work), |stream| stream.submit(work.clone()))))
 }
 
-/// What the host waits for cannot be recorded.
-unsafe fn not_captured(stream: *mut c_void) -> Answer<()> {
+/// What the host waits for cannot be recorded, or be late.
+unsafe fn is_idle(stream: *mut c_void) -> Answer<()> {
     // SAFETY: as in `submit`.
-    let stream = unsafe { stream.cast::<Stream>().as_ref() };
-    let is_captured = stream.is_some_and(|s| s.lock().unwrap_or_else(PoisonError::into_inner).is_some());
-    if is_captured { Err((Status::NotSupported, "the stream is captured".into())) } else { Ok(()) }
+    let Some(stream) = (unsafe { stream.cast::<Stream>().as_ref() }) else { return Ok(()) };
+    let waits = lock(&stream.late).as_ref().is_some_and(|late| !late.work.is_empty());
+    let is_busy = waits || lock(&stream.record).is_some();
+    if is_busy { Err((Status::NotSupported, "the stream is captured, or nobody waits for it".into())) } else { Ok(()) }
 }
 
 /// Declares functions that the driver exports.
@@ -117,7 +157,7 @@ exported! {
         0
     }
     cuGetErrorString(error: c_int, to: *mut *const c_char) {
-        let messages = MESSAGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let messages = lock(&MESSAGES);
         let text = messages.as_ref().and_then(|all| all.get(&error));
         *to = text.map_or(c"an error of the emulated GPU".as_ptr(), |text| text.as_ptr());
         0
@@ -125,11 +165,11 @@ exported! {
     cuGetErrorName(_error: c_int, to: *mut *const c_char) { *to = c"EMULATED_GPU".as_ptr(); 0 }
 
     cuMemAllocAsync(to: *mut u64, len: usize, stream: *mut c_void) {
-        status(not_captured(stream).and_then(|()| gpu().allocate(len)).map(|address| *to = address))
+        status(is_idle(stream).and_then(|()| gpu().allocate(len)).map(|address| *to = address))
     }
     cuMemFreeAsync(at: u64, stream: *mut c_void) {
         let freed = || if gpu().memory_mut().free(at) { Ok(()) } else { invalid("no memory to free") };
-        status(not_captured(stream).and_then(|()| freed()))
+        status(is_idle(stream).and_then(|()| freed()))
     }
     cuMemsetD8Async(at: u64, value: u8, len: usize, stream: *mut c_void) {
         submit(stream, Ok(Work::Fill { at, value, len }))
@@ -139,11 +179,11 @@ exported! {
     }
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, len: usize, stream: *mut c_void) {
         let bytes = std::slice::from_raw_parts(from.cast::<u8>(), len);
-        status(not_captured(stream).and_then(|()| gpu().write(to, bytes)))
+        status(is_idle(stream).and_then(|()| gpu().write(to, bytes)))
     }
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, len: usize, stream: *mut c_void) {
         let bytes = std::slice::from_raw_parts_mut(to.cast::<u8>(), len);
-        status(not_captured(stream).and_then(|()| gpu().read(from, bytes)))
+        status(is_idle(stream).and_then(|()| gpu().read(from, bytes)))
     }
 
     cuModuleLoadData(to: *mut *mut c_void, image: *const c_void) {
@@ -197,13 +237,28 @@ exported! {
         0
     }
     cuStreamDestroy_v2(stream: *mut c_void) { drop(Box::from_raw(stream.cast::<Stream>())); 0 }
-    cuStreamSynchronize(stream: *mut c_void) { status(not_captured(stream)) }
+    cuStreamSynchronize(stream: *mut c_void) { status(is_idle(stream)) }
+    cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, _flags: c_uint) {
+        let recorded = *lock(&*event.cast::<Event>());
+        status(recorded.map_or(Ok(()), |(other, n)| (*stream.cast::<Stream>()).wait(&*other, n)))
+    }
+    cuEventCreate(to: *mut *mut c_void, _flags: c_uint) {
+        *to = Box::into_raw(Box::new(Event::default())).cast();
+        0
+    }
+    cuEventRecord(event: *mut c_void, stream: *mut c_void) {
+        let late = lock(&(*stream.cast::<Stream>()).late);
+        let n = late.as_ref().map_or(0, |late| late.n_done + late.work.len());
+        *lock(&*event.cast::<Event>()) = Some((stream.cast(), n));
+        0
+    }
+    cuEventDestroy_v2(event: *mut c_void) { drop(Box::from_raw(event.cast::<Event>())); 0 }
     cuStreamBeginCapture_v2(stream: *mut c_void, _mode: c_int) {
-        *(*stream.cast::<Stream>()).lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+        *lock(&(*stream.cast::<Stream>()).record) = Some(Graph::new());
         0
     }
     cuStreamEndCapture(stream: *mut c_void, to: *mut *mut c_void) {
-        match (*stream.cast::<Stream>()).lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match lock(&(*stream.cast::<Stream>()).record).take() {
             Some(graph) => { *to = Box::into_raw(Box::new(graph)).cast(); 0 }
             None => status(invalid("the stream is not captured")),
         }
@@ -214,7 +269,7 @@ exported! {
     }
     cuGraphLaunch(graph: *mut c_void, stream: *mut c_void) {
         let graph = &*graph.cast::<Graph>();
-        status(not_captured(stream).and_then(|()| graph.iter().try_for_each(|work| gpu().run(work))))
+        status(is_idle(stream).and_then(|()| graph.iter().try_for_each(|work| gpu().run(work))))
     }
     cuGraphDestroy(graph: *mut c_void) { drop(Box::from_raw(graph.cast::<Graph>())); 0 }
     cuGraphExecDestroy(graph: *mut c_void) { drop(Box::from_raw(graph.cast::<Graph>())); 0 }
