@@ -41,15 +41,16 @@ impl Fleet {
                 spans.try_for_each(|span| self.clear(grad.from(span.start), span.len()))?;
             }
         }
-        Ok(())
+        self.join()
     }
 
-    /// A node's gradient, if the node needs one; marks it as present.
-    fn take_grad(&mut self, node: usize) -> Option<Sum> {
-        let slot = self.schedule.grad_slot[node]?;
+    /// A node's gradient to write to, if the node needs one; marks it as present.
+    fn take_grad(&mut self, node: usize) -> Result<Option<Sum>> {
+        let Some(slot) = self.schedule.grad_slot[node] else { return Ok(None) };
+        self.before_write(slot)?;
         let owner = self.graph.owner(node);
         let fresh = !std::mem::replace(&mut self.has_grad[owner], true);
-        Some(Sum { rows: self.grad(slot), fresh })
+        Ok(Some(Sum { rows: self.grad(slot), fresh }))
     }
 
     pub(super) fn accumulate(&self, extent: Extent, from: Rows, to: Sum) -> Result<()> {
@@ -62,6 +63,7 @@ impl Fleet {
         let Some(mut out_slot) = self.schedule.grad_slot[stage.out] else { return Ok(()) };
         let extent = self.extent(stage.out);
         if let Some(work) = self.schedule.work_slot[i] {
+            self.before_write(work)?;
             self.accumulate(extent, self.grad(out_slot), Sum { rows: self.grad(work), fresh: true })?;
             out_slot = work;
         }
@@ -69,26 +71,26 @@ impl Fleet {
         let node = &self.graph.nodes[stage.node];
         let (input, second) = (node.inputs[0].0, node.inputs.get(1).map(|id| id.0));
         if let Some(norm) = node.op.norm() {
-            let residual = stage.residual.and_then(|r| self.take_grad(r));
+            let residual = stage.residual.map_or(Ok(None), |r| self.take_grad(r))?;
             if self.schedule.grad_slot[input] == Some(out_slot) {
                 // In place: dy's memory then holds the input's gradient.
                 let owner = self.graph.owner(input);
                 self.has_grad[owner] = true;
                 return self.norm_backward((i, norm), params, dy, Sum { rows: dy, fresh: true }, residual, grad);
             }
-            let dx = self.take_grad(input).unwrap_or(Sum { rows: dy, fresh: true });
+            let dx = self.take_grad(input)?.unwrap_or(Sum { rows: dy, fresh: true });
             return self.norm_backward((i, norm), params, dy, dx, residual, grad);
         }
         let is_add = node.op == Op::Add;
         let dropout = if let Op::Dropout { rate } = node.op { Some(rate) } else { None };
-        let dx = self.take_grad(input);
+        let dx = self.take_grad(input)?;
         if let Some(rate) = dropout {
-            let residual = stage.residual.and_then(|r| self.take_grad(r));
+            let residual = stage.residual.map_or(Ok(None), |r| self.take_grad(r))?;
             return self.dropout_backward(i, rate, dy, dx, residual);
         }
-        self.layer_backward(i, params, dy, dx, grad)?;
+        self.layer_backward(i, params, out_slot, dx, grad)?;
         if let Some(second) = second.filter(|_| is_add)
-            && let Some(dx) = self.take_grad(second)
+            && let Some(dx) = self.take_grad(second)?
         {
             self.accumulate(extent, dy, dx)?;
         }
@@ -222,8 +224,8 @@ impl Fleet {
     }
 
     /// Every other operation: adds to the gradient of the first input, where one is needed.
-    fn layer_backward(&self, i: usize, params: Rows, dy: Rows, dx: Option<Sum>, grad: Rows) -> Result<()> {
-        let stage = self.schedule.stages[i];
+    fn layer_backward(&mut self, i: usize, params: Rows, slot: usize, dx: Option<Sum>, grad: Rows) -> Result<()> {
+        let (stage, dy) = (self.schedule.stages[i], self.grad(slot));
         let node = &self.graph.nodes[stage.node];
         let input = node.inputs[0].0;
         let (x, y) = (self.value(input), self.value(stage.out));
@@ -243,17 +245,7 @@ impl Fleet {
         match (&node.op, dx) {
             (Op::Conv(_), _) if self.first_layer_before(i + 1) == Some(i) => self.first_layer_backward(i, dw),
             (Op::Conv(_) | Op::StandardizedConv(_) | Op::Linear, dx) => {
-                let (pass, after) = (gpu::Pass::Weight, After::NOTHING);
-                let operands = Operands { pass, x, w: dw, y: dy, after, fresh: true, relu: false };
-                self.product(stage.node, &operands, None)?;
-                let [mut w, ..] = self.params_of(stage.node, params);
-                if let Op::StandardizedConv(_) = node.op {
-                    let (co, len) = self.weight_rows(i);
-                    w = self.saved_rows(i);
-                    self.launch("standardize_backward", [co, 1], [256, 1], 0, &[&lanes, &(len as i32), &w, &dw])?;
-                }
-                let Some(Sum { rows: x, fresh }) = dx else { return Ok(()) };
-                self.product(stage.node, &Operands { pass: gpu::Pass::Input, x, w, fresh, ..operands }, None)
+                self.product_backward(i, params, slot, dx, grad)
             }
             (Op::Activation(f), Some(dx)) => {
                 let p: [&dyn Parameter; 8] =
@@ -288,6 +280,27 @@ impl Fleet {
                 None,
             ) => Ok(()),
         }
+    }
+
+    /// A convolution or a linear layer: the gradient of its weights beside the main queue, and that of its input.
+    fn product_backward(&mut self, i: usize, params: Rows, slot: usize, dx: Option<Sum>, grad: Rows) -> Result<()> {
+        let node = self.schedule.stages[i].node;
+        let standardized = matches!(self.graph.nodes[node].op, Op::StandardizedConv(_));
+        let w = if standardized { self.saved_rows(i) } else { self.params_of(node, params)[0] };
+        let ([dw, ..], x) = (self.params_of(node, grad), self.value(self.graph.nodes[node].inputs[0].0));
+        let (pass, after) = (gpu::Pass::Weight, After::NOTHING);
+        let operands = Operands { pass, x, w: dw, y: self.grad(slot), after, fresh: true, relu: false };
+        self.beside(slot, |fleet| {
+            fleet.product(node, &operands, None)?;
+            if !standardized {
+                return Ok(());
+            }
+            let (co, len) = fleet.weight_rows(i);
+            let p: [&dyn Parameter; 4] = [&fleet.lanes.at(), &(len as i32), &w, &dw];
+            fleet.launch("standardize_backward", [co, 1], [256, 1], 0, &p)
+        })?;
+        let Some(Sum { rows: x, fresh }) = dx else { return Ok(()) };
+        self.product(node, &Operands { pass: gpu::Pass::Input, x, w, fresh, ..operands }, None)
     }
 
     fn average_pool_backward(&self, input: usize, dy: Rows, dx: Sum) -> Result<()> {

@@ -1,6 +1,7 @@
 //! A fleet: values and gradients of every lane, which lanes take part, what they measured, and recorded steps.
 
 use super::batches::{Batches, Slot};
+use super::beside::Beside;
 use super::gpu::{Captured, DeviceArray, Gpu, Parameter, Precision, failed_lane};
 use super::memory::{Extent, Rows, Vectors, padded, vectors};
 use super::text::Texts;
@@ -59,6 +60,7 @@ pub struct Fleet {
     pub(super) n_moments: Vec<usize>,
     pub(super) partial: Vectors,
     pub(super) coefficients: Vectors,
+    pub(super) beside: Beside,
     pub(super) parts: DeviceArray<f32>,
     /// How far sums of weights' gradients are split, see [`Fleet::alone`].
     pub(super) further: usize,
@@ -148,6 +150,7 @@ impl Fleet {
             n_moments: vec![0; schedule.stages.len()],
             partial: vectors(2 * channels_max * n.max(CHUNKS_MAX))?,
             coefficients: vectors(3 * channels_max)?,
+            beside: Beside::new(gpu, k * conv::PARTS_LEN, schedule.grad_len.len())?,
             parts: gpu.zeros(k * conv::PARTS_LEN)?,
             further: 1,
             turned: if options.training && gpu.has_hopper() { Some(vectors(hopper::turned_len(graph))?) } else { None },
@@ -189,7 +192,8 @@ impl Fleet {
     /// If the GPU's memory is too small.
     pub fn alone(mut self) -> Result<Self> {
         self.further = conv::ALONE;
-        self.parts = self.gpu.zeros(self.n_lanes * self.further * conv::PARTS_LEN)?;
+        let len = self.n_lanes * self.further * conv::PARTS_LEN;
+        (self.parts, self.beside.parts) = (self.gpu.zeros(len)?, self.gpu.zeros(len)?);
         Ok(self)
     }
 
@@ -198,7 +202,7 @@ impl Fleet {
         let schedule = Schedule::new(graph, options, Some(&|_, _| false));
         let floats: usize = schedule.value_len.iter().chain(&schedule.grad_len).sum();
         let turned = if options.training { hopper::turned_len(graph) } else { 0 };
-        4 * (options.batch * floats + conv::PARTS_LEN + turned)
+        4 * (options.batch * floats + 2 * conv::PARTS_LEN + turned)
     }
 
     /// The graph.
@@ -375,7 +379,7 @@ impl Fleet {
         shared: u32,
         parameters: &[&dyn Parameter],
     ) -> Result<()> {
-        self.gpu.launch(kernel, [grid[0], grid[1], self.active.len()], block, shared, parameters)
+        self.gpu.launch(self.beside.queue, kernel, [grid[0], grid[1], self.active.len()], block, shared, parameters)
     }
 
     /// One thread per element. If the number of elements is known on the device only, threads loop over further elements.

@@ -6,7 +6,7 @@ use super::programs::programs;
 use super::signatures::Signature;
 use crate::error::{Error, Result};
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys,
+    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys,
 };
 use cudarc::nvrtc;
 use std::collections::HashMap;
@@ -42,6 +42,24 @@ pub(super) enum Pass {
     Forward,
     Input,
     Weight,
+}
+
+/// Where launches wait for earlier ones. Work beside the main queue starts after what [`Gpu::fork`] saw there, and the main
+/// queue goes on until it waits for an [`Event`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Queue {
+    #[default]
+    Main,
+    Beside,
+}
+
+/// A point in the queue beside the main one.
+pub(super) struct Event(CudaEvent);
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Event")
+    }
 }
 
 /// The first compute capability whose tensor cores have tf32.
@@ -156,6 +174,8 @@ pub(super) fn failed_lane(lane: usize, n_lanes: usize) -> Error {
 pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    beside: Arc<CudaStream>,
+    forked: Event,
     kernels: HashMap<String, Kernel>,
     precision: Precision,
     name: String,
@@ -194,9 +214,11 @@ impl Gpu {
             let problem = format!("its compute capability is {major}.{minor}, and tf32 needs {CAPABILITY_MIN}.0");
             return Err(Error::gpu(format!("using the {}", probe.gpus[ordinal].0), problem));
         }
-        // SAFETY: all work goes through one stream, so nothing needs cudarc's events between streams.
+        // SAFETY: memory is taken, copied and freed on one stream. The other waits for it by our own events, and it for the other.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("opening a stream"))?;
+        let beside = context.new_stream().map_err(failed("opening a stream"))?;
+        let forked = Event(context.new_event(None).map_err(failed("making an event"))?);
         keep_freed_memory(&context);
         let compiler = probe.compiler_version.unwrap_or_default();
         let compiled = std::thread::scope(|scope| {
@@ -240,7 +262,7 @@ impl Gpu {
         let processors = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let processors =
             context.attribute(processors).map_err(failed("counting the GPU's processors"))?.max(1) as usize;
-        Ok(Arc::new(Self { context, stream, kernels, precision, name, processors }))
+        Ok(Arc::new(Self { context, stream, beside, forked, kernels, precision, name, processors }))
     }
 
     /// The GPU's name.
@@ -349,6 +371,7 @@ impl Gpu {
     /// driver or in wrong numbers.
     pub(super) fn launch(
         &self,
+        queue: Queue,
         kernel: &str,
         grid: [usize; 3],
         block: [u32; 2],
@@ -366,13 +389,34 @@ impl Gpu {
         }
         let mut pointers: Vec<*mut c_void> = parameters.iter().map(|p| p.pointer()).collect();
         let grid = (grid[0] as u32, grid[1] as u32, grid[2] as u32);
-        let (function, stream) = (declared.function.cu_function(), self.stream.cu_stream());
+        let stream = if queue == Queue::Main { &self.stream } else { &self.beside };
+        let (function, stream) = (declared.function.cu_function(), stream.cu_stream());
         self.context.bind_to_thread().map_err(failed(kernel))?;
         // SAFETY: before it returns, the driver reads one value per parameter of the kernel, as long as the parameter's type.
         // Number and names of the types were compared above. Equal names mean equal lengths: the programs assert those of
         // the structures. Addresses come from `DeviceArray`; what the kernel does with them, it does to memory of the device.
         unsafe { result::launch_kernel(function, grid, (block[0], block[1], 1), shared, stream, &mut pointers) }
             .map_err(failed(kernel))
+    }
+
+    /// Lets later work of the queue beside the main one start after what the main one has now.
+    pub(super) fn fork(&self) -> Result<()> {
+        let forked = &self.forked.0;
+        forked.record(&self.stream).and_then(|()| self.beside.wait(forked)).map_err(failed("forking a queue"))
+    }
+
+    pub(super) fn event(&self) -> Result<Event> {
+        self.context.new_event(None).map(Event).map_err(failed("making an event"))
+    }
+
+    /// Sets an event behind all work of the queue beside the main one.
+    pub(super) fn mark(&self, event: &Event) -> Result<()> {
+        event.0.record(&self.beside).map_err(failed("marking a queue"))
+    }
+
+    /// Lets later work of the main queue start after what was before the event.
+    pub(super) fn wait(&self, event: &Event) -> Result<()> {
+        self.stream.wait(&event.0).map_err(failed("joining a queue"))
     }
 
     /// From now on launches are recorded instead of run.

@@ -10,6 +10,7 @@
 
 mod backward;
 mod batches;
+mod beside;
 mod constraints;
 mod conv;
 mod fleet;

@@ -3,7 +3,7 @@
 use super::conv::{Geometry, Launch, stem_parts, stem_pool_shared, stem_shared, stem_weight_shared};
 use super::fleet::Fleet;
 use super::gather;
-use super::gpu::{Parameter, Pass, Precision, parameters};
+use super::gpu::{Parameter, Pass, Precision, Queue, parameters};
 use super::hopper::{AT_ONCE, Dense, Strip, shared_bytes};
 use super::memory::Rows;
 use crate::error::{Error, Result};
@@ -172,7 +172,7 @@ impl Fleet {
         let launch = Launch::new(o.pass, &c, pitch, batch, aligned, self.n_active(), is_exact, self.further);
         let kernel = format!("{}.{}", o.program(), launch.kernel);
         let (parts, flags) = (launch.splits as i32, o.flags());
-        let p: [&dyn Parameter; 9] = [&geometry, &lanes, &o.x, &o.w, &o.y, &o.after, &flags, &parts, &self.parts.at()];
+        let p: [&dyn Parameter; 9] = [&geometry, &lanes, &o.x, &o.w, &o.y, &o.after, &flags, &parts, &self.parts()];
         self.launch(&kernel, [launch.tiles, launch.splits], [128, 1], launch.shared, &p)?;
         let (len, columns) = match o.pass {
             Pass::Forward => (batch * c.ho * c.wo * c.co, c.co),
@@ -208,7 +208,7 @@ impl Fleet {
             &won,
             &w,
             &(splits as i32),
-            &self.parts.at(),
+            &self.parts(),
         ];
         self.launch("STEM.stem_weight", [c.co / 64, splits], [256, 1], stem_weight_shared(&c), &p)?;
         let operands = Operands { pass: Pass::Weight, x, w, y, after: After::NOTHING, fresh: true, relu: false };
@@ -222,7 +222,7 @@ impl Fleet {
         }
         let (len_i, columns, parts, flags) = (len as i32, columns as i32, parts as i32, o.flags());
         let p: [&dyn Parameter; 8] =
-            [&self.lanes.at(), &o.out(), &o.after, &len_i, &columns, &parts, &flags, &self.parts.at()];
+            [&self.lanes.at(), &o.out(), &o.after, &len_i, &columns, &parts, &flags, &self.parts()];
         self.each(&format!("{}.sum_splits", o.program()), len.div_ceil(4), &p)
     }
 
@@ -251,7 +251,7 @@ impl Fleet {
             Pass::Weight => {
                 let (tiles, splits) = dense.weight().unwrap_or((0, 1));
                 let p: [&dyn Parameter; 8] =
-                    [&dense, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &self.parts.at()];
+                    [&dense, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &self.parts()];
                 let shared = shared_bytes("dense_weight").unwrap_or(0);
                 self.launch("HOPPER.dense_weight", [tiles, splits], [256, 1], shared, &p)?;
                 self.sum_parts(o, ci * co, co, splits)
@@ -262,7 +262,7 @@ impl Fleet {
     /// By the kernels of `gather.cu`.
     fn gathered_product(&self, c: &Conv, o: &Operands) -> Result<()> {
         let (geometry, lanes, flags) = (Geometry::new(c, c.ci, self.batch, 0), self.lanes.at(), o.flags());
-        let parts = self.parts.at();
+        let parts = self.parts();
         let (from, w, to, len, columns) = match o.pass {
             Pass::Forward => (o.x, o.w, o.y, c.ho * c.wo * c.co, c.co),
             Pass::Input => {
@@ -306,7 +306,7 @@ impl Fleet {
             let blocks = (tiles * self.n_active()).min(AT_ONCE * self.gpu.processors());
             let p: [&dyn Parameter; 8] = [&strip, &n_lanes, &lanes, &from, &w, &to, &o.after, &flags];
             let shared = shared_bytes(kernel).unwrap_or(0);
-            self.gpu.launch(&format!("HOPPER.{kernel}"), [blocks, 1, 1], [256, 1], shared, &p)
+            self.gpu.launch(Queue::Main, &format!("HOPPER.{kernel}"), [blocks, 1, 1], [256, 1], shared, &p)
         };
         match o.pass {
             Pass::Forward => product(strip, o.x, o.w, o.y),
@@ -314,7 +314,7 @@ impl Fleet {
             Pass::Weight => {
                 let (tiles, splits) = strip.weight(self.further);
                 let p: [&dyn Parameter; 8] =
-                    [&strip, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &self.parts.at()];
+                    [&strip, &lanes, &o.x, &o.w, &o.y, &flags, &(splits as i32), &self.parts()];
                 let shared = shared_bytes("shifted_weight").unwrap_or(0);
                 self.launch("HOPPER.shifted_weight", [tiles, splits], [384, 1], shared, &p)?;
                 self.sum_parts(o, 9 * ci * co, co, splits)

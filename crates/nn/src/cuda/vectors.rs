@@ -1,7 +1,7 @@
 //! Arithmetic on the lanes' flat vectors.
 
 use super::fleet::{DOT_CHUNK, Fleet};
-use super::gpu::{Parameter, parameters};
+use super::gpu::{Parameter, Queue, parameters};
 use super::memory::{Extent, Rows, Vectors};
 use crate::error::Result;
 use crate::vector::Bounds;
@@ -71,7 +71,7 @@ impl Fleet {
         let out = self.gpu.zeros::<f32>(len)?;
         let p: [&dyn Parameter; 6] =
             [&(len as i32), &(order.len() as i32), &order.at(), &weights.at(), &vectors.rows(), &out.at()];
-        self.gpu.launch("weighted_sum", [len.div_ceil(256), 1, 1], [256, 1], 0, &p)?;
+        self.gpu.launch(Queue::Main, "weighted_sum", [len.div_ceil(256), 1, 1], [256, 1], 0, &p)?;
         let mut sum = vec![0.0; len];
         self.gpu.read(&out, 0, &mut sum)?;
         Ok(sum)
