@@ -216,5 +216,5 @@ def _get(ray: Any, tasks: list[Any]) -> list[Any]:
             if f"{kind.__name__}: " in text:
                 raise kind(text.split(f"{kind.__name__}: ", 1)[1].strip()) from None
         raise _fedproj.RunError(
-            f"a worker died {RETRIES} times: {text}\nhint: fewer workers per machine need less memory; resume=True continues"
+            f"a worker died {RETRIES + 1} times: {text}\nhint: fewer workers per machine need less memory; resume=True continues"
         ) from error

@@ -83,6 +83,25 @@ def test_a_worker_that_is_killed_repeats_its_clients(method, expected, tmp_path)
     assert_same(made, fedproj.run(method=method, settings=settings, out=tmp_path / "alone", progress=False))
 
 
+def test_a_worker_that_always_dies_ends_the_run_with_the_reason(expected, tmp_path, monkeypatch):
+    class Starved(on_ray._Worker):
+        # As the kernel ends a process when memory is short.
+        def train(self, *_):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    out, settings = tmp_path / "run", SMALL | METHODS["feddyn"]
+    half = settings | {"federation.rounds": 1}
+    on_ray.run(method="feddyn", settings=half, workers=1, out=out, progress=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(on_ray, "_Worker", Starved)
+        patched.setattr(on_ray, "RETRIES", 1)
+        with pytest.raises(fedproj.RunError, match="a worker died 2 times(.|\n)*fewer workers per machine need less memory"):
+            on_ray.run(method="feddyn", settings=settings, workers=1, out=out, resume=True, progress=False)
+    # Nothing is lost.
+    made = on_ray.run(method="feddyn", settings=settings, workers=1, out=out, resume=True, progress=False)
+    assert_same(made, expected["feddyn", False])
+
+
 def test_a_run_resumes_and_a_finished_one_is_read(expected, tmp_path):
     out, settings = tmp_path / "run", SMALL | METHODS["feddyn"]
     half = settings | {"federation.rounds": 1}
