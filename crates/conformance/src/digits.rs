@@ -47,6 +47,7 @@ const DEEP: &[&str] = &[
     "method.fedproj.distill.batch=40",
     "method.fedproj.memory.batch=30",
     "method.fedproj.distill.optimizer={kind='sgd', lr=0.002, weight_decay=0.0}",
+    "method.fedgkt={epochs=1, optimizer={kind='sgd', lr=0.01, weight_decay=0.0}}",
 ];
 
 /// The method, and its settings besides the base. Methods without a case run with the base alone.
@@ -100,6 +101,7 @@ const DEEP_CASES: &[(&str, &[&str])] = &[
     ("fedrcl", &[]),
     ("fedspeed", &[]),
     ("fedbn", &[]),
+    ("fedgkt", &["model.group_norm=4"]),
     ("fedmd", &["method.fedmd.memory={size=60, batch=30}"]),
     ("fedproj", &["data.augment=true"]),
     ("fedproj", &["method.fedproj.projection.rule=gem"]),

@@ -14,6 +14,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("fedproj", &["model.name=cnn", "data.augment=true"]),
     ("moon", &[]),
     ("scaffold", &[]),
+    ("fedgkt", &[]),
 ];
 
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {

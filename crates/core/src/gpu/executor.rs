@@ -258,10 +258,11 @@ impl Executor {
 
     fn forward(&mut self, batch: Batch, at: VectorId) -> Result<()> {
         let (feed, table, offset) = match batch {
-            Batch::Taught | Batch::Generated => {
+            Batch::Generated => {
                 return Err(Error::config("generated features are made on CPUs only\nhint: --device cpu"));
             }
-            Batch::Private => (Some(&self.feeds.own), Batches::Samples, 0),
+            // The server's logits of the batch, where it sent some, are rows of the feed's targets.
+            Batch::Private | Batch::Taught => (Some(&self.feeds.own), Batches::Samples, 0),
             Batch::Memory => (self.feeds.memory.as_ref(), Batches::Replay, self.n_memory),
         };
         let Some(feed) = feed else { return Ok(()) };

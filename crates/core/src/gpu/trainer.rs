@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::evaluate::Which;
 use crate::halves::Stop;
 use crate::memory::MemoryConfig;
-use crate::method::Method;
+use crate::method::{LOGITS, Method};
 use crate::own::Own;
 use crate::plan::{LocalPlan, Op, Planner, VectorId};
 use crate::simulate::Progress;
@@ -75,7 +75,7 @@ impl GpuTrainer {
         progress: &(dyn Fn(Progress) + Sync),
     ) -> Result<(Vec<ClientResult>, Option<Vec<u32>>)> {
         let one_wave = jobs.len() <= self.n_lanes();
-        self.receive(download)?;
+        self.receive(method, download)?;
         let mut all = Vec::with_capacity(jobs.len());
         for jobs in jobs.chunks(self.n_lanes()) {
             let wave = self.train_wave(method, download, jobs)?;
@@ -93,7 +93,7 @@ impl GpuTrainer {
     }
 
     /// What the server sent; all lanes share it.
-    fn receive(&mut self, download: &Download) -> Result<()> {
+    fn receive(&mut self, method: &dyn Method, download: &Download) -> Result<()> {
         let Self { on, planner, executor, .. } = self;
         planner.receive(download);
         executor.make_vectors(planner.names(), &planner.programs)?;
@@ -104,6 +104,11 @@ impl GpuTrainer {
             if let Some(values) = download.vectors.get(name) {
                 fleet.write(to, 0, values)?;
             }
+        }
+        // A row per private sample, for all clients: as many floats as the private set has samples, times the classes.
+        let logits = download.vectors.get(LOGITS).filter(|_| method.sends_logits());
+        if feeds.own.set_rows(on, Target::Logits, logits.map_or(&[], Vec::as_slice))? {
+            fleet.forget_recorded();
         }
         if let (Some((_, targets)), Some(feed)) = (&download.memory, &mut feeds.memory) {
             let logits = feed.set_rows(on, Target::Logits, &targets.logits)?;
