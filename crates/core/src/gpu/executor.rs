@@ -208,7 +208,7 @@ impl Executor {
             Op::Loss { term } => self.add_term(&term)?,
             Op::Backward { batch, at, out } => {
                 let of = match (at, batch) {
-                    (VectorId::Perturbed | VectorId::State(_), _) => LossOf::Perturbed,
+                    (VectorId::Perturbed | VectorId::State(_), _) => LossOf::Other,
                     (_, Batch::Private | Batch::Taught | Batch::Generated) => LossOf::Samples,
                     (_, Batch::Memory) => LossOf::Replay,
                 };

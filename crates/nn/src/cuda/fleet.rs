@@ -49,6 +49,8 @@ pub struct Fleet {
     pub(super) batch_max: usize,
     pub(super) batch: usize,
     pub(super) mode: Mode,
+    /// Where the last pass began.
+    pub(super) first_stage: usize,
     /// Floats from pixel to pixel of the input.
     pub(super) input_pitch: usize,
     values: Vec<Vectors>,
@@ -173,6 +175,7 @@ impl Fleet {
             batch_max: n,
             batch: 0,
             mode: Mode::EVAL,
+            first_stage: 0,
             graph: graph.clone(),
             gpu: Arc::clone(gpu),
         };
@@ -209,6 +212,11 @@ impl Fleet {
     /// The GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    /// The largest batch.
+    pub fn batch_max(&self) -> usize {
+        self.batch_max
     }
 
     /// Number of lanes.
