@@ -14,6 +14,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("fedproj", &["model.name=cnn", "data.augment=true"]),
     ("moon", &[]),
     ("scaffold", &[]),
+    ("fedgen", &[]),
     ("fedgkt", &[]),
 ];
 
