@@ -351,6 +351,9 @@ impl Fleet {
         if captures {
             self.gpu.begin_capture()?;
         } else {
+            if self.recorded.len() >= RECORDED_MAX {
+                self.recorded.clear();
+            }
             self.recorded.insert(key, None);
         }
         Ok(Some(Recording { key, captures }))
@@ -472,6 +475,8 @@ pub struct Recording {
     captures: bool,
 }
 
+/// Max steps that stay recorded. Where steps differ from round to round, those of past rounds would fill the memory.
+const RECORDED_MAX: usize = 1024;
 /// Max chunks of rows per sum.
 pub(super) const CHUNKS_MAX: usize = 256;
 /// Elements per chunk of an inner product, as in `vector.cu`.
