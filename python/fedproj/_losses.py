@@ -50,7 +50,7 @@ masked_squares = _loss("masked_squares")
 """Σ (z − t)² over the dimensions where z or t is positive; t are the targets' features."""
 
 absolute_error = _loss("absolute_error")
-"""The mean over the classes of |z − t|; t are the targets' logits. On CPUs only."""
+"""The mean over the classes of |z − t|; t are the targets' logits."""
 
 
 def kl(temperature: float, *, towards_teacher: bool = False, times_t_squared: bool = False) -> Objective:

@@ -4,7 +4,7 @@ use crate::compare::{Group, difference};
 use crate::{Suite, config};
 use anyhow::Result;
 use fedproj_core::methods::CATALOGUE;
-use fedproj_core::{Config, Device, Experiment, RoundRecord, Simulation};
+use fedproj_core::{Device, Experiment, RoundRecord, Simulation};
 
 /// For the movement from the start. Single tensors are not compared: rounding may decide the sign of a nearly orthogonal
 /// projection.
@@ -47,6 +47,7 @@ const DEEP: &[&str] = &[
     "method.fedproj.distill.batch=40",
     "method.fedproj.memory.batch=30",
     "method.fedproj.distill.optimizer={kind='sgd', lr=0.002, weight_decay=0.0}",
+    "method.fedgkt={epochs=1, optimizer={kind='sgd', lr=0.01, weight_decay=0.0}}",
 ];
 
 /// The method, and its settings besides the base. Methods without a case run with the base alone.
@@ -100,6 +101,8 @@ const DEEP_CASES: &[(&str, &[&str])] = &[
     ("fedrcl", &[]),
     ("fedspeed", &[]),
     ("fedbn", &[]),
+    ("fedgen", &["method.fedgen.generator.batch=80"]),
+    ("fedgkt", &["model.group_norm=4"]),
     ("fedmd", &["method.fedmd.memory={size=60, batch=30}"]),
     ("fedproj", &["data.augment=true"]),
     ("fedproj", &["method.fedproj.projection.rule=gem"]),
@@ -112,10 +115,7 @@ const DEEP_CASES: &[(&str, &[&str])] = &[
 
 #[allow(clippy::unnecessary_wraps, reason = "a group like the others")]
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
-    let runs_here =
-        |method: &str| suite.device.gpu().is_none() || config(method, &[]).is_ok_and(|config| runs_on_gpus(&config));
     let others = CATALOGUE.iter().filter(|(method, _)| !CASES.iter().any(|(name, _)| name == method));
-    let others = others.filter(|(method, _)| runs_here(method));
     let cases: Vec<_> = CASES.iter().copied().chain(others.map(|(method, _)| (*method, &[][..]))).collect();
     for (cases, base, tolerance) in [(&cases[..], &[][..], TOLERANCE), (DEEP_CASES, DEEP, TOLERANCE_DEEP)] {
         for (method, overrides) in cases {
@@ -125,10 +125,6 @@ pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn runs_on_gpus(config: &Config) -> bool {
-    config.method.build().is_ok_and(|method| method.needs_cpu().is_none())
 }
 
 /// A simulation on the device against the same on the device's reference.

@@ -3,6 +3,7 @@
 use crate::Suite;
 use crate::backends::{Backend, Samples, Start, random_buffers, random_weights};
 use crate::compare::Group;
+use crate::heads;
 use crate::nets::{self, Net};
 use anyhow::Result;
 use fedproj_nn::{Isa, NormMode};
@@ -12,7 +13,7 @@ const LANES: usize = 3;
 
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {
     check_nets(suite, group, &nets::all()?);
-    Ok(())
+    suite.device.gpu().map_or(Ok(()), |gpu| heads::check(gpu, group))
 }
 
 /// Passes of networks on a GPU against the CPU's, or on each instruction set of the CPU against portable code.

@@ -9,6 +9,7 @@ mod digits;
 mod fedmd;
 mod fixtures;
 mod golden;
+mod heads;
 mod layers;
 mod losses;
 mod nets;

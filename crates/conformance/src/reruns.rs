@@ -14,6 +14,8 @@ const CASES: &[(&str, &[&str])] = &[
     ("fedproj", &["model.name=cnn", "data.augment=true"]),
     ("moon", &[]),
     ("scaffold", &[]),
+    ("fedgen", &[]),
+    ("fedgkt", &[]),
 ];
 
 pub fn check(suite: &Suite, group: &mut Group) -> Result<()> {

@@ -130,9 +130,6 @@ fn follow(
 ) -> Result<()> {
     let config = config(method, &[BASE, overrides])?;
     let method = config.method.build()?;
-    if suite.device.gpu().is_some() && method.needs_cpu().is_some() {
-        return Ok(());
-    }
     let experiment = experiment(scene, config, method.as_ref())?;
     let (graph, init) = (experiment.graph.clone(), experiment.weights.clone());
     let (from, prefix) = match trace {

@@ -94,9 +94,6 @@ impl LocalTraining {
             let thread = |_| experiment.groups().map(trainer).collect::<Result<Vec<_>>>().map(Mutex::new);
             Workers::Threads((0..n_threads.min(cohort)).map(thread).collect::<Result<_>>()?)
         } else {
-            if let Some(setting) = method.needs_cpu() {
-                return Err(Error::config(format!("{setting} runs on CPUs only\nhint: --device cpu")));
-            }
             let trainer = |on: &Arc<OnGpu>| {
                 let mut trainer = GpuTrainer::new(on, method, device.lanes_max())?;
                 trainer.stop_with(&stop);

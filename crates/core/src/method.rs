@@ -100,11 +100,6 @@ pub trait Method: Send + Sync + Debug {
         false
     }
 
-    /// The setting with which the method runs on CPUs only, if it has one.
-    fn needs_cpu(&self) -> Option<String> {
-        None
-    }
-
     /// Why only the simulator can run the method, if a federation cannot.
     fn needs_simulator(&self) -> Option<&str> {
         None
@@ -147,8 +142,7 @@ pub trait Method: Send + Sync + Debug {
         None
     }
 
-    /// The generator of features that the server sends under the name `generator`, if the method has one. Not on a GPU, see
-    /// [`Method::needs_cpu`].
+    /// The generator of features that the server sends under the name `generator`, if the method has one.
     fn generator(&self) -> Option<&GeneratorConfig> {
         None
     }

@@ -2,8 +2,9 @@
 
 use super::OnGpu;
 use super::feed::Feed;
+use super::head::Head;
 use crate::cone;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::halves::Stop;
 use crate::plan::{LocalPlan, Names, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
@@ -51,6 +52,8 @@ pub(super) struct Executor {
     pub uploads: Vec<Vectors>,
     /// Values of a node for all samples of a lane, by place in [`Names::embeddings`], and floats per sample.
     pub embeddings: Vec<(Vectors, usize)>,
+    /// What runs on generated features, where there are any.
+    pub head: Option<Head>,
     /// Memory batches used so far in the current step.
     n_memory: usize,
     /// Whether a loss was added for the current batch.
@@ -77,6 +80,7 @@ impl Executor {
             broadcasts: Vec::new(),
             uploads: Vec::new(),
             embeddings: Vec::new(),
+            head: None,
             n_memory: 0,
             has_loss: false,
             stop: Stop::default(),
@@ -173,6 +177,7 @@ impl Executor {
             }
             for (program, lanes) in groups {
                 self.fleet.set_lanes(&lanes)?;
+                self.head.as_mut().map_or(Ok(()), |head| head.set_lanes(&lanes))?;
                 self.run_program(program as u64, &programs[program])?;
             }
         }
@@ -183,6 +188,7 @@ impl Executor {
     fn run_program(&mut self, key: u64, program: &Program) -> Result<()> {
         let Some(recording) = self.fleet.replay(key)? else { return Ok(()) };
         self.n_memory = 0;
+        self.head.iter_mut().for_each(Head::begin_step);
         let done = program.ops.iter().try_for_each(|op| self.execute(op));
         let done = done.and_then(|()| Ok(self.fleet.advance(1, program.n_memory())?));
         self.fleet.end_recording(recording)?;
@@ -208,8 +214,8 @@ impl Executor {
             Op::Loss { term } => self.add_term(&term)?,
             Op::Backward { batch, at, out } => {
                 let of = match (at, batch) {
-                    (VectorId::Perturbed | VectorId::State(_), _) => LossOf::Perturbed,
-                    (_, Batch::Private | Batch::Taught | Batch::Generated) => LossOf::Samples,
+                    (VectorId::Perturbed | VectorId::State(_), _) | (_, Batch::Generated) => LossOf::Other,
+                    (_, Batch::Private | Batch::Taught) => LossOf::Samples,
                     (_, Batch::Memory) => LossOf::Replay,
                 };
                 self.fleet.record_loss(of)?;
@@ -257,19 +263,26 @@ impl Executor {
     }
 
     fn forward(&mut self, batch: Batch, at: VectorId) -> Result<()> {
-        let (feed, table, offset) = match batch {
-            Batch::Taught | Batch::Generated => {
-                return Err(Error::config("generated features are made on CPUs only\nhint: --device cpu"));
+        self.has_loss = false;
+        let (weights, buffers) = (self.rows(at), self.buffers.rows());
+        if let (Batch::Taught | Batch::Generated, Some(head)) = (batch, &mut self.head) {
+            head.forward(&mut self.fleet, batch, weights, buffers)?;
+            if batch == Batch::Taught {
+                // The pass on the client's own samples overwrites the head's values.
+                self.fleet.keep_logits()?;
             }
-            Batch::Private => (Some(&self.feeds.own), Batches::Samples, 0),
+        }
+        let (feed, table, offset) = match batch {
+            Batch::Generated => return Ok(()),
+            // The server's logits of the batch, where it sent some, are rows of the feed's targets.
+            Batch::Private | Batch::Taught => (Some(&self.feeds.own), Batches::Samples, 0),
             Batch::Memory => (self.feeds.memory.as_ref(), Batches::Replay, self.n_memory),
         };
         let Some(feed) = feed else { return Ok(()) };
         feed.gather(&self.on, &mut self.fleet, table, offset)?;
         self.n_memory += usize::from(batch == Batch::Memory);
-        self.has_loss = false;
         let mode = if at == VectorId::Weights { feed.mode } else { feed.mode.without_averaging() };
-        Ok(self.fleet.forward(self.rows(at), self.buffers.rows(), mode)?)
+        Ok(self.fleet.forward(weights, buffers, mode)?)
     }
 
     /// Adds a term to the objective of the batch gathered last.

@@ -7,6 +7,7 @@
 mod evaluate;
 mod executor;
 mod feed;
+mod head;
 mod results;
 mod student;
 mod trainer;

@@ -3,12 +3,14 @@
 use super::OnGpu;
 use super::executor::{Executor, Feeds};
 use super::feed::Feed;
+use super::head::Head;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::evaluate::Which;
+use crate::generator::GENERATOR;
 use crate::halves::Stop;
 use crate::memory::MemoryConfig;
-use crate::method::Method;
+use crate::method::{LOGITS, Method};
 use crate::own::Own;
 use crate::plan::{LocalPlan, Op, Planner, VectorId};
 use crate::simulate::Progress;
@@ -38,17 +40,27 @@ impl GpuTrainer {
     pub fn new(on: &Arc<OnGpu>, method: &dyn Method, lanes_max: usize) -> Result<Self> {
         let experiment = &on.experiment;
         let (graph, config) = (&experiment.graph, &experiment.config);
-        let (taps, planner) = (method.taps(graph), Planner::new(experiment, method));
-        let options = Options { batch: planner.batch_max(), taps: &taps, training: true };
+        let (mut taps, planner, generator) = (method.taps(graph), Planner::new(experiment, method), method.generator());
+        // Passes on generated features begin there.
+        taps.extend(graph.features().filter(|_| generator.is_some()));
+        let batch = planner.batch_max().max(planner.features_max());
+        let options = Options { batch, taps: &taps, training: true };
+        let of_head = generator.map_or(Ok(0), |how| Head::lane_bytes(how, graph, batch))?;
         // θ, two moments, two or three gradients, and a method's state.
-        let per_lane = Fleet::lane_bytes(graph, &options) + 8 * 4 * graph.params().len();
+        let per_lane = Fleet::lane_bytes(graph, &options) + of_head + 8 * 4 * graph.params().len();
         let fitting = (on.gpu.free_bytes()? / 10 * 8 / per_lane).max(1);
         let mut lanes = config.federation.cohort(experiment.partition.n_clients()).clamp(1, fitting.min(lanes_max));
         let (rule, clip) = (config.local.optimizer.rule(), config.local.clip);
+        let make = |lanes| {
+            let fleet = Fleet::new(&on.gpu, graph, lanes, &options)?;
+            let head = generator.map(|how| Head::new(on, how, &fleet, config.local.batch)).transpose()?;
+            let mut executor = Executor::new(on, fleet, rule, clip, feeds(method, config))?;
+            executor.head = head;
+            Ok(executor)
+        };
         let executor = loop {
-            let fleet = Fleet::new(&on.gpu, graph, lanes, &options).map_err(Error::from);
-            match fleet.and_then(|fleet| Executor::new(on, fleet, rule, clip, feeds(method, config))) {
-                Err(error) if error.is_gpu_memory() && lanes > 1 => lanes /= 2,
+            match make(lanes) {
+                Err(error) if Error::is_gpu_memory(&error) && lanes > 1 => lanes /= 2,
                 made => break made?,
             }
         };
@@ -75,7 +87,7 @@ impl GpuTrainer {
         progress: &(dyn Fn(Progress) + Sync),
     ) -> Result<(Vec<ClientResult>, Option<Vec<u32>>)> {
         let one_wave = jobs.len() <= self.n_lanes();
-        self.receive(download)?;
+        self.receive(method, download)?;
         let mut all = Vec::with_capacity(jobs.len());
         for jobs in jobs.chunks(self.n_lanes()) {
             let wave = self.train_wave(method, download, jobs)?;
@@ -93,17 +105,25 @@ impl GpuTrainer {
     }
 
     /// What the server sent; all lanes share it.
-    fn receive(&mut self, download: &Download) -> Result<()> {
+    fn receive(&mut self, method: &dyn Method, download: &Download) -> Result<()> {
         let Self { on, planner, executor, .. } = self;
         planner.receive(download);
         executor.make_vectors(planner.names(), &planner.programs)?;
-        let Executor { fleet, start, start_buffers, broadcasts, feeds, .. } = executor;
+        let Executor { fleet, start, start_buffers, broadcasts, feeds, head, .. } = executor;
         fleet.write(start, 0, &download.weights)?;
         fleet.write(start_buffers, 0, &download.buffers)?;
         for (name, to) in planner.names().broadcasts.iter().zip(broadcasts) {
             if let Some(values) = download.vectors.get(name) {
                 fleet.write(to, 0, values)?;
             }
+        }
+        if let (Some(head), Some(params)) = (head, download.vectors.get(GENERATOR)) {
+            head.receive(params)?;
+        }
+        // A row per private sample, for all clients: as many floats as the private set has samples, times the classes.
+        let logits = download.vectors.get(LOGITS).filter(|_| method.sends_logits());
+        if feeds.own.set_rows(on, Target::Logits, logits.map_or(&[], Vec::as_slice))? {
+            fleet.forget_recorded();
         }
         if let (Some((_, targets)), Some(feed)) = (&download.memory, &mut feeds.memory) {
             let logits = feed.set_rows(on, Target::Logits, &targets.logits)?;
@@ -135,6 +155,10 @@ impl GpuTrainer {
         self.begin(download, &plans, jobs)?;
         self.embed(&plans)?;
         self.executor.set_tables(&plans, self.on.experiment.config.local.batch)?;
+        if let Executor { fleet, head: Some(head), .. } = &mut self.executor {
+            let labels = self.on.experiment.private.labels().unwrap_or_default();
+            head.set_table(fleet, &plans, &self.planner.programs, labels)?;
+        }
         self.executor.run(&plans, &self.planner.programs)?;
         let stats = self.executor.fleet.stats()?;
         for (plan, stats) in plans.iter().zip(&stats) {

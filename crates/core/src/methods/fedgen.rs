@@ -110,10 +110,6 @@ impl Method for FedGen {
         Some((0..n_classes as u32).filter(|class| is_held[*class as usize]).collect())
     }
 
-    fn needs_cpu(&self) -> Option<String> {
-        Some("method.name = \"fedgen\"".into())
-    }
-
     fn needs_simulator(&self) -> Option<&str> {
         let by_class = self.weights == ClassWeights::Classes;
         by_class.then_some(

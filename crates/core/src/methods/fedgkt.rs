@@ -140,10 +140,6 @@ impl Method for FedGkt {
         )
     }
 
-    fn needs_cpu(&self) -> Option<String> {
-        Some("method.name = \"fedgkt\"".into())
-    }
-
     fn local_step(&self, step: &mut Step<'_>) -> Result<()> {
         let at = step.graph().find(EXIT).map_or(At::Output, At::Node);
         let term = |(loss, weight)| Term { loss, at, weight };

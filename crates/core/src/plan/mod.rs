@@ -112,9 +112,10 @@ impl Planner {
         self.generator.as_ref().map_or(0, |generator| generator.batch.max(self.experiment.config.local.batch))
     }
 
-    /// Names the vectors that came with the weights.
+    /// Names the vectors that came with the weights and are as long: a generator and logits are none of them.
     pub fn receive(&mut self, download: &Download) {
-        for name in download.vectors.keys() {
+        let n = self.experiment.weights.len();
+        for (name, _) in download.vectors.iter().filter(|(_, vector)| vector.len() == n) {
             self.recorder.broadcast_id(name);
         }
     }

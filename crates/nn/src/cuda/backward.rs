@@ -27,12 +27,16 @@ fn flags(dx: Sum, residual: Option<Sum>) -> i32 {
 }
 
 impl Fleet {
-    /// Writes the gradient of all losses since the last forward pass to `grad`.
+    /// Writes the gradient of all losses since the last forward pass to `grad`: 0 for parameters that it did not use.
     ///
     /// # Errors
     /// If the driver fails.
     pub fn backward(&mut self, params: Rows, grad: Rows) -> Result<()> {
-        for i in (0..self.schedule.stages.len()).rev() {
+        if self.first_stage > 0 {
+            // One launch for all parameters before the pass, where one per tensor would do.
+            self.clear(grad, self.graph.params().len())?;
+        }
+        for i in (self.first_stage..self.schedule.stages.len()).rev() {
             if self.has_grad[self.schedule.stages[i].out] {
                 self.run_stage_backward(i, params, grad)?;
             } else {

@@ -1,10 +1,13 @@
 //! Batches of a fleet: tables of which samples a step takes, and their gathering as inputs and targets.
 
+use super::backward::Sum;
 use super::fleet::Fleet;
 use super::gpu::{Parameter, parameters};
-use super::memory::{Data, Rows, Vectors};
+use super::memory::{Data, Extent, Rows, Vectors};
 use crate::cpu::check_len;
 use crate::error::{Error, Result};
+use crate::graph::NodeId;
+use crate::mode::Mode;
 
 /// Per-step tables of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +24,8 @@ pub enum Batches {
     LrFactors,
     /// Keys of dropout, two words each.
     DropoutKeys,
+    /// Generated features, see [`Fleet::gather_generated`].
+    Generated,
 }
 
 /// A table as kernels take it.
@@ -192,6 +197,53 @@ impl Fleet {
         }
         let image = Image { len: shape.len() as i32, channels: shape.c as i32, pitch: self.input_pitch as i32 };
         Ok((image, self.value(0)))
+    }
+
+    /// Gathers features that `generator` makes from labels and noise as the values of the node `at`, from which a pass can
+    /// begin ([`Fleet::forward_from`]). The labels become those of the batch. An entry of [`Batches::Generated`] has, for
+    /// each of a step's passes, room for as many labels as the largest batch has samples, and behind them for each
+    /// feature's noise as bits. `pass` of the step takes the first `n` of its features; [`NOBODY`] is padding.
+    ///
+    /// # Errors
+    /// If the node is no tap, the generator's lanes or features do not fit, or the table was not set.
+    pub fn gather_generated(
+        &mut self,
+        generator: &mut Self,
+        params: Rows,
+        at: NodeId,
+        pass: usize,
+        n: usize,
+    ) -> Result<()> {
+        self.schedule.check_tap(&self.graph, at)?;
+        let (made, taken) = (generator.graph.output(), generator.graph.input());
+        check_len("a generated feature", self.graph.shape(at).len(), generator.graph.shape(made).len())?;
+        if n > self.batch_max.min(generator.batch_max) {
+            return Err(Error::Batch { found: n, max: self.batch_max.min(generator.batch_max) });
+        }
+        let (n_in, n_classes) = (generator.graph.shape(taken).len(), self.graph.shape(self.graph.output()).len());
+        let n_noise = n_in - n_classes;
+        let (table, cursor, to) =
+            (self.table(Batches::Generated)?, self.cursor(Batches::Generated), generator.value(0));
+        let (lanes, labels, valid) = (self.lanes.at(), self.labels.at(), self.valid.at());
+        let (batch_max, noise, classes, pass) = (self.batch_max as i32, n_noise as i32, n_classes as i32, pass as i32);
+        let p: [&dyn Parameter; 10] =
+            [&lanes, &table, &cursor, &pass, &noise, &classes, &to, &labels, &batch_max, &valid];
+        self.launch("gather_generated", [n, 1], [64, 1], 0, &p)?;
+        (self.batch, generator.batch) = (n, n);
+        generator.forward(params, Rows::NONE, Mode::EVAL)?;
+        let to = Sum { rows: self.value(at.0), fresh: true };
+        self.accumulate(Extent::all(n * self.graph.shape(at).len()), generator.value(made.0), to)
+    }
+
+    /// Makes the last pass's output the target of [`crate::Loss::Kl`], as [`super::Target::Logits`].
+    ///
+    /// # Errors
+    /// If the GPU's memory is too small.
+    pub fn keep_logits(&mut self) -> Result<()> {
+        let output = self.graph.output();
+        let row = self.graph.shape(output).len();
+        let rows = self.slot(Slot::Logits, self.batch_max * row)?;
+        self.accumulate(Extent::all(self.batch * row), self.value(output.0), Sum { rows, fresh: true })
     }
 
     /// Gathers rows of a matrix that belong to a table's current entry, as targets of a loss.

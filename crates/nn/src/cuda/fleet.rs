@@ -50,6 +50,8 @@ pub struct Fleet {
     pub(super) batch_max: usize,
     pub(super) batch: usize,
     pub(super) mode: Mode,
+    /// Where the last pass began.
+    pub(super) first_stage: usize,
     /// Floats from pixel to pixel of the input.
     pub(super) input_pitch: usize,
     values: Vec<Vectors>,
@@ -176,6 +178,7 @@ impl Fleet {
             batch_max: n,
             batch: 0,
             mode: Mode::EVAL,
+            first_stage: 0,
             graph: graph.clone(),
             gpu: Arc::clone(gpu),
         };
@@ -213,6 +216,11 @@ impl Fleet {
     /// The GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    /// The largest batch.
+    pub fn batch_max(&self) -> usize {
+        self.batch_max
     }
 
     /// Number of lanes.
@@ -347,6 +355,9 @@ impl Fleet {
         if captures {
             self.gpu.begin_capture()?;
         } else {
+            if self.recorded.len() >= RECORDED_MAX {
+                self.recorded.clear();
+            }
             self.recorded.insert(key, None);
         }
         Ok(Some(Recording { key, captures }))
@@ -468,6 +479,8 @@ pub struct Recording {
     captures: bool,
 }
 
+/// Max steps that stay recorded. Where steps differ from round to round, those of past rounds would fill the memory.
+const RECORDED_MAX: usize = 1024;
 /// Max chunks of rows per sum.
 pub(super) const CHUNKS_MAX: usize = 256;
 /// Elements per chunk of an inner product, as in `vector.cu`.

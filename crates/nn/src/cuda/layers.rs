@@ -8,7 +8,7 @@ use super::gpu::{self, Parameter, parameters};
 use super::memory::{Extent, Rows, Vectors};
 use super::products::{After, Operands};
 use crate::error::{Error, Result};
-use crate::graph::{NORM_EPS, NORM_MOMENTUM, Op};
+use crate::graph::{NORM_EPS, NORM_MOMENTUM, NodeId, Op};
 use crate::kernels::pool::MaxPool;
 use crate::kernels::{Activation, NormMode};
 use crate::mode::{Dropout, Mode};
@@ -92,16 +92,24 @@ impl Fleet {
     /// # Errors
     /// If the mode names a dropout key, which would be that of all lanes, or the driver fails.
     pub fn forward(&mut self, params: Rows, buffers: Rows, mode: Mode) -> Result<()> {
+        self.forward_from(self.graph.input(), params, buffers, mode)
+    }
+
+    /// Computes the nodes behind `from`, whose value is there, see [`Fleet::gather_generated`]. The backward pass then ends
+    /// there, too. Nothing behind may read what is before: see [`crate::Graph::tail`].
+    ///
+    /// # Errors
+    /// As [`Fleet::forward`].
+    pub fn forward_from(&mut self, from: NodeId, params: Rows, buffers: Rows, mode: Mode) -> Result<()> {
         if let Dropout::Key(_) = mode.dropout {
             return Err(Error::gpu("dropout", "a fleet draws masks with the keys of its lanes' steps"));
         }
         self.mode = mode;
         self.has_grad.fill(false);
         self.n_moments.fill(0);
-        for i in 0..self.schedule.stages.len() {
-            self.run_stage(i, params, buffers)?;
-        }
-        Ok(())
+        let stages = &self.schedule.stages;
+        self.first_stage = stages.iter().position(|stage| stage.node > from.0).unwrap_or(stages.len());
+        (self.first_stage..self.schedule.stages.len()).try_for_each(|i| self.run_stage(i, params, buffers))
     }
 
     pub(super) fn len_of(&self, node: usize) -> usize {

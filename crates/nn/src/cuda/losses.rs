@@ -47,8 +47,8 @@ pub enum LossOf {
     Replay,
     /// A replayed batch under reference weights.
     Reference,
-    /// A main batch once more under perturbed weights: checked, not counted.
-    Perturbed,
+    /// Another batch, or a main batch once more under other weights: checked, not counted.
+    Other,
 }
 
 impl Fleet {
@@ -195,7 +195,7 @@ impl Fleet {
             LossOf::Samples => 0i32,
             LossOf::Replay => 1,
             LossOf::Reference => 2,
-            LossOf::Perturbed => 3,
+            LossOf::Other => 3,
         };
         let p: [&dyn Parameter; 8] = [
             &self.lanes.at(),

@@ -98,6 +98,24 @@ extern "C" __global__ void gather_labels(const int* lanes, Table table, const in
     }
 }
 
+// The input of a generator for features of the lane's current step, one per block: noise, and the code of the label. A
+// pass has `batch_max` labels in the table, and behind them each feature's noise as bits. Padding has no label; it gets
+// zeros. The labels become those of the batch, whose valid features are counted.
+extern "C" __global__ void gather_generated(const int* lanes, Table table, const int* cursor, int pass, int noise, int classes, Rows to_rows,
+                                            int* labels, int batch_max, int* valid) {
+    const int lane = lanes[blockIdx.z], i = blockIdx.x;
+    const u32* drawn = entry(table, cursor, 0, lane) + pass * batch_max * (1 + noise);
+    const u32* eps = drawn + batch_max + i * noise;
+    const u32 label = drawn[i];
+    float* to = of(to_rows, lane) + (long long)i * (noise + classes);
+    for (int k = threadIdx.x; k < noise + classes; k += blockDim.x) {
+        const float v = k < noise ? __uint_as_float(eps[k]) : float(u32(k - noise) == label);
+        to[k] = label == NOBODY ? 0.f : v;
+    }
+    if (threadIdx.x == 0) labels[(long long)lane * batch_max + i] = label == NOBODY ? 0 : int(label);
+    if (i == 0) count_valid(drawn, gridDim.x, valid + lane);
+}
+
 // Samples first, first + 1, … of data on the device, the same for every lane.
 extern "C" __global__ void gather_range(const int* lanes, const float* from, int first, int count, Image image, Rows to_rows, int* valid) {
     const int lane = lanes[blockIdx.z], i = blockIdx.x;
