@@ -1,7 +1,8 @@
 //! The border between Python and the engine. Settings and results pass as JSON, vectors as buffers of single precision.
 //!
 //! Users see the package in `fedproj/` beside this crate. Here errors become exceptions with the command line's texts, the
-//! interpreter's lock is released while the engine works, and a panic never leaves: [`guarded`] catches it.
+//! interpreter's lock is released while the engine works, and a panic never leaves: [`caught`] makes it a `RunError`. PyO3's
+//! own exception for panics is no `Exception`, so `except Exception` would miss it.
 
 mod engine;
 mod halves;
@@ -41,17 +42,20 @@ fn raise(py: Python<'_>, error: anyhow::Error) -> PyErr {
     if fedproj::exit_code(&error) == 2 { SettingsError::new_err(text) } else { RunError::new_err(text) }
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> PyErr {
+fn text_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    RunError::new_err(format!("internal error: {}", text.unwrap_or("a panic without a text")))
+    text.unwrap_or("a panic without a text")
+}
+
+/// Turns a panic into an exception.
+fn caught<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(RunError::new_err(format!("internal error: {}", text_of(&*panic)))))
 }
 
 /// Works without the interpreter's lock.
 fn guarded<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
-    match py.detach(|| catch_unwind(AssertUnwindSafe(work))) {
-        Ok(result) => result.map_err(|error| raise(py, error)),
-        Err(panic) => Err(panicked(&*panic)),
-    }
+    caught(|| py.detach(work).map_err(|error| raise(py, error)))
 }
 
 /// What `run`, `sweep` and `verify` share.
@@ -93,9 +97,11 @@ struct SweepRun {
 impl SweepRun {
     /// The same run with a method written in Python.
     fn with_method(&self, method: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (name, external) = method::register(method)?;
-        let config = self.config.clone().with_method(&name, external);
-        Ok(Self { id: self.id.clone(), config: config.map_err(|error| raise(method.py(), error.into()))? })
+        caught(|| {
+            let (name, external) = method::register(method)?;
+            let config = self.config.clone().with_method(&name, external);
+            Ok(Self { id: self.id.clone(), config: config.map_err(|error| raise(method.py(), error.into()))? })
+        })
     }
 
     /// The directory that the command line would choose.
@@ -124,7 +130,8 @@ mod _fedproj {
     use super::halves::{Server, Trainer};
     use super::{
         Bound, Error, Input, Job, Layer, Manifest, Options, OsString, PathBuf, PyAny, PyResult, Python, ReportOptions,
-        Shape, StoredRun, VerifyPart, compare_runs, engine, guarded, json, load_runs, method, pyfunction, write_report,
+        Shape, StoredRun, VerifyPart, caught, compare_runs, engine, guarded, json, load_runs, method, pyfunction,
+        write_report,
     };
     #[pymodule_export]
     use super::{RunError, SettingsError, StoppedError, SweepRun};
@@ -188,7 +195,7 @@ mod _fedproj {
     /// Makes a method's class known, so that runs of it can be resumed and verified.
     #[pyfunction]
     fn register(method: &Bound<'_, PyAny>) -> PyResult<String> {
-        Ok(method::register(method)?.1.hash)
+        caught(|| Ok(method::register(method)?.1.hash))
     }
 
     /// Repeats a run; what was compared, as JSON.

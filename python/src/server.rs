@@ -3,6 +3,7 @@
 //! `fuse` runs in a thread of its own and asks for what it needs; the engine's thread answers from the [`Fusion`], which it
 //! never gives away. When the round has ended nobody answers any more, so a server that Python kept is harmless.
 
+use crate::caught;
 use fedproj_core::{Distill, DistillTargets, EnsembleWeights, Error, Fusion, Part, Result, Targets};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyRuntimeError;
@@ -10,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -100,25 +102,27 @@ impl Questions {
         question: &str,
         arrays: Vec<PyBuffer<f32>>,
     ) -> PyResult<(String, Bound<'py, PyList>)> {
-        let question = serde_json::from_str(question).map_err(|e| crate::SettingsError::new_err(e.to_string()))?;
-        let arrays = arrays.iter().map(|array| array.to_vec(py)).collect::<PyResult<_>>()?;
-        let ended = || PyRuntimeError::new_err("this server belongs to a round that has ended");
-        let (answer, answered) = channel();
-        let sender = self.0.lock().map_err(|_| ended())?.clone();
-        let received = py.detach(move || {
-            sender.send(Some(Asked { question, arrays, answer })).ok()?;
-            drop(sender);
-            answered.recv().ok()
-        });
-        let (value, arrays) = received.ok_or_else(ended)?.map_err(|error| crate::raise(py, error.into()))?;
-        let bytes = |array: Vec<f32>| {
-            PyByteArray::new_with(py, 4 * array.len(), |out| {
-                out.chunks_exact_mut(4).zip(&array).for_each(|(out, v)| out.copy_from_slice(&v.to_le_bytes()));
-                Ok(())
-            })
-        };
-        let arrays = arrays.into_iter().map(bytes).collect::<PyResult<Vec<_>>>()?;
-        Ok((value.to_string(), PyList::new(py, arrays)?))
+        caught(|| {
+            let question = serde_json::from_str(question).map_err(|e| crate::SettingsError::new_err(e.to_string()))?;
+            let arrays = arrays.iter().map(|array| array.to_vec(py)).collect::<PyResult<_>>()?;
+            let ended = || PyRuntimeError::new_err("this server belongs to a round that has ended");
+            let (answer, answered) = channel();
+            let sender = self.0.lock().map_err(|_| ended())?.clone();
+            let received = py.detach(move || {
+                sender.send(Some(Asked { question, arrays, answer })).ok()?;
+                drop(sender);
+                answered.recv().ok()
+            });
+            let (value, arrays) = received.ok_or_else(ended)?.map_err(|error| crate::raise(py, error.into()))?;
+            let bytes = |array: Vec<f32>| {
+                PyByteArray::new_with(py, 4 * array.len(), |out| {
+                    out.chunks_exact_mut(4).zip(&array).for_each(|(out, v)| out.copy_from_slice(&v.to_le_bytes()));
+                    Ok(())
+                })
+            };
+            let arrays = arrays.into_iter().map(bytes).collect::<PyResult<Vec<_>>>()?;
+            Ok((value.to_string(), PyList::new(py, arrays)?))
+        })
     }
 }
 
@@ -130,7 +134,7 @@ pub fn fuse(round: &mut Fusion<'_>, call: impl FnOnce(Questions) -> Result<()> +
     let (ask, asked) = channel();
     std::thread::scope(|scope| {
         let fusing = scope.spawn(move || {
-            let fused = call(Questions(Mutex::new(ask.clone())));
+            let fused = catch_unwind(AssertUnwindSafe(|| call(Questions(Mutex::new(ask.clone())))));
             // Python may keep its end, so the channel does not close by itself. Where nobody listens, nobody need be told.
             let _ = ask.send(None);
             fused
@@ -139,8 +143,7 @@ pub fn fuse(round: &mut Fusion<'_>, call: impl FnOnce(Questions) -> Result<()> +
             let _ = answer.send(answered(round, &received, question, arrays));
         }
         drop(asked);
-        let panicked = || Error::Internal { what: "fuse", problem: "its thread has panicked".into() };
-        fusing.join().unwrap_or_else(|_| Err(panicked()))
+        fusing.join().flatten().unwrap_or_else(|panic| resume_unwind(panic))
     })
 }
 
