@@ -157,6 +157,7 @@ class Server:
     def _distill(self, targets: Any, arrays: list[Any], aside: bool, how: dict[str, Any]) -> None:
         self._needs_public()
         self._push()
+        how["optimizer"] = _optimizer(1e-5, how.get("optimizer"))
         self._ask("distill", *arrays, how=how, targets=targets, aside=bool(aside))
         self._weights, self._buffers = self._ask("model")[1]
 
@@ -180,6 +181,11 @@ class Server:
 
 def _part(part: str) -> Any:
     return part if part in ("weights", "buffers") else {"upload": part}
+
+
+def _optimizer(lr: float, given: dict[str, Any] | None) -> dict[str, Any]:
+    """Adam with a learning rate, or what differs from it, as in a configuration: no weight decay unless it is given."""
+    return {"kind": "adam", "lr": lr, "weight_decay": 0.0, **(given or {})}
 
 
 def _targets(outputs: Outputs) -> list[Any]:

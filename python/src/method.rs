@@ -115,6 +115,7 @@ impl Method for PythonMethod {
     }
 
     fn check(&self, config: &Config) -> Result<()> {
+        self.about.memory.iter().try_for_each(|memory| memory.check("memory"))?;
         if !self.about.checks {
             return Ok(());
         }

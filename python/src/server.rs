@@ -192,6 +192,7 @@ fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays
             Ok((Value::Null, vec![logits, features]))
         }
         Question::Distill { how, targets, aside } => {
+            how.check("distill")?;
             distill(round, received, &how, &targets, aside, arrays)?;
             nothing()
         }

@@ -485,6 +485,7 @@ def test_a_step_that_cannot_be_recorded_is_an_error_with_its_reason(tmp_path, li
         ("server.distill_labels(np.zeros(3))", ValueError, "one per public sample"),
         ("server.distill(server.ensemble(), epochs=-1)", fedproj.SettingsError, "invalid value"),
         ("server.set_memory(fedproj.Outputs(np.zeros((2, 10))))", fedproj.SettingsError, "the memory's logits has 20"),
+        ("server.distill(server.ensemble(), batch=0)", fedproj.SettingsError, "distill.batch = 0: must be at least 1"),
         ("server.ensemble('median')", fedproj.SettingsError, "unknown variant `median`"),
         ("server.average(part='nothing')[0]", IndexError, "out of bounds"),
         ("server.weights[:] = np.nan", fedproj.RunError, "is not finite after fusion"),
