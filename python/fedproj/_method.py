@@ -70,6 +70,14 @@ class Method:
     """The memory's targets in the first round: ``"none"``, ``"global_model"`` or ``"labels"``."""
     projection_head: ClassVar[int | None] = None
     """Outputs of a projection head that the method adds to the network (node ``"head.2"``)."""
+    exit_level: ClassVar[int | None] = None
+    """The level behind which the method adds a small classifier to the network (node ``"exit"``)."""
+    stays_with_client: ClassVar[Sequence[str]] = ()
+    """Layers whose parameters stay with their client, together with all buffers. Clients send them for the global model."""
+    sends_logits: ClassVar[bool] = False
+    """Whether the server sends logits for the clients' own samples, see :meth:`Server.send`."""
+    exchanges_logits: ClassVar[bool] = False
+    """Whether clients with different networks may take part; :meth:`fuse` then runs once per network."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -77,6 +85,10 @@ class Method:
 
     def memory(self) -> dict[str, Any] | None:
         """The clients' memory of public samples as keys of ``method.fedproj.memory``; ``None``: no memory."""
+        return None
+
+    def generator(self) -> dict[str, Any] | None:
+        """The generator of features that the server sends, as keys of ``method.fedgen.generator``; ``None``: no generator."""
         return None
 
     def class_offsets(self, counts: np.ndarray) -> Sequence[float]:
@@ -120,6 +132,11 @@ class Method:
                 "personal_model": self.personal_model,
                 "taps": [str(name) for name in self.taps],
                 "memory": self.memory(),
+                "generator": self.generator(),
+                "sends_logits": bool(self.sends_logits),
+                "exchanges_logits": bool(self.exchanges_logits),
+                "stays_with_client": [str(layer) for layer in self.stays_with_client],
+                "exit_level": self.exit_level,
                 "first_memory": self.first_memory,
                 "projection_head": self.projection_head,
                 "checks": self._is_own("check"),

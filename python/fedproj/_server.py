@@ -91,12 +91,15 @@ class Server:
 
     def average(self, weights: Any = None, part: str = "weights") -> np.ndarray:
         """Σ_k w_k of a part; without weights, w_k = n_k / Σ n. A part is ``"weights"``, ``"buffers"`` or an upload's name."""
+        if self.n_results == 0:  # of clients with this network, which then keeps its model
+            return {"weights": self._weights, "buffers": self._buffers}.get(part, np.zeros_like(self._weights)).copy()
         weights = self.sample_weights() if weights is None else weights
         return self._ask("sum", weights, part=_part(part))[1][0]
 
     def stack(self, part: str = "weights") -> np.ndarray:
         """A part of all clients as an array (n_results, length), for medians and other rules over columns."""
-        return self._ask("stack", part=_part(part))[1][0].reshape(-1, self.n_results).T
+        values = self._ask("stack", part=_part(part))[1][0]
+        return values.reshape(values.size // max(self.n_results, 1), self.n_results).T
 
     def vector(self, name: str, initial: float = 0.0) -> np.ndarray:
         """A vector that the server keeps between rounds. Write into it."""
@@ -105,8 +108,32 @@ class Server:
         return self._vectors[name]
 
     def send(self, name: str) -> np.ndarray:
-        """A vector that is sent to the clients, see :meth:`Step.broadcast`. Write into it."""
-        return self.vector(f"send.{name}")
+        """A vector that is sent to the clients, see :meth:`Step.broadcast`. Write into it.
+
+        Two names are no vectors as long as the weights. ``"logits"`` is an array (samples, classes) with a row per private
+        sample, for methods with ``sends_logits``: see :meth:`samples_of`. A client whose rows are all 0 has no logits.
+        ``"generator"`` are the generator's parameters: see :meth:`train_generator`.
+        """
+        vector = self.vector(f"send.{name}")
+        return vector.reshape(-1, self.n_classes) if name == "logits" else vector
+
+    def samples_of(self, client: int) -> np.ndarray:
+        """The rows of a client's samples in the private set, as ``server.clients[0].client`` names it."""
+        return np.array(self._ask("samples_of", client=int(client))[0], dtype=np.int64)
+
+    def train_generator(
+        self, steps: int = 50, *, diversity_weight: float = 1.0, decay: float = 0.98, optimizer: dict[str, Any] | None = None
+    ) -> None:
+        """Trains and sends the generator as FedGen does, for methods with :meth:`Method.generator`.
+
+        The clients' classifiers shall recognise its features. The arguments are those of ``method.fedgen``; the optimiser is
+        Adam with a learning rate of 3e-4.
+        """
+        self._push()
+        how = {"diversity_weight": float(diversity_weight), "decay": float(decay)}
+        self._ask("train_generator", steps=steps, optimizer=_optimizer(3e-4, optimizer), **how)
+        if "send.generator" in self._vectors:
+            self._vectors["send.generator"][:] = self._ask("vector", name="send.generator", initial=0.0)[1][0]
 
     def _needs_public(self) -> None:
         if self.n_public == 0:

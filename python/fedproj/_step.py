@@ -12,8 +12,16 @@ from fedproj._losses import Objective
 _RECORDED = (
     "local_step is recorded once and executed by the engine later, so {what} has no value yet and Python cannot {do} it. "
     "Use the functions of `step`, such as step.add_scaled or step.project; branch only on step.round, step.client, "
-    "step.epoch, step.step, step.has_memory, step.n_memory_batches, step.chance_of_step(), step.kept_model(name) and your own settings"
+    "step.epoch, step.step, step.has_memory, step.n_memory_batches, step.has_generator, step.has_logits, "
+    "step.chance_of_step(), step.kept_model(name) and your own settings"
 )
+
+
+_BATCHES = ("private", "memory", "taught", "generated")
+
+
+def _needs_more_than_labels(term: dict[str, Any]) -> bool:
+    return term["at"] != "output" or term["loss"]["kind"] not in ("cross_entropy", "offset_cross_entropy")
 
 
 class _Unknown:
@@ -184,6 +192,11 @@ class Step(_Recording):
     """The client's current mini-batch."""
     memory = "memory"
     """The next batch of the memory of public samples."""
+    taught = "taught"
+    """The client's current mini-batch with logits for :func:`kl`: those that the server sent for its samples, or those that
+    the client's own classifier gives the generator's features of the same labels."""
+    generated = "generated"
+    """Features that the generator makes for random labels, and these labels. They enter the client's classifier."""
 
     _n_gradients = 0
     _n_embeddings = 0
@@ -198,6 +211,10 @@ class Step(_Recording):
     n_memory_batches = property(
         lambda self: self._reader.look("n_memory_batches"), doc="Batches in a pass over the memory; 0 without one."
     )
+    has_generator = property(lambda self: self._reader.look("has_generator"), doc="Whether the server has sent a generator.")
+    has_logits = property(
+        lambda self: self._reader.look("has_logits"), doc="Whether the server has sent logits for the client's own samples."
+    )
 
     def chance_of_round(self) -> _Chance:
         """A random number in [0, 1) per client and round, to be compared with a probability."""
@@ -208,7 +225,7 @@ class Step(_Recording):
         return _Chance(self._reader, "chance_of_step", self._reader.facts["chance_of_step"])
 
     def gradient(self, batch: str, objective: Objective) -> Vector:
-        """The gradient of an objective on ``step.private`` or ``step.memory``."""
+        """The gradient of an objective on ``step.private``, ``step.memory``, ``step.taught`` or ``step.generated``."""
         return self._gradient("gradient", batch, objective)
 
     def gradient_at(self, at: Vector, batch: str, objective: Objective) -> Vector:
@@ -231,12 +248,18 @@ class Step(_Recording):
         return Vector({"gradient": self._n_gradients - 1}, "a gradient", writable=True)
 
     def _taken_on(self, batch: str, objective: Objective) -> dict[str, Any]:
-        if batch not in ("private", "memory"):
-            raise ValueError(f"a gradient is taken on step.private or step.memory, not on {batch!r}")
+        if batch not in _BATCHES:
+            raise ValueError(f"a gradient is taken on one of {', '.join(f'step.{name}' for name in _BATCHES)}, not on {batch!r}")
         if not isinstance(objective, Objective):
             raise TypeError(f"an objective is a sum of losses such as fedproj.cross_entropy, not {objective!r}")
         if batch == "memory" and not self.has_memory:
             raise ValueError("this client has no memory in this round; look at step.has_memory first")
+        if batch == "generated" and not self.has_generator:
+            raise ValueError("the server has sent no generator in this round; look at step.has_generator first")
+        if batch == "taught" and not (self.has_generator or self.has_logits):
+            raise ValueError("the server has sent no teacher; look at step.has_generator or step.has_logits first")
+        if batch == "generated" and any(_needs_more_than_labels(term) for term in objective._terms):
+            raise ValueError("generated features have labels alone: take fedproj.cross_entropy at the output")
         return {"batch": batch, "terms": objective._terms}
 
     def kept_model(self, name: str) -> Vector | None:

@@ -4,7 +4,12 @@
 //! never gives away. When the round has ended nobody answers any more, so a server that Python kept is harmless.
 
 use crate::caught;
-use fedproj_core::{Distill, DistillTargets, EnsembleWeights, Error, Fusion, Part, Result, Targets};
+use crate::trace::{GENERATOR, LOGITS};
+use fedproj_core::methods::FedGen;
+use fedproj_core::{
+    Distill, DistillTargets, EnsembleWeights, Error, Fusion, GeneratorConfig, Method, OptimizerConfig, Part, Result,
+    Targets,
+};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -59,6 +64,19 @@ enum Question {
     SetMemory,
     /// Weights that are evaluated instead of those that are sent.
     EvaluateInstead,
+    /// Trains the generator as FedGen does.
+    TrainGenerator { steps: u32, diversity_weight: f32, decay: f32, optimizer: OptimizerConfig },
+    /// The rows of a client's samples in the private set.
+    SamplesOf { client: u32 },
+}
+
+/// What a method sends beside vectors as long as the weights.
+#[derive(Clone, Copy)]
+pub struct Sends<'a> {
+    /// The generator of features, if it has one.
+    pub generator: Option<&'a GeneratorConfig>,
+    /// Whether logits for the clients' own samples.
+    pub logits: bool,
 }
 
 /// What a student is trained towards, see [`DistillTargets`].
@@ -127,10 +145,12 @@ impl Questions {
 }
 
 /// Lets Python fuse: `call` gets Python's end, in a thread of its own.
-pub fn fuse(round: &mut Fusion<'_>, call: impl FnOnce(Questions) -> Result<()> + Send) -> Result<()> {
+pub fn fuse(round: &mut Fusion<'_>, sends: Sends<'_>, call: impl FnOnce(Questions) -> Result<()> + Send) -> Result<()> {
     let received = round.state.weights.clone();
-    // Every method averages the buffers; Python may replace them.
-    round.average_buffers()?;
+    // Every method averages the buffers; Python may replace them. A network without clients in the round keeps its own.
+    if round.n_results() > 0 {
+        round.average_buffers()?;
+    }
     let (ask, asked) = channel();
     std::thread::scope(|scope| {
         let fusing = scope.spawn(move || {
@@ -140,14 +160,19 @@ pub fn fuse(round: &mut Fusion<'_>, call: impl FnOnce(Questions) -> Result<()> +
             fused
         });
         while let Ok(Some(Asked { question, arrays, answer })) = asked.recv() {
-            let _ = answer.send(answered(round, &received, question, arrays));
+            let _ = answer.send(answered(round, (&received, sends), question, arrays));
         }
         drop(asked);
         fusing.join().flatten().unwrap_or_else(|panic| resume_unwind(panic))
     })
 }
 
-fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays: Arrays) -> Result<(Value, Arrays)> {
+fn answered(
+    round: &mut Fusion<'_>,
+    (received, sends): (&[f32], Sends<'_>),
+    question: Question,
+    arrays: Arrays,
+) -> Result<(Value, Arrays)> {
     let n = received.len();
     let mut arrays = arrays.into_iter();
     let mut take = |what: &str, len: usize| of_len(what, arrays.next().unwrap_or_default(), len);
@@ -174,9 +199,10 @@ fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays
             })?;
             Ok((Value::Null, vec![values.into_inner()]))
         }
-        Question::Vector { name, initial } => Ok((Value::Null, vec![round.vector(&name, initial).clone()])),
+        Question::Vector { name, initial } => Ok((Value::Null, vec![vector(round, sends, &name, initial)?.clone()])),
         Question::SetVector { name } => {
-            *round.vector(&name, 0.0) = take(&format!("vector `{name}`"), n)?;
+            let vector = vector(round, sends, &name, 0.0)?;
+            *vector = take(&format!("vector `{name}`"), vector.len())?;
             nothing()
         }
         Question::Ensemble { weights, features } => {
@@ -208,7 +234,33 @@ fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays
             round.evaluate_instead(take("weights", n)?);
             nothing()
         }
+        Question::TrainGenerator { steps, diversity_weight, decay, optimizer } => {
+            let generator = sends.generator.ok_or_else(|| undeclared(GENERATOR))?.clone();
+            let how = FedGen { steps, diversity_weight, decay, optimizer, generator, ..FedGen::default() };
+            how.check(round.config())?;
+            how.train_generator(round)?;
+            nothing()
+        }
+        Question::SamplesOf { client } => Ok((round.samples_of(client)?.iter().copied().collect(), Vec::new())),
     }
+}
+
+/// A vector of the server's own. Those that are sent for other things than vectors of the network have their own lengths.
+fn vector<'a>(round: &'a mut Fusion<'_>, sends: Sends<'_>, name: &str, initial: f32) -> Result<&'a mut Vec<f32>> {
+    match name.strip_prefix("send.") {
+        Some(GENERATOR) => round.generator(sends.generator.ok_or_else(|| undeclared(GENERATOR))?),
+        Some(LOGITS) if sends.logits => Ok(round.logits()),
+        Some(LOGITS) => Err(undeclared(LOGITS)),
+        _ => Ok(round.vector(name, initial)),
+    }
+}
+
+fn undeclared(name: &str) -> Error {
+    let (is_sent, hint) = match name {
+        GENERATOR => ("a generator is", "define generator() in the class"),
+        _ => ("logits are", "sends_logits = True in the class"),
+    };
+    Error::config(format!("{is_sent} sent only by a method that announces it\nhint: {hint}"))
 }
 
 /// Trains a student on the arrays of [`Question::Distill`].
