@@ -122,6 +122,9 @@ class Method:
         return getattr(type(self), function) is not getattr(Method, function)
 
     def _about(self) -> str:
+        for name in ("uploads", "taps", "stays_with_client"):
+            if isinstance(names := getattr(self, name), str):
+                raise TypeError(f"{name} is a tuple of names: ({names!r},), not {names!r}")
         return json.dumps(
             {
                 "name": type(self).__name__,
@@ -141,7 +144,7 @@ class Method:
                 "projection_head": self.projection_head,
                 "checks": self._is_own("check"),
                 "offsets": self._is_own("class_offsets"),
-                "finishes": self._is_own("finish"),
+                "finishes": self._is_own("finish") or bool(self.uploads),
                 "fuses": self._is_own("fuse"),
             }
         )
@@ -178,6 +181,10 @@ class Method:
     def _record_finish(self, facts: str) -> str:
         client = Finish(json.loads(facts))
         self.finish(client)
+        sent = {call["v"]["upload"] for call in client._calls if "upload" in call.get("v", {})}
+        for name in sent.symmetric_difference(self.uploads):
+            where = "finish sends it" if name in sent else "uploads names it"
+            raise ValueError(f"`{name}` must be both in uploads and in client.upload({name!r}); only {where}")
         return client._answer()
 
     def _fuse(self, questions: Any) -> None:

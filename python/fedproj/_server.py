@@ -50,7 +50,11 @@ class Server:
 
     def _ask(self, ask: str, *arrays: Any, **arguments: Any) -> tuple[Any, list[np.ndarray]]:
         given = [np.ascontiguousarray(array, dtype=np.float32).reshape(-1) for array in arrays]
-        value, answers = self._questions.ask(json.dumps({"ask": ask, **arguments}), given)
+        try:
+            question = json.dumps({"ask": ask, **arguments}, allow_nan=False)
+        except ValueError:
+            raise ValueError(f"{', '.join(f'{name} = {value}' for name, value in arguments.items())}: must be finite") from None
+        value, answers = self._questions.ask(question, given)
         return json.loads(value), [np.frombuffer(answer, dtype="<f4") for answer in answers]
 
     def _push(self) -> None:
@@ -162,6 +166,8 @@ class Server:
         ``absolute``: by the mean absolute error of the logits. ``aside``: trains a model that the server keeps to itself
         from round to round and publishes; ``weights`` stay as they are.
         """
+        if how.get("feature_weight") and _targets(teacher)[1:] == []:
+            raise ValueError("feature_weight needs the teacher's features: server.ensemble(features=True)")
         self._distill("scores" if absolute else "teacher", _targets(teacher), aside, how)
 
     def distill_labels(
@@ -174,9 +180,12 @@ class Server:
         labels = np.asarray(labels)
         if labels.shape != (self.n_public,) or not np.isin(labels, np.arange(self.n_classes)).all():
             raise ValueError(f"labels are {self.n_public} whole numbers from 0 to {self.n_classes - 1}, one per public sample")
-        logits = np.full((self.n_public, self.n_classes), np.nan) if logits is None else np.asarray(logits)
-        has_logits = np.isfinite(logits.reshape(self.n_public, -1)).all(axis=1)
-        known = np.where(has_logits[:, None], logits.reshape(self.n_public, -1), 0.0)
+        shape = (self.n_public, self.n_classes)
+        logits = np.full(shape, np.nan) if logits is None else np.asarray(logits)
+        if logits.shape != shape:
+            raise ValueError(f"logits have the shape {shape}, one row per public sample; got {logits.shape}")
+        has_logits = np.isfinite(logits).all(axis=1)
+        known = np.where(has_logits[:, None], logits, 0.0)
         label_weight, logit_weight = map(float, weights)
         targets = {"consensus": [label_weight, logit_weight]}
         self._distill(targets, [labels, known, has_logits], aside, how)
@@ -216,4 +225,6 @@ def _optimizer(lr: float, given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _targets(outputs: Outputs) -> list[Any]:
+    if not isinstance(outputs, Outputs):
+        raise TypeError(f"targets are fedproj.Outputs, such as server.ensemble(), not {outputs!r}")
     return [outputs.logits] if outputs.features is None else [outputs.logits, outputs.features]

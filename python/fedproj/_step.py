@@ -17,6 +17,8 @@ _RECORDED = (
 )
 
 
+_STEPS_MAX = 100_000  # every step is recorded
+
 _BATCHES = ("private", "memory", "taught", "generated")
 
 
@@ -55,15 +57,15 @@ class _Unknown:
     def _compare(self, _: Any) -> Any:
         return self._refuse("compare")
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compare
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compare
+    __hash__ = object.__hash__
 
-    def _compute(self, _: Any) -> Any:
+    def _compute(self, *_: Any) -> Any:
         return self._refuse("compute with")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = _compute
 
-    def __neg__(self) -> Any:
-        return self._refuse("compute with")
+    __neg__ = __abs__ = __pow__ = __rpow__ = __len__ = __int__ = _compute
 
 
 class Vector(_Unknown):
@@ -238,9 +240,9 @@ class Step(_Recording):
 
     def descend(self, n: int, batch: str, objective: Objective) -> None:
         """``n`` steps of the local optimiser, each along the gradient on its own batch."""
-        if not isinstance(n, int) or n < 0:
-            raise ValueError(f"a number of steps is a whole number from 0 on, not {n!r}")
-        self._call("descend", n=n, **self._taken_on(batch, objective))
+        if not isinstance(n, (int, np.integer)) or not 0 <= n <= _STEPS_MAX:
+            raise ValueError(f"a number of steps is a whole number from 0 to {_STEPS_MAX}, not {n!r}")
+        self._call("descend", n=int(n), **self._taken_on(batch, objective))
 
     def _gradient(self, op: str, batch: str, objective: Objective, **more: Any) -> Vector:
         self._call(op, **self._taken_on(batch, objective), **more)
@@ -260,6 +262,11 @@ class Step(_Recording):
             raise ValueError("the server has sent no teacher; look at step.has_generator or step.has_logits first")
         if batch == "generated" and any(_needs_more_than_labels(term) for term in objective._terms):
             raise ValueError("generated features have labels alone: take fedproj.cross_entropy at the output")
+        kinds = {term["loss"]["kind"] for term in objective._terms}
+        if batch == "private" and kinds & {"kl", "absolute_error"}:
+            raise ValueError("step.private has no teacher's logits; kl and absolute_error need step.memory or step.taught")
+        if batch != "memory" and "masked_squares" in kinds:
+            raise ValueError(f"step.{batch} has no features of a teacher; masked_squares needs step.memory")
         return {"batch": batch, "terms": objective._terms}
 
     def kept_model(self, name: str) -> Vector | None:
@@ -281,7 +288,9 @@ class Step(_Recording):
 
     def clip(self, g: Vector, norm_max: float) -> None:
         """Scales g to a norm of at most ``norm_max``."""
-        self._call("clip", g=self._target(g), norm_max=self._number(norm_max))
+        if not self._number(norm_max) > 0:
+            raise ValueError(f"norm_max = {norm_max}: must be positive")
+        self._call("clip", g=self._target(g), norm_max=float(norm_max))
 
     def project(self, g: Vector, r: Vector, **rule: Any) -> None:
         """g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r where g points against r. For the rule, see :func:`projection_rule`."""
@@ -329,6 +338,9 @@ def projection_rule(
     """
     if scope not in ("global", "layer"):
         raise ValueError(f"scope is 'global' or 'layer', not {scope!r}")
+    for name, value in (("eps", eps), ("norm_guard", norm_guard), ("coefficient_max", coefficient_max)):
+        if value is not None and not 0 <= value < np.inf:
+            raise ValueError(f"{name} = {value}: must be 0 or positive")
     return {
         "always": bool(always),
         "eps": float(eps),

@@ -58,6 +58,26 @@ fn guarded<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> 
     caught(|| py.detach(work).map_err(|error| raise(py, error)))
 }
 
+/// Reads JSON of the package's. What is wrong with it came from the user, who knows no Rust.
+fn read<T: serde::de::DeserializeOwned>(json: &str) -> PyResult<T> {
+    serde_json::from_str(json).map_err(|error| SettingsError::new_err(plain(&error)))
+}
+
+/// An error's text without its place in the JSON and without Rust's names of types.
+fn plain(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let text = text.rsplit_once(" at line ").map_or(&text[..], |(text, _)| text);
+    let Some((found, expected)) = text.split_once(", expected ") else { return text.to_owned() };
+    let expected = match expected {
+        "usize" | "u64" | "u32" | "u16" => "a whole number from 0 on",
+        "f64" | "f32" => "a number",
+        _ if expected.starts_with("struct ") => "a dictionary",
+        "a string" => "a text",
+        expected => expected,
+    };
+    format!("{found}, expected {expected}")
+}
+
 /// What `run`, `sweep` and `verify` share.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -130,8 +150,8 @@ mod _fedproj {
     use super::halves::{Server, Trainer};
     use super::{
         Bound, Error, Input, Job, Layer, Manifest, Options, OsString, PathBuf, PyAny, PyResult, Python, ReportOptions,
-        Shape, StoredRun, VerifyPart, caught, compare_runs, engine, guarded, json, load_runs, method, pyfunction,
-        write_report,
+        Shape, StoredRun, VerifyPart, caught, compare_runs, engine, guarded, json, load_runs, method, plain,
+        pyfunction, write_report,
     };
     #[pymodule_export]
     use super::{RunError, SettingsError, StoppedError, SweepRun};
@@ -237,7 +257,7 @@ mod _fedproj {
     #[pyfunction]
     fn check_layers(py: Python<'_>, input: &str, layers: &str) -> PyResult<String> {
         guarded(py, || {
-            let input = match serde_json::from_str(input)? {
+            let input = match serde_json::from_str(input).map_err(|e| Error::config(plain(&e)))? {
                 Input::Tokens(n) => Shape::tokens(n),
                 Input::Shape(shape) => match shape[..] {
                     [features] => Shape::vector(features),
@@ -246,7 +266,7 @@ mod _fedproj {
                     _ => return Err(Error::config("a sample has 1 to 3 dimensions").into()),
                 },
             };
-            let layers: Vec<Layer> = serde_json::from_str(layers).map_err(|e| Error::config(e.to_string()))?;
+            let layers: Vec<Layer> = serde_json::from_str(layers).map_err(|e| Error::config(plain(&e)))?;
             let shape = fedproj_nn::models::check_layers(&layers, input).map_err(|e| Error::config(e.to_string()))?;
             let Shape { h, w, c } = shape;
             Ok(if (h, w) == (1, 1) { json!([c]) } else { json!([h, w, c]) }.to_string())

@@ -1,5 +1,6 @@
 //! A method written in Python, as the engine sees it.
 
+use crate::read;
 use crate::server::{self, Questions, Sends};
 use crate::trace::{Trace, node};
 use fedproj_core::methods::{External, FedGen, FedGkt};
@@ -92,10 +93,6 @@ pub fn register(object: &Bound<'_, PyAny>) -> PyResult<(String, External)> {
     Ok((about.name, External::register(&source, read(&settings)?, Arc::new(make))))
 }
 
-fn read<T: serde::de::DeserializeOwned>(json: &str) -> PyResult<T> {
-    serde_json::from_str(json).map_err(|error| crate::SettingsError::new_err(error.to_string()))
-}
-
 fn to_json(value: &impl serde::Serialize) -> Result<String> {
     let failed = |error: serde_json::Error| Error::Internal { what: "writing JSON", problem: error.to_string() };
     serde_json::to_string(value).map_err(failed)
@@ -163,6 +160,8 @@ impl Method for PythonMethod {
             let expected = format!("one of this network's levels; it has {}, counted from 0", graph.levels().len());
             return Error::require(false, "exit_level", level, &expected);
         }
+        let taps = self.about.taps.iter().filter(|tap| *tap != "levels");
+        taps.map(|tap| node(graph, tap)).collect::<Result<Vec<_>>>()?;
         let unknown = self.about.stays_with_client.iter().find(|layer| Self::params_of(graph, layer).is_empty());
         unknown.map_or(Ok(()), |layer| {
             let names = graph.params().spans().iter().filter_map(|span| Some(span.name.rsplit_once('.')?.0));
@@ -241,7 +240,7 @@ impl Method for PythonMethod {
 
     fn class_offsets(&self, counts: &[u32]) -> Result<Vec<f32>> {
         if !self.about.offsets {
-            return Ok(Vec::new());
+            return Ok(vec![0.0; counts.len()]);
         }
         self.call(|object| object.call_method1("_class_offsets", (counts.to_vec(),))?.extract())
     }
@@ -273,7 +272,11 @@ impl Method for PythonMethod {
         if !self.about.fuses {
             return round.average();
         }
-        let sends = Sends { generator: self.about.generator.as_ref(), logits: self.about.sends_logits };
+        let sends = Sends {
+            generator: self.about.generator.as_ref(),
+            logits: self.about.sends_logits,
+            uploads: &self.about.uploads,
+        };
         server::fuse(round, sends, |questions: Questions| {
             self.call(|object| object.call_method1("_fuse", (questions,)).map(drop))
         })

@@ -70,6 +70,9 @@ enum Question {
     SamplesOf { client: u32 },
 }
 
+/// What the server's state holds beside a method's vectors of the model's length.
+const OWN: [&str; 5] = ["student.buffers", "teacher.logits", "teacher.features", "privacy.clip", "privacy.clip_logits"];
+
 /// What a method sends beside vectors as long as the weights.
 #[derive(Clone, Copy)]
 pub struct Sends<'a> {
@@ -77,6 +80,8 @@ pub struct Sends<'a> {
     pub generator: Option<&'a GeneratorConfig>,
     /// Whether logits for the clients' own samples.
     pub logits: bool,
+    /// What its clients upload.
+    pub uploads: &'a [String],
 }
 
 /// What a student is trained towards, see [`DistillTargets`].
@@ -99,11 +104,14 @@ enum PartName {
 }
 
 impl PartName {
-    fn part(&self) -> Part<'_> {
+    fn part(&self, uploads: &[String]) -> Result<Part<'_>> {
         match self {
-            Self::Weights => Part::Weights,
-            Self::Buffers => Part::Buffers,
-            Self::Upload(name) => Part::Upload(name),
+            Self::Weights => Ok(Part::Weights),
+            Self::Buffers => Ok(Part::Buffers),
+            Self::Upload(name) if uploads.contains(name) => Ok(Part::Upload(name)),
+            Self::Upload(name) => Err(Error::config(format!(
+                "clients send no `{name}`; a part is weights, buffers or a name in uploads\nhint: uploads = (\"{name}\",)"
+            ))),
         }
     }
 }
@@ -121,7 +129,7 @@ impl Questions {
         arrays: Vec<PyBuffer<f32>>,
     ) -> PyResult<(String, Bound<'py, PyList>)> {
         caught(|| {
-            let question = serde_json::from_str(question).map_err(|e| crate::SettingsError::new_err(e.to_string()))?;
+            let question = crate::read(question)?;
             let arrays = arrays.iter().map(|array| array.to_vec(py)).collect::<PyResult<_>>()?;
             let ended = || PyRuntimeError::new_err("this server belongs to a round that has ended");
             let (answer, answered) = channel();
@@ -188,17 +196,10 @@ fn answered(
         }
         Question::ClientWeights => Ok((Value::Null, vec![round.sample_weights(), round.uniform_weights()])),
         Question::Sum { part } => {
-            let sum = round.sum(&take("the list of clients' weights", n_results)?, part.part())?;
+            let sum = round.sum(&take("the list of clients' weights", n_results)?, part.part(sends.uploads)?)?;
             Ok((Value::Null, vec![sum]))
         }
-        Question::Stack { part } => {
-            let values = std::cell::RefCell::new(Vec::new());
-            round.by_coordinate(part.part(), |column| {
-                values.borrow_mut().extend_from_slice(column);
-                0.0
-            })?;
-            Ok((Value::Null, vec![values.into_inner()]))
-        }
+        Question::Stack { part } => Ok((Value::Null, vec![stack(round, part.part(sends.uploads)?)?])),
         Question::Vector { name, initial } => Ok((Value::Null, vec![vector(round, sends, &name, initial)?.clone()])),
         Question::SetVector { name } => {
             let vector = vector(round, sends, &name, 0.0)?;
@@ -245,12 +246,25 @@ fn answered(
     }
 }
 
+/// A part of all clients, coordinate by coordinate.
+fn stack(round: &Fusion<'_>, part: Part<'_>) -> Result<Vec<f32>> {
+    let values = std::cell::RefCell::new(Vec::new());
+    round.by_coordinate(part, |column| {
+        values.borrow_mut().extend_from_slice(column);
+        0.0
+    })?;
+    Ok(values.into_inner())
+}
+
 /// A vector of the server's own. Those that are sent for other things than vectors of the network have their own lengths.
 fn vector<'a>(round: &'a mut Fusion<'_>, sends: Sends<'_>, name: &str, initial: f32) -> Result<&'a mut Vec<f32>> {
     match name.strip_prefix("send.") {
         Some(GENERATOR) => round.generator(sends.generator.ok_or_else(|| undeclared(GENERATOR))?),
         Some(LOGITS) if sends.logits => Ok(round.logits()),
         Some(LOGITS) => Err(undeclared(LOGITS)),
+        None if OWN.contains(&name) => {
+            Err(Error::config(format!("`{name}` is a name of the engine's own; choose another")))
+        }
         _ => Ok(round.vector(name, initial)),
     }
 }

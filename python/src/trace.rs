@@ -379,7 +379,7 @@ fn vector_of(step: &mut Step<'_>, name: &Name, played: &Played) -> Result<Vector
     Ok(match name {
         Name::Weights => step.weights(),
         Name::Start => step.weights_round_start(),
-        Name::State(name) => step.state(name),
+        Name::State(name) => step.state(kept(name)?),
         Name::Broadcast(name) => step.broadcast(sent(name)?),
         Name::Kept(name) => step.kept_model(name).ok_or_else(|| mismatch("there is no such kept model"))?,
         Name::Gradient(index) => played.gradient(*index)?,
@@ -392,6 +392,14 @@ fn sent(name: &str) -> Result<&str> {
     if [GENERATOR, LOGITS].contains(&name) {
         let batches = "gradients on step.taught and step.generated use it";
         return Err(Error::config(format!("`{name}` is not as long as the weights, so no vector takes it: {batches}")));
+    }
+    Ok(name)
+}
+
+/// The name of a vector that a client keeps, which must not be one of the engine's own.
+fn kept(name: &str) -> Result<&str> {
+    if name == "stays" || name.ends_with(".buffers") {
+        return Err(Error::config(format!("`{name}` is a name of the engine's own; a kept vector needs another")));
     }
     Ok(name)
 }
@@ -447,7 +455,7 @@ fn end_vector(client: &mut Finish<'_>, name: &Name) -> Result<Vector> {
     Ok(match name {
         Name::Weights => client.weights(),
         Name::Start => client.weights_round_start(),
-        Name::State(name) => client.state(name),
+        Name::State(name) => client.state(kept(name)?),
         Name::Broadcast(name) => client.broadcast(sent(name)?),
         Name::Upload(name) => client.upload(name),
         Name::Kept(_) | Name::Gradient(_) => return Err(mismatch("only a step has gradients and kept models")),

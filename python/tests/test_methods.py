@@ -515,7 +515,21 @@ def test_settings_are_keyword_arguments():
         ("step.embed(step.start, 'features')", fedproj.SettingsError, "hint: taps"),
         ("step.project(g, step.start, scope='tensor')", ValueError, "'global' or 'layer'"),
         ("step.gradient_at(step.start, step.private, fedproj.cross_entropy)", fedproj.SettingsError, "the client keeps"),
-        ("step.descend(-1, step.private, fedproj.cross_entropy)", ValueError, "a whole number from 0 on, not -1"),
+        ("step.descend(-1, step.private, fedproj.cross_entropy)", ValueError, "a whole number from 0 to 100000, not -1"),
+        ("step.descend(10**9, step.private, fedproj.cross_entropy)", ValueError, "to 100000, not 1000000000"),
+        ("step.gradient(step.private, fedproj.kl(1))", ValueError, "step.private has no teacher's logits"),
+        ("step.gradient(step.private, fedproj.masked_squares)", ValueError, "has no features of a teacher"),
+        ("fedproj.kl(0)", ValueError, "temperature = 0.0: must be a positive number"),
+        ("fedproj.kl(float('nan'))", ValueError, "temperature = nan: must be a positive number"),
+        ("fedproj.cross_entropy * 1e300", ValueError, "weight = 1e+300: must be a finite number of single precision"),
+        ("fedproj.not_true_kl(g, 1.0)", TypeError, "expected an embedding, such as step.embed"),
+        ("fedproj.not_true_kl('logits', 1.0)", TypeError, "expected an embedding, such as step.embed"),
+        ("step.clip(g, 0)", ValueError, "norm_max = 0: must be positive"),
+        ("step.project(g, step.start, eps=-1.0)", ValueError, "eps = -1.0: must be 0 or positive"),
+        ("abs(g) ** 2", TypeError, "cannot compute with it"),
+        ("if step.chance_of_step() == 0.5: pass", TypeError, "cannot compare it"),
+        ("step.add_scaled(step.state('x.buffers'), 1.0, g)", fedproj.SettingsError, "a name of the engine's own"),
+        ("step.state('stays')", fedproj.SettingsError, "a name of the engine's own"),
         ("step.project_to_cone(g, [])", fedproj.SettingsError, "1 to 16 gradients of the step, not of 0"),
         ("step.project_to_cone(g, [step.start])", fedproj.SettingsError, "1 to 16 gradients of the step"),
         ("step.project_inputs(g, [step.start])", fedproj.SettingsError, "vectors that the server sends"),
@@ -564,7 +578,14 @@ def test_a_step_that_cannot_be_recorded_is_an_error_with_its_reason(tmp_path, li
         ("server.samples_of(-1)", fedproj.SettingsError, "invalid value"),
         ("server.distill(server.ensemble(), batch=0)", fedproj.SettingsError, "distill.batch = 0: must be at least 1"),
         ("server.ensemble('median')", fedproj.SettingsError, "unknown variant `median`"),
-        ("server.average(part='nothing')[0]", IndexError, "out of bounds"),
+        ("server.average(part='nothing')", fedproj.SettingsError, "clients send no `nothing`; a part is weights, buffers"),
+        ("server.stack('nothing')", fedproj.SettingsError, 'hint: uploads = ("nothing",)'),
+        ("server.vector('student.buffers')", fedproj.SettingsError, "a name of the engine's own"),
+        ("server.vector('x', initial=np.nan)", ValueError, "initial = nan: must be finite"),
+        ("server.evaluate_instead(server.weights * np.nan)", fedproj.RunError, "a weight of the evaluated model is not"),
+        ("server.distill(None)", TypeError, "targets are fedproj.Outputs, such as server.ensemble(), not None"),
+        ("server.distill(server.ensemble(), feature_weight=1.0)", ValueError, "server.ensemble(features=True)"),
+        ("server.distill_labels(np.zeros(server.n_public), np.zeros(3))", ValueError, "one row per public sample; got (3,)"),
         ("server.weights[:] = np.nan", fedproj.RunError, "is not finite after fusion"),
         ("raise KeyError('mine')", KeyError, "mine"),
     ],
@@ -741,7 +762,12 @@ def test_a_copy_of_feddf_exchanges_logits_between_networks(tmp_path):
         ({"generator": lambda self: {"hide": 1}}, fedproj.SettingsError, "unknown field `hide`"),
         ({"generator": lambda self: {}, "sends_logits": True}, fedproj.SettingsError, "step.taught has one teacher"),
         ({"exit_level": 5}, fedproj.SettingsError, "exit_level = 5: must be one of this network's levels; it has 1"),
-        ({"exit_level": -1}, fedproj.SettingsError, "invalid value"),
+        ({"exit_level": -1}, fedproj.SettingsError, "integer `-1`, expected a whole number from 0 on"),
+        ({"memory": lambda self: 3}, fedproj.SettingsError, "integer `3`, expected a dictionary"),
+        ({"taps": ("nowhere",)}, fedproj.SettingsError, "the network has no node `nowhere`"),
+        ({"taps": "features"}, TypeError, "taps is a tuple of names: ('features',), not 'features'"),
+        ({"uploads": ("c",)}, ValueError, "`c` must be both in uploads and in client.upload('c'); only uploads names it"),
+        ({"finish": lambda self, client: client.upload("c")}, ValueError, "only finish sends it"),
         ({"stays_with_client": ("fc",)}, fedproj.SettingsError, "a layer of this network with parameters: fc1, fc2"),
         ({"memory": lambda self: {"batch": 0}}, fedproj.SettingsError, "memory.batch = 0: must be at least 1"),
     ],
@@ -756,6 +782,15 @@ def test_what_a_class_announces_is_checked_before_the_run(tmp_path, announced, e
     with pytest.raises(error) as raised:
         made(tmp_path / "a", Announces())
     assert text in str(raised.value)
+
+
+def test_offsets_that_a_class_does_not_set_are_zero(tmp_path):
+    class Offset(fedproj.Method):
+        def local_step(self, step):
+            step.update(step.gradient(step.private, fedproj.offset_cross_entropy))
+
+    offset, plain = made(tmp_path / "a", Offset()), made(tmp_path / "b", "fedavg")
+    assert offset.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-3)
 
 
 def test_generated_features_have_labels_alone(tmp_path):
