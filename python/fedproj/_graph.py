@@ -50,7 +50,7 @@ class Graph:
             raise TypeError("a graph needs the shape of its input, or tokens=")
         sizes = (tokens,) if input is None else tuple(input)
         if not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
-            raise ValueError(f"the sizes of a graph's input are whole numbers from 1 on, not {tokens if input is None else input!r}")
+            raise ValueError(f"the sizes of a graph's input are whole numbers from 1 on, not {sizes}")
         sizes = tuple(int(n) for n in sizes)
         self._input: dict[str, Any] = {"tokens": sizes[0]} if input is None else {"shape": sizes}
         self.layers: list[dict[str, Any]] = []

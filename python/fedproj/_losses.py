@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 class Objective:
     """A sum of losses, each with a weight and a place in the network.
 
+    - ``cross_entropy``: −log softmax(z)[label], on the labels of the batch.
+    - ``offset_cross_entropy``: −log softmax(z + o)[label]; o are the client's ``Method.class_offsets``.
+    - ``masked_squares``: Σ (z − t)² over the dimensions where z or t is positive; t are the targets' features.
+    - ``absolute_error``: the mean over the classes of |z − t|; t are the targets' logits. On CPUs only.
+    - :func:`kl`, :func:`contrast`, :func:`not_true_kl` and :func:`relaxed_contrast` make the others.
+
     >>> cross_entropy + 0.5 * kl(3.0)
     1.0 * cross_entropy at output + 0.5 * kl at output
     >>> masked_squares.at("features")
@@ -54,16 +60,9 @@ def _loss(kind: str, **constants: Any) -> Objective:
 
 
 cross_entropy = _loss("cross_entropy")
-"""−log softmax(z)[label], on the labels of the batch."""
-
 offset_cross_entropy = _loss("offset_cross_entropy")
-"""−log softmax(z + o)[label]; o are the client's :meth:`Method.class_offsets`."""
-
 masked_squares = _loss("masked_squares")
-"""Σ (z − t)² over the dimensions where z or t is positive; t are the targets' features."""
-
 absolute_error = _loss("absolute_error")
-"""The mean over the classes of |z − t|; t are the targets' logits. On CPUs only."""
 
 
 def kl(temperature: float, *, towards_teacher: bool = False, times_t_squared: bool = False) -> Objective:

@@ -32,7 +32,9 @@ class Outputs:
 class Server:
     """The fusion of one round. ``weights`` and ``buffers`` are arrays; write into them what is sent next.
 
-    ``weights`` begin as what the clients received, ``buffers`` as the clients' average.
+    ``weights`` begin as what the clients received, ``buffers`` as the clients' average. ``clients`` lists the
+    round's clients: the number ``client``, ``n_samples``, ``n_steps`` and the mean ``loss`` of each. Other attributes are
+    ``round``, ``n_rounds``, ``n_clients``, ``n_classes``, ``n_public`` and ``config``, the run's settings.
     """
 
     def __init__(self, questions: Any) -> None:

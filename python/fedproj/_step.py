@@ -188,17 +188,20 @@ class _Recording:
 
 
 class Step(_Recording):
-    """One local step of one client. Numbers such as ``step.round`` are known; vectors are handles without a value."""
+    """One local step of one client. Numbers such as ``step.round`` are known; vectors are handles without a value.
 
-    private = "private"
-    """The client's current mini-batch."""
-    memory = "memory"
-    """The next batch of the memory of public samples."""
-    taught = "taught"
-    """The client's current mini-batch with logits for :func:`kl`: those that the server sent for its samples, or those that
-    the client's own classifier gives the generator's features of the same labels."""
-    generated = "generated"
-    """Features that the generator makes for random labels, and these labels. They enter the client's classifier."""
+    ``step.weights`` and ``step.start`` are the client's weights and those that it received. A gradient is taken on a batch:
+
+    - ``step.private``: the client's current mini-batch.
+    - ``step.memory``: the next batch of the memory of public samples, where ``step.has_memory``.
+    - ``step.taught``: the current mini-batch with logits for :func:`fedproj.kl`. They are those that the server sent for its
+      samples (``step.has_logits``), or those that the client's own classifier gives the generator's features of the same
+      labels (``step.has_generator``).
+    - ``step.generated``: features that the generator makes for random labels, and these labels. They enter the client's
+      classifier.
+    """
+
+    private, memory, taught, generated = "private", "memory", "taught", "generated"
 
     _n_gradients = 0
     _n_embeddings = 0
@@ -293,7 +296,13 @@ class Step(_Recording):
         self._call("clip", g=self._target(g), norm_max=float(norm_max))
 
     def project(self, g: Vector, r: Vector, **rule: Any) -> None:
-        """g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r where g points against r. For the rule, see :func:`projection_rule`."""
+        """g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r where g points against r.
+
+        The rule's keywords: ``always=True`` projects also where they do not conflict. ``eps`` is ε, ``norm_guard`` what
+        ‖r‖² must be above, ``coefficient_max`` the largest coefficient. ``scope="layer"`` takes one inner product per tensor
+        instead of one for all (``"global"``). ``from_round_start=True`` projects only while the memory loss is not below that
+        of the round's first model.
+        """
         self._call("project", g=self._target(g, r), r=self._source(r), rule=projection_rule(**rule))
 
     def project_to_cone(self, g: Vector, references: Sequence[Vector]) -> None:
@@ -317,7 +326,10 @@ class Step(_Recording):
         self._call("update", g=self._target(g))
 
     def update_projected(self, g: Vector, r: Vector, **rule: Any) -> None:
-        """As :meth:`update`, but then projects the optimiser's own step against r, for any optimiser."""
+        """As :meth:`update`, but then projects the optimiser's own step against r, for any optimiser.
+
+        The rule is that of :meth:`project`.
+        """
         self._call("update_projected", g=self._target(g, r), r=self._source(r), rule=projection_rule(**rule))
 
 
@@ -330,12 +342,7 @@ def projection_rule(
     scope: str = "global",
     from_round_start: bool = False,
 ) -> dict[str, Any]:
-    """Whether and how far a gradient is projected.
-
-    ``always``: also where it does not conflict. ``eps``: ε in the denominator. ``norm_guard``: ‖r‖² must be above it.
-    ``coefficient_max``: largest coefficient. ``scope``: ``"global"``, or ``"layer"`` for one inner product per tensor.
-    ``from_round_start``: only while the memory loss is not below that of the round's first model.
-    """
+    """The rule of :meth:`Step.project` as the engine reads it."""
     if scope not in ("global", "layer"):
         raise ValueError(f"scope is 'global' or 'layer', not {scope!r}")
     for name, value in (("eps", eps), ("norm_guard", norm_guard), ("coefficient_max", coefficient_max)):
