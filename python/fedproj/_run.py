@@ -139,7 +139,10 @@ class Run:
         path = self.directory / "model.safetensors"
         if not path.exists():
             raise _fedproj.RunError(f"`{path}` is missing: a run writes its model when it has finished")
-        return read_safetensors(path)
+        try:
+            return read_safetensors(path)
+        except (KeyError, ValueError) as error:
+            raise _fedproj.RunError(f"`{path}` is damaged; Run.verify makes the run again and compares") from error
 
     def report(self, out: PathLike | None = None, title: str | None = None) -> Path:
         """Writes a page with figures and tables, and returns its path."""

@@ -91,6 +91,9 @@ def test_a_run_verifies_and_reports_itself(tmp_path):
     model.write_bytes(model.read_bytes()[:-1] + b"\x00")
     with pytest.raises(fedproj.RunError, match="is not what its rerun gives"):
         run.verify()
+    model.write_bytes(b"rubbish" * 9)
+    with pytest.raises(fedproj.RunError, match="model.safetensors` is damaged"):
+        run.model()
 
 
 def test_a_notebook_shows_curves_and_a_table(tmp_path):
