@@ -802,3 +802,29 @@ def test_generated_features_have_labels_alone(tmp_path):
 
     with pytest.raises(ValueError, match="take fedproj.cross_entropy at the output"):
         made(tmp_path / "a", Wrong())
+
+
+def test_clients_that_keep_nothing_have_the_logits_that_the_server_sent_for_them(tmp_path):
+    class Smooths(fedproj.Method):
+        """Clients 0 and 1 learn from logits without preference, the others from labels alone."""
+
+        sends_logits = True
+
+        def local_step(self, step):
+            asked.add((step.round > 0, step.client, step.has_logits))
+            if step.has_logits:
+                step.update(step.gradient(step.taught, fedproj.cross_entropy + fedproj.kl(1.0)))
+            else:
+                super().local_step(step)
+
+        def fuse(self, server):
+            server.weights[:] = server.average()
+            logits = server.send("logits")
+            assert logits.shape == (300, 10) and sum(len(server.samples_of(client)) for client in range(4)) == 300
+            for client in (0, 1):
+                logits[server.samples_of(client)] = 1.0
+
+    asked, everybody = set(), {"federation.fraction": 1.0}
+    run = made(tmp_path / "a", Smooths(), **everybody)
+    assert asked == {(later, client, later and client < 2) for later in (False, True) for client in range(4)}
+    assert run.summary["model_hash"] != made(tmp_path / "b", "fedavg", **everybody).summary["model_hash"]
