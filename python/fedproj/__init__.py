@@ -22,17 +22,21 @@ from fedproj._losses import (
 )
 from fedproj._method import Method
 from fedproj._run import Comparison, Run, compare, load, run, sweep
-from fedproj._server import Outputs
+from fedproj._server import Outputs, Server
+from fedproj._step import Finish, Step
 
 __all__ = [
     "Comparison",
     "Dataset",
+    "Finish",
     "Graph",
     "Method",
     "Outputs",
     "Run",
     "RunError",
+    "Server",
     "SettingsError",
+    "Step",
     "StoppedError",
     "absolute_error",
     "compare",

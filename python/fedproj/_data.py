@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 
@@ -24,11 +24,11 @@ class Dataset:
     ``x`` is (n, features), (n, height, width), (n, height, width, channels) or (n, channels, height, width). Images of bytes
     are scaled by 1/255; other numbers are taken as they are, or standardised if ``standardise`` is set. ``y`` are class
     numbers from 0. ``test`` is a pair (x, y); without it, a part of the samples is held out. ``public`` is x without labels
-    or a pair; without it, a part of the private set is public. ``partition`` is one list of sample numbers per client.
-    Texts need ``tokenizer``, a file with one word piece per line, as BERT's ``vocab.txt``.
+    or a pair; without it, a part of the private set is public. ``partition`` is one list of sample numbers per client; with
+    it, no part of the samples is held out, so it needs ``test``, and for methods with a public set ``public``. Texts need ``tokenizer``, a file with one word piece per line, as BERT's ``vocab.txt``.
 
     >>> x, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
-    >>> Dataset(x, y, partition=[range(0, 30), range(30, 60)])
+    >>> Dataset(x, y, test=(x, y), partition=[range(0, 30), range(30, 60)])
     <Dataset of 60 samples of shape (4,), 3 classes, 2 clients>
     """
 
@@ -61,6 +61,8 @@ class Dataset:
                 raise ValueError(f"{name}: samples of shape {samples.shape[1:]}, but x has samples of shape {self._shape}")
             if name == "test" and labels.max() >= self.n_classes:
                 raise ValueError(f"test: label {labels.max()}, but y has only classes 0 to {self.n_classes - 1}")
+        if partition is not None and test is None:
+            raise ValueError("partition: give test=(x, y), too; a part of x that is held out would renumber its samples")
         self._partition = None if partition is None else _lists(partition, len(self))
 
     def _part(self, name: str, x: Any, y: Any) -> tuple[Any, np.ndarray | None]:
@@ -141,6 +143,8 @@ class Dataset:
             settings["data.public"] = public
         if self._partition is not None:
             settings["data.partition"] = {"kind": "file", "path": place / "partition.json"}
+            if "public" not in self._parts:
+                settings["data.public"] = "none"
         return settings
 
 
@@ -198,10 +202,12 @@ def _texts(name: str, values: Any) -> list[str]:
 
 
 def _lists(partition: Sequence[Sequence[int]], n: int) -> list[list[int]]:
-    lists = [np.asarray(list(samples)) for samples in partition]
+    lists = [np.asarray(list(samples) if isinstance(samples, Iterable) else samples) for samples in partition]
     for client, samples in enumerate(lists):
+        if samples.ndim == 1 and samples.size == 0:
+            raise ValueError(f"partition: client {client} holds no sample")
         if samples.ndim != 1 or samples.dtype.kind not in "iu":
             raise TypeError(f"partition: client {client} needs a list of sample numbers")
-        if samples.size and not (0 <= samples.min() and samples.max() < n):
+        if not (0 <= samples.min() and samples.max() < n):
             raise ValueError(f"partition: client {client} holds a sample that is not among the {n}")
     return [samples.tolist() for samples in lists]

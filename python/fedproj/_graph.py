@@ -48,9 +48,13 @@ class Graph:
     def __init__(self, input: Sequence[int] | None = None, *, tokens: int | None = None) -> None:
         if (input is None) == (tokens is None):
             raise TypeError("a graph needs the shape of its input, or tokens=")
-        self._input = {"tokens": int(tokens)} if tokens is not None else {"shape": [int(n) for n in input or ()]}
+        sizes = (tokens,) if input is None else tuple(input)
+        if not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
+            raise ValueError(f"the sizes of a graph's input are whole numbers from 1 on, not {sizes}")
+        sizes = tuple(int(n) for n in sizes)
+        self._input: dict[str, Any] = {"tokens": sizes[0]} if input is None else {"shape": sizes}
         self.layers: list[dict[str, Any]] = []
-        self.input = Node("input", input or (int(tokens or 0),))
+        self.input = Node("input", sizes)
         self._weights: dict[str, np.ndarray] = {}
 
     def _add(self, op: str, name: str | None, of: Any, **keys: Any) -> Node:
@@ -58,6 +62,9 @@ class Graph:
         if of is not None:
             layer["from"] = [str(of)] if isinstance(of, str) else [str(node) for node in of]
         layer |= {key: value for key, value in keys.items() if value is not None}
+        for key, value in keys.items():
+            if isinstance(value, float) and not np.isfinite(value):
+                raise _fedproj.SettingsError(f"node `{layer['name']}`: {key} = {value}: must be a finite number")
         layers = [*self.layers, layer]
         shape = json.loads(_fedproj.check_layers(json.dumps(self._input), json.dumps(layers)))
         self.layers = layers

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Iterable
 
+import numpy as np
+
 if TYPE_CHECKING:
     from fedproj._step import Embedding
 
 
 class Objective:
     """A sum of losses, each with a weight and a place in the network.
+
+    - ``cross_entropy``: −log softmax(z)[label], on the labels of the batch.
+    - ``offset_cross_entropy``: −log softmax(z + o)[label]; o are the client's ``Method.class_offsets``.
+    - ``masked_squares``: Σ (z − t)² over the dimensions where z or t is positive; t are the targets' features.
+    - ``absolute_error``: the mean over the classes of |z − t|; t are the targets' logits.
+    - :func:`kl`, :func:`contrast`, :func:`not_true_kl` and :func:`relaxed_contrast` make the others.
 
     >>> cross_entropy + 0.5 * kl(3.0)
     1.0 * cross_entropy at output + 0.5 * kl at output
@@ -28,7 +36,7 @@ class Objective:
         return Objective(self._terms + other._terms) if isinstance(other, Objective) else NotImplemented
 
     def __mul__(self, weight: float) -> Objective:
-        return Objective({**term, "weight": term["weight"] * float(weight)} for term in self._terms)
+        return Objective({**term, "weight": _finite("weight", term["weight"] * float(weight))} for term in self._terms)
 
     __rmul__ = __mul__
 
@@ -36,21 +44,25 @@ class Objective:
         return " + ".join(f"{term['weight']} * {term['loss']['kind']} at {term['at']}" for term in self._terms)
 
 
+def _finite(name: str, value: float, *, positive: bool = False) -> float:
+    with np.errstate(over="ignore"):
+        number = np.float32(value)
+    if not np.isfinite(number) or (positive and not number > 0):
+        raise ValueError(f"{name} = {value}: must be a {'positive' if positive else 'finite'} number of single precision")
+    return float(value)
+
+
 def _loss(kind: str, **constants: Any) -> Objective:
+    for name, value in constants.items():
+        if isinstance(value, float):
+            _finite(name, value, positive=name == "temperature")
     return Objective([{"loss": {"kind": kind, **constants}, "at": "output", "weight": 1.0}])
 
 
 cross_entropy = _loss("cross_entropy")
-"""−log softmax(z)[label], on the labels of the batch."""
-
 offset_cross_entropy = _loss("offset_cross_entropy")
-"""−log softmax(z + o)[label]; o are the client's :meth:`Method.class_offsets`."""
-
 masked_squares = _loss("masked_squares")
-"""Σ (z − t)² over the dimensions where z or t is positive; t are the targets' features."""
-
 absolute_error = _loss("absolute_error")
-"""The mean over the classes of |z − t|; t are the targets' logits."""
 
 
 def kl(temperature: float, *, towards_teacher: bool = False, times_t_squared: bool = False) -> Objective:
@@ -59,15 +71,22 @@ def kl(temperature: float, *, towards_teacher: bool = False, times_t_squared: bo
     return _loss("kl", temperature=float(temperature), direction=direction, times_t_squared=bool(times_t_squared))
 
 
+def _place(embedding: Embedding) -> int:
+    index = vars(embedding).get("_index") if hasattr(embedding, "__dict__") else None
+    if index is None:
+        raise TypeError(f'expected an embedding, such as step.embed(step.start, "output"), not {embedding!r}')
+    return index
+
+
 def contrast(positive: Embedding, negative: Embedding, temperature: float) -> Objective:
     """MOON's contrast between two embeddings of the batch."""
-    places = {"positive": positive._index, "negative": negative._index}
+    places = {"positive": _place(positive), "negative": _place(negative)}
     return _loss("contrast", **places, temperature=float(temperature))
 
 
 def not_true_kl(teacher: Embedding, temperature: float) -> Objective:
     """FedNTD's divergence over all classes but the label's; the teacher is ``step.embed(step.start, "output")``."""
-    return _loss("not_true_kl", teacher=teacher._index, temperature=float(temperature))
+    return _loss("not_true_kl", teacher=_place(teacher), temperature=float(temperature))
 
 
 def relaxed_contrast(temperature: float, threshold: float, contrast_weight: float, penalty_weight: float) -> Objective:

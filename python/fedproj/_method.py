@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Sequence
 import numpy as np
 
 from fedproj._losses import cross_entropy
+from fedproj._server import Server
 from fedproj._step import Finish, Step
 
 
@@ -52,24 +53,41 @@ class Method:
     ...         step.update(g)
     >>> MyProx(mu=0.1)
     MyProx(mu=0.1)
+
+    Attributes of the class say what it needs, with their defaults in brackets:
+
+    - ``needs_public`` [False]: Whether the method needs a public set.
+    - ``needs_public_labels`` [False]: Whether it also needs the labels of the public samples.
+    - ``needs_features`` [False]: Whether its ensemble on the public set has features as well as logits.
+    - ``uploads`` [()]: Names of the vectors that a client sends with its weights.
+    - ``personal_model`` [None]: The kept vector that is a client's own model; ``federation.evaluate_clients`` then
+      measures that one.
+    - ``taps`` [()]: Nodes besides the output at which a loss stands: ``"features"``, ``"levels"``, or names.
+    - ``first_memory`` ["none"]: The memory's targets in the first round: ``"none"``, ``"global_model"`` or
+      ``"labels"``.
+    - ``projection_head`` [None]: Outputs of a projection head that the method adds to the network (node
+      ``"head.2"``).
+    - ``exit_level`` [None]: The level behind which the method adds a small classifier to the network (node
+      ``"exit"``).
+    - ``stays_with_client`` [()]: Layers whose parameters stay with their client, together with all buffers. Clients
+      send them for the global model.
+    - ``sends_logits`` [False]: Whether the server sends logits for the clients' own samples, see ``server.send``.
+    - ``exchanges_logits`` [False]: Whether clients with different networks may take part; ``fuse`` then runs once per
+      network.
     """
 
     needs_public: ClassVar[bool] = False
-    """Whether the method needs a public set."""
     needs_public_labels: ClassVar[bool] = False
-    """Whether it also needs the labels of the public samples."""
     needs_features: ClassVar[bool] = False
-    """Whether its ensemble on the public set has features as well as logits."""
     uploads: ClassVar[Sequence[str]] = ()
-    """Names of the vectors that a client sends with its weights."""
     personal_model: ClassVar[str | None] = None
-    """The kept vector that is a client's own model; ``federation.evaluate_clients`` then measures that one."""
     taps: ClassVar[Sequence[str]] = ()
-    """Nodes besides the output at which a loss stands: ``"features"``, ``"levels"``, or names."""
     first_memory: ClassVar[str] = "none"
-    """The memory's targets in the first round: ``"none"``, ``"global_model"`` or ``"labels"``."""
     projection_head: ClassVar[int | None] = None
-    """Outputs of a projection head that the method adds to the network (node ``"head.2"``)."""
+    exit_level: ClassVar[int | None] = None
+    stays_with_client: ClassVar[Sequence[str]] = ()
+    sends_logits: ClassVar[bool] = False
+    exchanges_logits: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -77,6 +95,10 @@ class Method:
 
     def memory(self) -> dict[str, Any] | None:
         """The clients' memory of public samples as keys of ``method.fedproj.memory``; ``None``: no memory."""
+        return None
+
+    def generator(self) -> dict[str, Any] | None:
+        """The generator of features that the server sends, as keys of ``method.fedgen.generator``; ``None``: no generator."""
         return None
 
     def class_offsets(self, counts: np.ndarray) -> Sequence[float]:
@@ -96,7 +118,7 @@ class Method:
     def finish(self, client: Finish) -> None:
         """What a client does after its last mini-batch. Recorded, as :meth:`local_step`."""
 
-    def fuse(self, server: Any) -> None:
+    def fuse(self, server: Server) -> None:
         """How the server fuses the clients' results, once per round, in NumPy."""
         server.weights[:] = server.average()
 
@@ -110,6 +132,9 @@ class Method:
         return getattr(type(self), function) is not getattr(Method, function)
 
     def _about(self) -> str:
+        for name in ("uploads", "taps", "stays_with_client"):
+            if isinstance(names := getattr(self, name), str):
+                raise TypeError(f"{name} is a tuple of names: ({names!r},), not {names!r}")
         return json.dumps(
             {
                 "name": type(self).__name__,
@@ -120,11 +145,16 @@ class Method:
                 "personal_model": self.personal_model,
                 "taps": [str(name) for name in self.taps],
                 "memory": self.memory(),
+                "generator": self.generator(),
+                "sends_logits": bool(self.sends_logits),
+                "exchanges_logits": bool(self.exchanges_logits),
+                "stays_with_client": [str(layer) for layer in self.stays_with_client],
+                "exit_level": self.exit_level,
                 "first_memory": self.first_memory,
                 "projection_head": self.projection_head,
                 "checks": self._is_own("check"),
                 "offsets": self._is_own("class_offsets"),
-                "finishes": self._is_own("finish"),
+                "finishes": self._is_own("finish") or bool(self.uploads),
                 "fuses": self._is_own("fuse"),
             }
         )
@@ -161,11 +191,13 @@ class Method:
     def _record_finish(self, facts: str) -> str:
         client = Finish(json.loads(facts))
         self.finish(client)
+        sent = {call["v"]["upload"] for call in client._calls if "upload" in call.get("v", {})}
+        for name in sent.symmetric_difference(self.uploads):
+            where = "finish sends it" if name in sent else "uploads names it"
+            raise ValueError(f"`{name}` must be both in uploads and in client.upload({name!r}); only {where}")
         return client._answer()
 
     def _fuse(self, questions: Any) -> None:
-        from fedproj._server import Server
-
         server = Server(questions)
         self.fuse(server)
         server._push()

@@ -64,7 +64,7 @@ def sweep(
     *,
     data: str | Settings | Dataset | None = None,
     model: str | Graph | None = None,
-    methods: str | Method | Sequence[str | Method] = (),
+    methods: str | Method | Sequence[str | Method] | None = None,
     seeds: int | Sequence[int] | None = None,
     settings: Settings | None = None,
     out: PathLike,
@@ -79,11 +79,12 @@ def sweep(
 
     Finished runs are skipped, unfinished ones resumed.
     """
-    given = dict(settings or {})
-    if seeds is not None:
-        given["seeds"] = seeds
-    chosen = [methods] if isinstance(methods, (str, Method)) else list(methods)
-    planned = _plan(config, _saved(data, model, Path(out)), chosen or [None], given)
+    given = settings if seeds is None else {**(settings or {}), "seeds": seeds}
+    if methods is not None:
+        methods = [methods] if isinstance(methods, (str, Method, type)) else list(methods)
+        if not methods:
+            raise ValueError("there is no method to run; leave `methods` out to run the one of the configuration")
+    planned = _plan(config, _saved(data, model, Path(out)), methods or [None], given)
     runs = [(run, Path(out) / run.directory().name) for run in planned]
     return _make(runs, _options(data_dir, device, precision, threads, jobs, True), progress)
 
@@ -138,7 +139,10 @@ class Run:
         path = self.directory / "model.safetensors"
         if not path.exists():
             raise _fedproj.RunError(f"`{path}` is missing: a run writes its model when it has finished")
-        return read_safetensors(path)
+        try:
+            return read_safetensors(path)
+        except (KeyError, ValueError) as error:
+            raise _fedproj.RunError(f"`{path}` is damaged; Run.verify makes the run again and compares") from error
 
     def report(self, out: PathLike | None = None, title: str | None = None) -> Path:
         """Writes a page with figures and tables, and returns its path."""
@@ -157,7 +161,9 @@ class Run:
     ) -> dict[str, Any]:
         """Repeats the run and compares it bit for bit. A method written in Python must be at hand: ``method=MyProx()``."""
         if method is not None:
-            _fedproj.register(method)
+            _fedproj.register(_object(method))
+        if rounds is not None and not (isinstance(rounds, int) and rounds >= 1):
+            raise _fedproj.SettingsError(f"rounds = {rounds}: must be a whole number from 1 on")
         options = _options(data_dir, device, precision, threads, 1, False)
         return json.loads(_fedproj.verify(self.directory, rounds, options))
 
@@ -253,6 +259,8 @@ def read_safetensors(path: PathLike) -> dict[str, np.ndarray]:
 
 def _plan(config: Any, saved: Settings, methods: Sequence[Any], settings: Settings | None) -> list[Any]:
     """The runs that the arguments ask for."""
+    if not isinstance(settings, Mapping | None):
+        raise TypeError(f"settings are a dictionary such as {{'federation.rounds': 5}}, not {type(settings).__name__}")
     given: list[str] = []
     if isinstance(config, Mapping):
         given += _pairs(_flat(config))
@@ -264,14 +272,19 @@ def _plan(config: Any, saved: Settings, methods: Sequence[Any], settings: Settin
     for method in methods:
         named = _pairs({"method.name": method}) if isinstance(method, str) else []
         runs = _fedproj.plan(given + named)
-        if isinstance(method, Method):
-            runs = [run.with_method(method) for run in runs]
-        elif isinstance(method, type) and issubclass(method, Method):
-            raise TypeError(f"a method is an object, not its class: {method.__name__}()")
-        elif method is not None and not isinstance(method, str):
-            raise TypeError(f"a method is a name or an object of a subclass of fedproj.Method, not {method!r}")
+        if method is not None and not isinstance(method, str):
+            runs = [run.with_method(_object(method)) for run in runs]
         planned += runs
     return planned
+
+
+def _object(method: Any) -> Method:
+    """A method that is written in Python."""
+    if isinstance(method, type) and issubclass(method, Method):
+        raise TypeError(f"a method is an object, not its class: {method.__name__}()")
+    if not isinstance(method, Method) or type(method) is Method:
+        raise TypeError(f"a method is a name or an object of a subclass of fedproj.Method, not {method!r}")
+    return method
 
 
 def _saved(data: str | Settings | Dataset | None, model: str | Graph | None, folder: Path) -> Settings:
@@ -329,8 +342,11 @@ def _toml(value: Any) -> str:
 
 def _options(data_dir: Any, device: Any, precision: Any, threads: Any, jobs: int, resume: bool) -> str:
     for name, value, largest in (("threads", threads, 65535), ("jobs", jobs, 64)):
-        if value is not None and not 1 <= value <= largest:
-            raise _fedproj.SettingsError(f"{name} = {value}: must be from 1 to {largest}")
+        if value is not None and not (isinstance(value, int) and 1 <= value <= largest):
+            raise _fedproj.SettingsError(f"{name} = {value!r}: must be from 1 to {largest}")
+    for name, text in (("device", device), ("precision", precision)):
+        if not isinstance(text, str | None):
+            raise TypeError(f"{name} is a text such as {'cuda' if name == 'device' else 'fp32'!r}, not {text!r}")
     return json.dumps(
         {
             "data_dir": None if data_dir is None else os.fspath(data_dir),

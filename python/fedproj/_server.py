@@ -32,7 +32,9 @@ class Outputs:
 class Server:
     """The fusion of one round. ``weights`` and ``buffers`` are arrays; write into them what is sent next.
 
-    ``weights`` begin as what the clients received, ``buffers`` as the clients' average.
+    ``weights`` begin as what the clients received, ``buffers`` as the clients' average. ``clients`` lists the
+    round's clients: the number ``client``, ``n_samples``, ``n_steps`` and the mean ``loss`` of each. Other attributes are
+    ``round``, ``n_rounds``, ``n_clients``, ``n_classes``, ``n_public`` and ``config``, the run's settings.
     """
 
     def __init__(self, questions: Any) -> None:
@@ -50,7 +52,11 @@ class Server:
 
     def _ask(self, ask: str, *arrays: Any, **arguments: Any) -> tuple[Any, list[np.ndarray]]:
         given = [np.ascontiguousarray(array, dtype=np.float32).reshape(-1) for array in arrays]
-        value, answers = self._questions.ask(json.dumps({"ask": ask, **arguments}), given)
+        try:
+            question = json.dumps({"ask": ask, **arguments}, allow_nan=False)
+        except ValueError:
+            raise ValueError(f"{', '.join(f'{name} = {value}' for name, value in arguments.items())}: must be finite") from None
+        value, answers = self._questions.ask(question, given)
         return json.loads(value), [np.frombuffer(answer, dtype="<f4") for answer in answers]
 
     def _push(self) -> None:
@@ -91,12 +97,15 @@ class Server:
 
     def average(self, weights: Any = None, part: str = "weights") -> np.ndarray:
         """Σ_k w_k of a part; without weights, w_k = n_k / Σ n. A part is ``"weights"``, ``"buffers"`` or an upload's name."""
+        if self.n_results == 0:  # of clients with this network, which then keeps its model
+            return {"weights": self._weights, "buffers": self._buffers}.get(part, np.zeros_like(self._weights)).copy()
         weights = self.sample_weights() if weights is None else weights
         return self._ask("sum", weights, part=_part(part))[1][0]
 
     def stack(self, part: str = "weights") -> np.ndarray:
         """A part of all clients as an array (n_results, length), for medians and other rules over columns."""
-        return self._ask("stack", part=_part(part))[1][0].reshape(-1, self.n_results).T
+        values = self._ask("stack", part=_part(part))[1][0]
+        return values.reshape(values.size // max(self.n_results, 1), self.n_results).T
 
     def vector(self, name: str, initial: float = 0.0) -> np.ndarray:
         """A vector that the server keeps between rounds. Write into it."""
@@ -105,8 +114,32 @@ class Server:
         return self._vectors[name]
 
     def send(self, name: str) -> np.ndarray:
-        """A vector that is sent to the clients, see :meth:`Step.broadcast`. Write into it."""
-        return self.vector(f"send.{name}")
+        """A vector that is sent to the clients, see :meth:`Step.broadcast`. Write into it.
+
+        Two names are no vectors as long as the weights. ``"logits"`` is an array (samples, classes) with a row per private
+        sample, for methods with ``sends_logits``: see :meth:`samples_of`. A client whose rows are all 0 has no logits.
+        ``"generator"`` are the generator's parameters: see :meth:`train_generator`.
+        """
+        vector = self.vector(f"send.{name}")
+        return vector.reshape(-1, self.n_classes) if name == "logits" else vector
+
+    def samples_of(self, client: int) -> np.ndarray:
+        """The rows of a client's samples in the private set, as ``server.clients[0].client`` names it."""
+        return np.array(self._ask("samples_of", client=int(client))[0], dtype=np.int64)
+
+    def train_generator(
+        self, steps: int = 50, *, diversity_weight: float = 1.0, decay: float = 0.98, optimizer: dict[str, Any] | None = None
+    ) -> None:
+        """Trains and sends the generator as FedGen does, for methods with :meth:`Method.generator`.
+
+        The clients' classifiers shall recognise its features. The arguments are those of ``method.fedgen``; the optimiser is
+        Adam with a learning rate of 3e-4.
+        """
+        self._push()
+        how = {"diversity_weight": float(diversity_weight), "decay": float(decay)}
+        self._ask("train_generator", steps=steps, optimizer=_optimizer(3e-4, optimizer), **how)
+        if "send.generator" in self._vectors:
+            self._vectors["send.generator"][:] = self._ask("vector", name="send.generator", initial=0.0)[1][0]
 
     def _needs_public(self) -> None:
         if self.n_public == 0:
@@ -135,6 +168,8 @@ class Server:
         ``absolute``: by the mean absolute error of the logits. ``aside``: trains a model that the server keeps to itself
         from round to round and publishes; ``weights`` stay as they are.
         """
+        if how.get("feature_weight") and _targets(teacher)[1:] == []:
+            raise ValueError("feature_weight needs the teacher's features: server.ensemble(features=True)")
         self._distill("scores" if absolute else "teacher", _targets(teacher), aside, how)
 
     def distill_labels(
@@ -147,9 +182,12 @@ class Server:
         labels = np.asarray(labels)
         if labels.shape != (self.n_public,) or not np.isin(labels, np.arange(self.n_classes)).all():
             raise ValueError(f"labels are {self.n_public} whole numbers from 0 to {self.n_classes - 1}, one per public sample")
-        logits = np.full((self.n_public, self.n_classes), np.nan) if logits is None else np.asarray(logits)
-        has_logits = np.isfinite(logits.reshape(self.n_public, -1)).all(axis=1)
-        known = np.where(has_logits[:, None], logits.reshape(self.n_public, -1), 0.0)
+        shape = (self.n_public, self.n_classes)
+        logits = np.full(shape, np.nan) if logits is None else np.asarray(logits)
+        if logits.shape != shape:
+            raise ValueError(f"logits have the shape {shape}, one row per public sample; got {logits.shape}")
+        has_logits = np.isfinite(logits).all(axis=1)
+        known = np.where(has_logits[:, None], logits, 0.0)
         label_weight, logit_weight = map(float, weights)
         targets = {"consensus": [label_weight, logit_weight]}
         self._distill(targets, [labels, known, has_logits], aside, how)
@@ -157,6 +195,7 @@ class Server:
     def _distill(self, targets: Any, arrays: list[Any], aside: bool, how: dict[str, Any]) -> None:
         self._needs_public()
         self._push()
+        how["optimizer"] = _optimizer(1e-5, how.get("optimizer"))
         self._ask("distill", *arrays, how=how, targets=targets, aside=bool(aside))
         self._weights, self._buffers = self._ask("model")[1]
 
@@ -182,5 +221,12 @@ def _part(part: str) -> Any:
     return part if part in ("weights", "buffers") else {"upload": part}
 
 
+def _optimizer(lr: float, given: dict[str, Any] | None) -> dict[str, Any]:
+    """Adam with a learning rate, or what differs from it, as in a configuration: no weight decay unless it is given."""
+    return {"kind": "adam", "lr": lr, "weight_decay": 0.0, **(given or {})}
+
+
 def _targets(outputs: Outputs) -> list[Any]:
+    if not isinstance(outputs, Outputs):
+        raise TypeError(f"targets are fedproj.Outputs, such as server.ensemble(), not {outputs!r}")
     return [outputs.logits] if outputs.features is None else [outputs.logits, outputs.features]

@@ -12,8 +12,18 @@ from fedproj._losses import Objective
 _RECORDED = (
     "local_step is recorded once and executed by the engine later, so {what} has no value yet and Python cannot {do} it. "
     "Use the functions of `step`, such as step.add_scaled or step.project; branch only on step.round, step.client, "
-    "step.epoch, step.step, step.has_memory, step.n_memory_batches, step.chance_of_step(), step.kept_model(name) and your own settings"
+    "step.epoch, step.step, step.has_memory, step.n_memory_batches, step.has_generator, step.has_logits, "
+    "step.chance_of_step(), step.kept_model(name) and your own settings"
 )
+
+
+_STEPS_MAX = 100_000  # every step is recorded
+
+_BATCHES = ("private", "memory", "taught", "generated")
+
+
+def _needs_more_than_labels(term: dict[str, Any]) -> bool:
+    return term["at"] != "output" or term["loss"]["kind"] not in ("cross_entropy", "offset_cross_entropy")
 
 
 class _Unknown:
@@ -47,15 +57,15 @@ class _Unknown:
     def _compare(self, _: Any) -> Any:
         return self._refuse("compare")
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compare
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compare
+    __hash__ = object.__hash__
 
-    def _compute(self, _: Any) -> Any:
+    def _compute(self, *_: Any) -> Any:
         return self._refuse("compute with")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = _compute
 
-    def __neg__(self) -> Any:
-        return self._refuse("compute with")
+    __neg__ = __abs__ = __pow__ = __rpow__ = __len__ = __int__ = _compute
 
 
 class Vector(_Unknown):
@@ -178,12 +188,20 @@ class _Recording:
 
 
 class Step(_Recording):
-    """One local step of one client. Numbers such as ``step.round`` are known; vectors are handles without a value."""
+    """One local step of one client. Numbers such as ``step.round`` are known; vectors are handles without a value.
 
-    private = "private"
-    """The client's current mini-batch."""
-    memory = "memory"
-    """The next batch of the memory of public samples."""
+    ``step.weights`` and ``step.start`` are the client's weights and those that it received. A gradient is taken on a batch:
+
+    - ``step.private``: the client's current mini-batch.
+    - ``step.memory``: the next batch of the memory of public samples, where ``step.has_memory``.
+    - ``step.taught``: the current mini-batch with logits for :func:`fedproj.kl`. They are those that the server sent for its
+      samples (``step.has_logits``), or those that the client's own classifier gives the generator's features of the same
+      labels (``step.has_generator``).
+    - ``step.generated``: features that the generator makes for random labels, and these labels. They enter the client's
+      classifier.
+    """
+
+    private, memory, taught, generated = "private", "memory", "taught", "generated"
 
     _n_gradients = 0
     _n_embeddings = 0
@@ -198,6 +216,10 @@ class Step(_Recording):
     n_memory_batches = property(
         lambda self: self._reader.look("n_memory_batches"), doc="Batches in a pass over the memory; 0 without one."
     )
+    has_generator = property(lambda self: self._reader.look("has_generator"), doc="Whether the server has sent a generator.")
+    has_logits = property(
+        lambda self: self._reader.look("has_logits"), doc="Whether the server has sent logits for the client's own samples."
+    )
 
     def chance_of_round(self) -> _Chance:
         """A random number in [0, 1) per client and round, to be compared with a probability."""
@@ -208,7 +230,7 @@ class Step(_Recording):
         return _Chance(self._reader, "chance_of_step", self._reader.facts["chance_of_step"])
 
     def gradient(self, batch: str, objective: Objective) -> Vector:
-        """The gradient of an objective on ``step.private`` or ``step.memory``."""
+        """The gradient of an objective on ``step.private``, ``step.memory``, ``step.taught`` or ``step.generated``."""
         return self._gradient("gradient", batch, objective)
 
     def gradient_at(self, at: Vector, batch: str, objective: Objective) -> Vector:
@@ -221,9 +243,9 @@ class Step(_Recording):
 
     def descend(self, n: int, batch: str, objective: Objective) -> None:
         """``n`` steps of the local optimiser, each along the gradient on its own batch."""
-        if not isinstance(n, int) or n < 0:
-            raise ValueError(f"a number of steps is a whole number from 0 on, not {n!r}")
-        self._call("descend", n=n, **self._taken_on(batch, objective))
+        if not isinstance(n, (int, np.integer)) or not 0 <= n <= _STEPS_MAX:
+            raise ValueError(f"a number of steps is a whole number from 0 to {_STEPS_MAX}, not {n!r}")
+        self._call("descend", n=int(n), **self._taken_on(batch, objective))
 
     def _gradient(self, op: str, batch: str, objective: Objective, **more: Any) -> Vector:
         self._call(op, **self._taken_on(batch, objective), **more)
@@ -231,12 +253,23 @@ class Step(_Recording):
         return Vector({"gradient": self._n_gradients - 1}, "a gradient", writable=True)
 
     def _taken_on(self, batch: str, objective: Objective) -> dict[str, Any]:
-        if batch not in ("private", "memory"):
-            raise ValueError(f"a gradient is taken on step.private or step.memory, not on {batch!r}")
+        if batch not in _BATCHES:
+            raise ValueError(f"a gradient is taken on one of {', '.join(f'step.{name}' for name in _BATCHES)}, not on {batch!r}")
         if not isinstance(objective, Objective):
             raise TypeError(f"an objective is a sum of losses such as fedproj.cross_entropy, not {objective!r}")
         if batch == "memory" and not self.has_memory:
             raise ValueError("this client has no memory in this round; look at step.has_memory first")
+        if batch == "generated" and not self.has_generator:
+            raise ValueError("the server has sent no generator in this round; look at step.has_generator first")
+        if batch == "taught" and not (self.has_generator or self.has_logits):
+            raise ValueError("the server has sent no teacher; look at step.has_generator or step.has_logits first")
+        if batch == "generated" and any(_needs_more_than_labels(term) for term in objective._terms):
+            raise ValueError("generated features have labels alone: take fedproj.cross_entropy at the output")
+        kinds = {term["loss"]["kind"] for term in objective._terms}
+        if batch == "private" and kinds & {"kl", "absolute_error"}:
+            raise ValueError("step.private has no teacher's logits; kl and absolute_error need step.memory or step.taught")
+        if batch != "memory" and "masked_squares" in kinds:
+            raise ValueError(f"step.{batch} has no features of a teacher; masked_squares needs step.memory")
         return {"batch": batch, "terms": objective._terms}
 
     def kept_model(self, name: str) -> Vector | None:
@@ -258,10 +291,18 @@ class Step(_Recording):
 
     def clip(self, g: Vector, norm_max: float) -> None:
         """Scales g to a norm of at most ``norm_max``."""
-        self._call("clip", g=self._target(g), norm_max=self._number(norm_max))
+        if not self._number(norm_max) > 0:
+            raise ValueError(f"norm_max = {norm_max}: must be positive")
+        self._call("clip", g=self._target(g), norm_max=float(norm_max))
 
     def project(self, g: Vector, r: Vector, **rule: Any) -> None:
-        """g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r where g points against r. For the rule, see :func:`projection_rule`."""
+        """g ← g − ⟨g, r⟩ / (‖r‖² + ε) · r where g points against r.
+
+        The rule's keywords: ``always=True`` projects also where they do not conflict. ``eps`` is ε, ``norm_guard`` what
+        ‖r‖² must be above, ``coefficient_max`` the largest coefficient. ``scope="layer"`` takes one inner product per tensor
+        instead of one for all (``"global"``). ``from_round_start=True`` projects only while the memory loss is not below that
+        of the round's first model.
+        """
         self._call("project", g=self._target(g, r), r=self._source(r), rule=projection_rule(**rule))
 
     def project_to_cone(self, g: Vector, references: Sequence[Vector]) -> None:
@@ -285,7 +326,10 @@ class Step(_Recording):
         self._call("update", g=self._target(g))
 
     def update_projected(self, g: Vector, r: Vector, **rule: Any) -> None:
-        """As :meth:`update`, but then projects the optimiser's own step against r, for any optimiser."""
+        """As :meth:`update`, but then projects the optimiser's own step against r, for any optimiser.
+
+        The rule is that of :meth:`project`.
+        """
         self._call("update_projected", g=self._target(g, r), r=self._source(r), rule=projection_rule(**rule))
 
 
@@ -298,14 +342,12 @@ def projection_rule(
     scope: str = "global",
     from_round_start: bool = False,
 ) -> dict[str, Any]:
-    """Whether and how far a gradient is projected.
-
-    ``always``: also where it does not conflict. ``eps``: ε in the denominator. ``norm_guard``: ‖r‖² must be above it.
-    ``coefficient_max``: largest coefficient. ``scope``: ``"global"``, or ``"layer"`` for one inner product per tensor.
-    ``from_round_start``: only while the memory loss is not below that of the round's first model.
-    """
+    """The rule of :meth:`Step.project` as the engine reads it."""
     if scope not in ("global", "layer"):
         raise ValueError(f"scope is 'global' or 'layer', not {scope!r}")
+    for name, value in (("eps", eps), ("norm_guard", norm_guard), ("coefficient_max", coefficient_max)):
+        if value is not None and not 0 <= value < np.inf:
+            raise ValueError(f"{name} = {value}: must be 0 or positive")
     return {
         "always": bool(always),
         "eps": float(eps),

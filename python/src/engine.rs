@@ -1,10 +1,12 @@
 //! Runs on a thread of the engine's own, while Python's thread shows progress and listens for Ctrl-C.
 
+use crate::{caught, guarded};
 use anyhow::Result;
 use fedproj_core::Summary;
 use fedproj_study::{Driver, Job, Watch};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -81,13 +83,11 @@ pub fn run(
     let follower = Follower { shared: Arc::clone(&shared), events };
     let work = move || driver.run_all(&jobs, &follower);
     let thread = std::thread::Builder::new().name("fedproj".into()).spawn(work)?;
-    let shown = follow(py, &shared, &Mutex::new(received), progress);
-    let made = py.detach(|| thread.join());
-    shown?;
-    match made {
-        Ok(made) => made.map_err(|error| crate::raise(py, error)),
-        Err(panic) => Err(crate::panicked(&*panic)),
-    }
+    let shown = caught(|| follow(py, &shared, &Mutex::new(received), progress));
+    // Where nobody follows any more, the work ends after the round.
+    shared.stopping.fetch_or(shown.is_err(), Ordering::SeqCst);
+    let made = guarded(py, || thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+    shown.and(made)
 }
 
 /// Shows progress until the engine's thread ends. An exception of Python's ends the work after the round too.

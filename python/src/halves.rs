@@ -147,9 +147,11 @@ impl Server {
 
     /// Whether the next round ends with a checkpoint, which holds what all clients keep.
     #[getter]
-    fn saves(&self) -> bool {
-        let serving = lock(&self.serving);
-        serving.coordinator.experiment().config.federation.saves(serving.coordinator.state().n_rounds_done)
+    fn saves(&self, py: Python<'_>) -> PyResult<bool> {
+        guarded(py, || {
+            let serving = lock(&self.serving);
+            Ok(serving.coordinator.experiment().config.federation.saves(serving.coordinator.state().n_rounds_done))
+        })
     }
 
     /// The public set, for nodes that do not read it themselves.

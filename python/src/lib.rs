@@ -1,7 +1,8 @@
 //! The border between Python and the engine. Settings and results pass as JSON, vectors as buffers of single precision.
 //!
 //! Users see the package in `fedproj/` beside this crate. Here errors become exceptions with the command line's texts, the
-//! interpreter's lock is released while the engine works, and a panic never leaves: [`guarded`] catches it.
+//! interpreter's lock is released while the engine works, and a panic never leaves: [`caught`] makes it a `RunError`. PyO3's
+//! own exception for panics is no `Exception`, so `except Exception` would miss it.
 
 mod engine;
 mod halves;
@@ -41,17 +42,40 @@ fn raise(py: Python<'_>, error: anyhow::Error) -> PyErr {
     if fedproj::exit_code(&error) == 2 { SettingsError::new_err(text) } else { RunError::new_err(text) }
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> PyErr {
+fn text_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    RunError::new_err(format!("internal error: {}", text.unwrap_or("a panic without a text")))
+    text.unwrap_or("a panic without a text")
+}
+
+/// Turns a panic into an exception.
+fn caught<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(RunError::new_err(format!("internal error: {}", text_of(&*panic)))))
 }
 
 /// Works without the interpreter's lock.
 fn guarded<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
-    match py.detach(|| catch_unwind(AssertUnwindSafe(work))) {
-        Ok(result) => result.map_err(|error| raise(py, error)),
-        Err(panic) => Err(panicked(&*panic)),
-    }
+    caught(|| py.detach(work).map_err(|error| raise(py, error)))
+}
+
+/// Reads JSON of the package's. What is wrong with it came from the user, who knows no Rust.
+fn read<T: serde::de::DeserializeOwned>(json: &str) -> PyResult<T> {
+    serde_json::from_str(json).map_err(|error| SettingsError::new_err(plain(&error)))
+}
+
+/// An error's text without its place in the JSON and without Rust's names of types.
+fn plain(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let text = text.rsplit_once(" at line ").map_or(&text[..], |(text, _)| text);
+    let Some((found, expected)) = text.split_once(", expected ") else { return text.to_owned() };
+    let expected = match expected {
+        "usize" | "u64" | "u32" | "u16" => "a whole number from 0 on",
+        "f64" | "f32" => "a number",
+        _ if expected.starts_with("struct ") => "a dictionary",
+        "a string" => "a text",
+        expected => expected,
+    };
+    format!("{found}, expected {expected}")
 }
 
 /// What `run`, `sweep` and `verify` share.
@@ -93,9 +117,11 @@ struct SweepRun {
 impl SweepRun {
     /// The same run with a method written in Python.
     fn with_method(&self, method: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (name, external) = method::register(method)?;
-        let config = self.config.clone().with_method(&name, external);
-        Ok(Self { id: self.id.clone(), config: config.map_err(|error| raise(method.py(), error.into()))? })
+        caught(|| {
+            let (name, external) = method::register(method)?;
+            let config = self.config.clone().with_method(&name, external);
+            Ok(Self { id: self.id.clone(), config: config.map_err(|error| raise(method.py(), error.into()))? })
+        })
     }
 
     /// The directory that the command line would choose.
@@ -124,7 +150,8 @@ mod _fedproj {
     use super::halves::{Server, Trainer};
     use super::{
         Bound, Error, Input, Job, Layer, Manifest, Options, OsString, PathBuf, PyAny, PyResult, Python, ReportOptions,
-        Shape, StoredRun, VerifyPart, compare_runs, engine, guarded, json, load_runs, method, pyfunction, write_report,
+        Shape, StoredRun, VerifyPart, caught, compare_runs, engine, guarded, json, load_runs, method, plain,
+        pyfunction, write_report,
     };
     #[pymodule_export]
     use super::{RunError, SettingsError, StoppedError, SweepRun};
@@ -188,7 +215,7 @@ mod _fedproj {
     /// Makes a method's class known, so that runs of it can be resumed and verified.
     #[pyfunction]
     fn register(method: &Bound<'_, PyAny>) -> PyResult<String> {
-        Ok(method::register(method)?.1.hash)
+        caught(|| Ok(method::register(method)?.1.hash))
     }
 
     /// Repeats a run; what was compared, as JSON.
@@ -230,7 +257,7 @@ mod _fedproj {
     #[pyfunction]
     fn check_layers(py: Python<'_>, input: &str, layers: &str) -> PyResult<String> {
         guarded(py, || {
-            let input = match serde_json::from_str(input)? {
+            let input = match serde_json::from_str(input).map_err(|e| Error::config(plain(&e)))? {
                 Input::Tokens(n) => Shape::tokens(n),
                 Input::Shape(shape) => match shape[..] {
                     [features] => Shape::vector(features),
@@ -239,7 +266,7 @@ mod _fedproj {
                     _ => return Err(Error::config("a sample has 1 to 3 dimensions").into()),
                 },
             };
-            let layers: Vec<Layer> = serde_json::from_str(layers).map_err(|e| Error::config(e.to_string()))?;
+            let layers: Vec<Layer> = serde_json::from_str(layers).map_err(|e| Error::config(plain(&e)))?;
             let shape = fedproj_nn::models::check_layers(&layers, input).map_err(|e| Error::config(e.to_string()))?;
             let Shape { h, w, c } = shape;
             Ok(if (h, w) == (1, 1) { json!([c]) } else { json!([h, w, c]) }.to_string())

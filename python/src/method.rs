@@ -1,13 +1,18 @@
 //! A method written in Python, as the engine sees it.
 
-use crate::server::{self, Questions};
+use crate::read;
+use crate::server::{self, Questions, Sends};
 use crate::trace::{Trace, node};
-use fedproj_core::methods::External;
-use fedproj_core::{Config, Error, Finish, Fusion, GlobalModel, Mean, MemoryConfig, Method, Result, Step, Targets};
+use fedproj_core::methods::{External, FedGen};
+use fedproj_core::{
+    Config, Error, Experiment, Finish, Fusion, GeneratorConfig, GlobalModel, Mean, MemoryConfig, Method, Result, Step,
+    Targets,
+};
 use fedproj_nn::models::Variant;
-use fedproj_nn::{Graph, NodeId};
+use fedproj_nn::{Graph, NodeId, Span};
 use pyo3::prelude::*;
 use serde::Deserialize;
+use std::ops::Range;
 use std::sync::Arc;
 use toml::Table;
 
@@ -24,6 +29,11 @@ struct About {
     personal_model: Option<String>,
     taps: Vec<String>,
     memory: Option<MemoryConfig>,
+    generator: Option<GeneratorConfig>,
+    sends_logits: bool,
+    exchanges_logits: bool,
+    stays_with_client: Vec<String>,
+    exit_level: Option<usize>,
     first_memory: FirstMemory,
     projection_head: Option<usize>,
     /// Which of its functions are its own.
@@ -41,6 +51,9 @@ enum FirstMemory {
     GlobalModel,
     Labels,
 }
+
+/// The classifier of [`Method::exit_level`] in Python.
+const EXIT: &str = "exit";
 
 /// An object of the class, and its recorded steps.
 struct PythonMethod {
@@ -80,10 +93,6 @@ pub fn register(object: &Bound<'_, PyAny>) -> PyResult<(String, External)> {
     Ok((about.name, External::register(&source, read(&settings)?, Arc::new(make))))
 }
 
-fn read<T: serde::de::DeserializeOwned>(json: &str) -> PyResult<T> {
-    serde_json::from_str(json).map_err(|error| crate::SettingsError::new_err(error.to_string()))
-}
-
 fn to_json(value: &impl serde::Serialize) -> Result<String> {
     let failed = |error: serde_json::Error| Error::Internal { what: "writing JSON", problem: error.to_string() };
     serde_json::to_string(value).map_err(failed)
@@ -94,6 +103,19 @@ fn failed(name: &str, error: PyErr) -> Error {
 }
 
 impl PythonMethod {
+    /// What FedGen says about the generator. The engine has no other method with one.
+    fn fedgen(&self) -> Option<FedGen> {
+        let generator = self.about.generator.clone()?;
+        Some(FedGen { generator, ..FedGen::default() })
+    }
+
+    /// Where the parameters of a layer are: those with its name before a dot.
+    fn params_of(graph: &Graph, layer: &str) -> Vec<Range<usize>> {
+        let spans = graph.params().spans().iter();
+        let is_its_own = |name: &str| name.strip_prefix(layer).is_some_and(|rest| rest.starts_with('.'));
+        spans.filter(|span| is_its_own(&span.name)).map(Span::range).collect()
+    }
+
     /// Calls a function of the object; its exceptions become errors.
     fn call<T>(&self, work: impl for<'py> FnOnce(&Bound<'py, PyAny>) -> PyResult<T>) -> Result<T> {
         Python::attach(|py| work(self.object.bind(py))).map_err(|error| failed(&self.about.name, error))
@@ -115,11 +137,66 @@ impl Method for PythonMethod {
     }
 
     fn check(&self, config: &Config) -> Result<()> {
+        self.about.memory.iter().try_for_each(|memory| memory.check("memory"))?;
+        if let Some(fedgen) = self.fedgen() {
+            fedgen.check(config)?;
+        }
+        if self.about.generator.is_some() && self.about.sends_logits {
+            let problem = "a method has a generator or sends logits: step.taught has one teacher";
+            return Err(Error::config(format!("method `{}`: {problem}", self.about.name)));
+        }
         if !self.about.checks {
             return Ok(());
         }
         let config = to_json(config)?;
         self.call(|object| object.call_method1("_check", (config,)).map(drop))
+    }
+
+    fn check_network(&self, graph: &Graph) -> Result<()> {
+        if let Some(fedgen) = self.fedgen() {
+            fedgen.check_network(graph)?;
+        }
+        if let Some(level) = self.about.exit_level.filter(|_| graph.find(EXIT).is_none()) {
+            let expected = format!("one of this network's levels; it has {}, counted from 0", graph.levels().len());
+            return Error::require(false, "exit_level", level, &expected);
+        }
+        let taps = self.about.taps.iter().filter(|tap| *tap != "levels");
+        taps.map(|tap| node(graph, tap)).collect::<Result<Vec<_>>>()?;
+        let unknown = self.about.stays_with_client.iter().find(|layer| Self::params_of(graph, layer).is_empty());
+        unknown.map_or(Ok(()), |layer| {
+            let names = graph.params().spans().iter().filter_map(|span| Some(span.name.rsplit_once('.')?.0));
+            let mut names: Vec<&str> = names.collect();
+            names.dedup();
+            let expected = format!("a layer of this network with parameters: {}", names.join(", "));
+            Error::require(false, "stays_with_client", layer, &expected)
+        })
+    }
+
+    fn network(&self, graph: Graph) -> Graph {
+        let classes = graph.shape(graph.output()).len();
+        let level = self.about.exit_level.and_then(|level| graph.levels().get(level).copied());
+        // `check_network` rejects a network without.
+        level.and_then(|at| graph.with_exit(EXIT, at, classes).ok()).unwrap_or(graph)
+    }
+
+    fn stays_with_client(&self, graph: &Graph) -> Vec<Range<usize>> {
+        self.about.stays_with_client.iter().flat_map(|layer| Self::params_of(graph, layer)).collect()
+    }
+
+    fn sends_logits(&self) -> bool {
+        self.about.sends_logits
+    }
+
+    fn exchanges_logits(&self) -> bool {
+        self.about.exchanges_logits
+    }
+
+    fn generator(&self) -> Option<&GeneratorConfig> {
+        self.about.generator.as_ref()
+    }
+
+    fn generated_classes(&self, experiment: &Experiment) -> Option<Vec<u32>> {
+        self.fedgen()?.generated_classes(experiment)
     }
 
     fn variant(&self, variant: Variant) -> Variant {
@@ -156,7 +233,7 @@ impl Method for PythonMethod {
 
     fn class_offsets(&self, counts: &[u32]) -> Result<Vec<f32>> {
         if !self.about.offsets {
-            return Ok(Vec::new());
+            return Ok(vec![0.0; counts.len()]);
         }
         self.call(|object| object.call_method1("_class_offsets", (counts.to_vec(),))?.extract())
     }
@@ -188,7 +265,12 @@ impl Method for PythonMethod {
         if !self.about.fuses {
             return round.average();
         }
-        server::fuse(round, |questions: Questions| {
+        let sends = Sends {
+            generator: self.about.generator.as_ref(),
+            logits: self.about.sends_logits,
+            uploads: &self.about.uploads,
+        };
+        server::fuse(round, sends, |questions: Questions| {
             self.call(|object| object.call_method1("_fuse", (questions,)).map(drop))
         })
     }

@@ -3,13 +3,20 @@
 //! `fuse` runs in a thread of its own and asks for what it needs; the engine's thread answers from the [`Fusion`], which it
 //! never gives away. When the round has ended nobody answers any more, so a server that Python kept is harmless.
 
-use fedproj_core::{Distill, DistillTargets, EnsembleWeights, Error, Fusion, Part, Result, Targets};
+use crate::caught;
+use crate::trace::{GENERATOR, LOGITS};
+use fedproj_core::methods::FedGen;
+use fedproj_core::{
+    Distill, DistillTargets, EnsembleWeights, Error, Fusion, GeneratorConfig, Method, OptimizerConfig, Part, Result,
+    Targets,
+};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -57,6 +64,24 @@ enum Question {
     SetMemory,
     /// Weights that are evaluated instead of those that are sent.
     EvaluateInstead,
+    /// Trains the generator as FedGen does.
+    TrainGenerator { steps: u32, diversity_weight: f32, decay: f32, optimizer: OptimizerConfig },
+    /// The rows of a client's samples in the private set.
+    SamplesOf { client: u32 },
+}
+
+/// What the server's state holds beside a method's vectors of the model's length.
+const OWN: [&str; 5] = ["student.buffers", "teacher.logits", "teacher.features", "privacy.clip", "privacy.clip_logits"];
+
+/// What a method sends beside vectors as long as the weights.
+#[derive(Clone, Copy)]
+pub struct Sends<'a> {
+    /// The generator of features, if it has one.
+    pub generator: Option<&'a GeneratorConfig>,
+    /// Whether logits for the clients' own samples.
+    pub logits: bool,
+    /// What its clients upload.
+    pub uploads: &'a [String],
 }
 
 /// What a student is trained towards, see [`DistillTargets`].
@@ -79,11 +104,14 @@ enum PartName {
 }
 
 impl PartName {
-    fn part(&self) -> Part<'_> {
+    fn part(&self, uploads: &[String]) -> Result<Part<'_>> {
         match self {
-            Self::Weights => Part::Weights,
-            Self::Buffers => Part::Buffers,
-            Self::Upload(name) => Part::Upload(name),
+            Self::Weights => Ok(Part::Weights),
+            Self::Buffers => Ok(Part::Buffers),
+            Self::Upload(name) if uploads.contains(name) => Ok(Part::Upload(name)),
+            Self::Upload(name) => Err(Error::config(format!(
+                "clients send no `{name}`; a part is weights, buffers or a name in uploads\nhint: uploads = (\"{name}\",)"
+            ))),
         }
     }
 }
@@ -100,51 +128,59 @@ impl Questions {
         question: &str,
         arrays: Vec<PyBuffer<f32>>,
     ) -> PyResult<(String, Bound<'py, PyList>)> {
-        let question = serde_json::from_str(question).map_err(|e| crate::SettingsError::new_err(e.to_string()))?;
-        let arrays = arrays.iter().map(|array| array.to_vec(py)).collect::<PyResult<_>>()?;
-        let ended = || PyRuntimeError::new_err("this server belongs to a round that has ended");
-        let (answer, answered) = channel();
-        let sender = self.0.lock().map_err(|_| ended())?.clone();
-        let received = py.detach(move || {
-            sender.send(Some(Asked { question, arrays, answer })).ok()?;
-            drop(sender);
-            answered.recv().ok()
-        });
-        let (value, arrays) = received.ok_or_else(ended)?.map_err(|error| crate::raise(py, error.into()))?;
-        let bytes = |array: Vec<f32>| {
-            PyByteArray::new_with(py, 4 * array.len(), |out| {
-                out.chunks_exact_mut(4).zip(&array).for_each(|(out, v)| out.copy_from_slice(&v.to_le_bytes()));
-                Ok(())
-            })
-        };
-        let arrays = arrays.into_iter().map(bytes).collect::<PyResult<Vec<_>>>()?;
-        Ok((value.to_string(), PyList::new(py, arrays)?))
+        caught(|| {
+            let question = crate::read(question)?;
+            let arrays = arrays.iter().map(|array| array.to_vec(py)).collect::<PyResult<_>>()?;
+            let ended = || PyRuntimeError::new_err("this server belongs to a round that has ended");
+            let (answer, answered) = channel();
+            let sender = self.0.lock().map_err(|_| ended())?.clone();
+            let received = py.detach(move || {
+                sender.send(Some(Asked { question, arrays, answer })).ok()?;
+                drop(sender);
+                answered.recv().ok()
+            });
+            let (value, arrays) = received.ok_or_else(ended)?.map_err(|error| crate::raise(py, error.into()))?;
+            let bytes = |array: Vec<f32>| {
+                PyByteArray::new_with(py, 4 * array.len(), |out| {
+                    out.chunks_exact_mut(4).zip(&array).for_each(|(out, v)| out.copy_from_slice(&v.to_le_bytes()));
+                    Ok(())
+                })
+            };
+            let arrays = arrays.into_iter().map(bytes).collect::<PyResult<Vec<_>>>()?;
+            Ok((value.to_string(), PyList::new(py, arrays)?))
+        })
     }
 }
 
 /// Lets Python fuse: `call` gets Python's end, in a thread of its own.
-pub fn fuse(round: &mut Fusion<'_>, call: impl FnOnce(Questions) -> Result<()> + Send) -> Result<()> {
+pub fn fuse(round: &mut Fusion<'_>, sends: Sends<'_>, call: impl FnOnce(Questions) -> Result<()> + Send) -> Result<()> {
     let received = round.state.weights.clone();
-    // Every method averages the buffers; Python may replace them.
-    round.average_buffers()?;
+    // Every method averages the buffers; Python may replace them. A network without clients in the round keeps its own.
+    if round.n_results() > 0 {
+        round.average_buffers()?;
+    }
     let (ask, asked) = channel();
     std::thread::scope(|scope| {
         let fusing = scope.spawn(move || {
-            let fused = call(Questions(Mutex::new(ask.clone())));
+            let fused = catch_unwind(AssertUnwindSafe(|| call(Questions(Mutex::new(ask.clone())))));
             // Python may keep its end, so the channel does not close by itself. Where nobody listens, nobody need be told.
             let _ = ask.send(None);
             fused
         });
         while let Ok(Some(Asked { question, arrays, answer })) = asked.recv() {
-            let _ = answer.send(answered(round, &received, question, arrays));
+            let _ = answer.send(answered(round, (&received, sends), question, arrays));
         }
         drop(asked);
-        let panicked = || Error::Internal { what: "fuse", problem: "its thread has panicked".into() };
-        fusing.join().unwrap_or_else(|_| Err(panicked()))
+        fusing.join().flatten().unwrap_or_else(|panic| resume_unwind(panic))
     })
 }
 
-fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays: Arrays) -> Result<(Value, Arrays)> {
+fn answered(
+    round: &mut Fusion<'_>,
+    (received, sends): (&[f32], Sends<'_>),
+    question: Question,
+    arrays: Arrays,
+) -> Result<(Value, Arrays)> {
     let n = received.len();
     let mut arrays = arrays.into_iter();
     let mut take = |what: &str, len: usize| of_len(what, arrays.next().unwrap_or_default(), len);
@@ -160,20 +196,14 @@ fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays
         }
         Question::ClientWeights => Ok((Value::Null, vec![round.sample_weights(), round.uniform_weights()])),
         Question::Sum { part } => {
-            let sum = round.sum(&take("the list of clients' weights", n_results)?, part.part())?;
+            let sum = round.sum(&take("the list of clients' weights", n_results)?, part.part(sends.uploads)?)?;
             Ok((Value::Null, vec![sum]))
         }
-        Question::Stack { part } => {
-            let values = std::cell::RefCell::new(Vec::new());
-            round.by_coordinate(part.part(), |column| {
-                values.borrow_mut().extend_from_slice(column);
-                0.0
-            })?;
-            Ok((Value::Null, vec![values.into_inner()]))
-        }
-        Question::Vector { name, initial } => Ok((Value::Null, vec![round.vector(&name, initial).clone()])),
+        Question::Stack { part } => Ok((Value::Null, vec![stack(round, part.part(sends.uploads)?)?])),
+        Question::Vector { name, initial } => Ok((Value::Null, vec![vector(round, sends, &name, initial)?.clone()])),
         Question::SetVector { name } => {
-            *round.vector(&name, 0.0) = take(&format!("vector `{name}`"), n)?;
+            let vector = vector(round, sends, &name, 0.0)?;
+            *vector = take(&format!("vector `{name}`"), vector.len())?;
             nothing()
         }
         Question::Ensemble { weights, features } => {
@@ -189,6 +219,7 @@ fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays
             Ok((Value::Null, vec![logits, features]))
         }
         Question::Distill { how, targets, aside } => {
+            how.check("distill")?;
             distill(round, received, &how, &targets, aside, arrays)?;
             nothing()
         }
@@ -204,7 +235,46 @@ fn answered(round: &mut Fusion<'_>, received: &[f32], question: Question, arrays
             round.evaluate_instead(take("weights", n)?);
             nothing()
         }
+        Question::TrainGenerator { steps, diversity_weight, decay, optimizer } => {
+            let generator = sends.generator.ok_or_else(|| undeclared(GENERATOR))?.clone();
+            let how = FedGen { steps, diversity_weight, decay, optimizer, generator, ..FedGen::default() };
+            how.check(round.config())?;
+            how.train_generator(round)?;
+            nothing()
+        }
+        Question::SamplesOf { client } => Ok((round.samples_of(client)?.iter().copied().collect(), Vec::new())),
     }
+}
+
+/// A part of all clients, coordinate by coordinate.
+fn stack(round: &Fusion<'_>, part: Part<'_>) -> Result<Vec<f32>> {
+    let values = std::cell::RefCell::new(Vec::new());
+    round.by_coordinate(part, |column| {
+        values.borrow_mut().extend_from_slice(column);
+        0.0
+    })?;
+    Ok(values.into_inner())
+}
+
+/// A vector of the server's own. Those that are sent for other things than vectors of the network have their own lengths.
+fn vector<'a>(round: &'a mut Fusion<'_>, sends: Sends<'_>, name: &str, initial: f32) -> Result<&'a mut Vec<f32>> {
+    match name.strip_prefix("send.") {
+        Some(GENERATOR) => round.generator(sends.generator.ok_or_else(|| undeclared(GENERATOR))?),
+        Some(LOGITS) if sends.logits => Ok(round.logits()),
+        Some(LOGITS) => Err(undeclared(LOGITS)),
+        None if OWN.contains(&name) => {
+            Err(Error::config(format!("`{name}` is a name of the engine's own; choose another")))
+        }
+        _ => Ok(round.vector(name, initial)),
+    }
+}
+
+fn undeclared(name: &str) -> Error {
+    let (is_sent, hint) = match name {
+        GENERATOR => ("a generator is", "define generator() in the class"),
+        _ => ("logits are", "sends_logits = True in the class"),
+    };
+    Error::config(format!("{is_sent} sent only by a method that announces it\nhint: {hint}"))
 }
 
 /// Trains a student on the arrays of [`Question::Distill`].

@@ -11,6 +11,10 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
+/// What the server sends beside vectors as long as the weights.
+pub const GENERATOR: &str = "generator";
+pub const LOGITS: &str = "logits";
+
 /// Something that is known before a step, and that a method may look at.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -31,6 +35,10 @@ pub enum Fact {
     HasMemory,
     /// Batches in a pass over the memory.
     NMemoryBatches,
+    /// Whether the server has sent a generator.
+    HasGenerator,
+    /// Whether the server has sent logits for the client's own samples.
+    HasLogits,
     /// Whether the client kept a model of this name.
     Kept(String),
     /// How a random number per client and round compares with a limit.
@@ -149,6 +157,10 @@ pub enum BatchName {
     Private,
     /// Those of the memory.
     Memory,
+    /// The client's own, with a teacher's logits.
+    Taught,
+    /// Features of the generator.
+    Generated,
 }
 
 impl From<BatchName> for Batch {
@@ -156,6 +168,8 @@ impl From<BatchName> for Batch {
         match name {
             BatchName::Private => Self::Private,
             BatchName::Memory => Self::Memory,
+            BatchName::Taught => Self::Taught,
+            BatchName::Generated => Self::Generated,
         }
     }
 }
@@ -246,6 +260,8 @@ impl Recorded for Step<'_> {
             Fact::Step => place.step.into(),
             Fact::HasMemory => self.has_memory().into(),
             Fact::NMemoryBatches => self.n_memory_batches() as u64,
+            Fact::HasGenerator => self.has_generator().into(),
+            Fact::HasLogits => self.has_logits().into(),
             Fact::Kept(name) => self.kept_model(name).is_some().into(),
             Fact::ChanceOfRound(how, limit) => how.holds(self.chance_of_round(), *limit).into(),
             Fact::ChanceOfStep(how, limit) => how.holds(self.chance_of_step(), *limit).into(),
@@ -264,6 +280,8 @@ impl Recorded for Step<'_> {
             "step": place.step,
             "has_memory": self.has_memory(),
             "n_memory_batches": self.n_memory_batches(),
+            "has_generator": self.has_generator(),
+            "has_logits": self.has_logits(),
             "kept": self.kept().collect::<Vec<_>>(),
             "chance_of_round": self.chance_of_round(),
             "chance_of_step": self.chance_of_step(),
@@ -361,12 +379,29 @@ fn vector_of(step: &mut Step<'_>, name: &Name, played: &Played) -> Result<Vector
     Ok(match name {
         Name::Weights => step.weights(),
         Name::Start => step.weights_round_start(),
-        Name::State(name) => step.state(name),
-        Name::Broadcast(name) => step.broadcast(name),
+        Name::State(name) => step.state(kept(name)?),
+        Name::Broadcast(name) => step.broadcast(sent(name)?),
         Name::Kept(name) => step.kept_model(name).ok_or_else(|| mismatch("there is no such kept model"))?,
         Name::Gradient(index) => played.gradient(*index)?,
         Name::Upload(_) => return Err(mismatch("vectors are sent after the last step")),
     })
+}
+
+/// The name of a vector that the server sent, which must be as long as the weights.
+fn sent(name: &str) -> Result<&str> {
+    if [GENERATOR, LOGITS].contains(&name) {
+        let batches = "gradients on step.taught and step.generated use it";
+        return Err(Error::config(format!("`{name}` is not as long as the weights, so no vector takes it: {batches}")));
+    }
+    Ok(name)
+}
+
+/// The name of a vector that a client keeps, which must not be one of the engine's own.
+fn kept(name: &str) -> Result<&str> {
+    if name == "stays" || name.ends_with(".buffers") {
+        return Err(Error::config(format!("`{name}` is a name of the engine's own; a kept vector needs another")));
+    }
+    Ok(name)
 }
 
 /// Where a loss stands. Nodes beside the output exist only if the method has announced them.
@@ -420,8 +455,8 @@ fn end_vector(client: &mut Finish<'_>, name: &Name) -> Result<Vector> {
     Ok(match name {
         Name::Weights => client.weights(),
         Name::Start => client.weights_round_start(),
-        Name::State(name) => client.state(name),
-        Name::Broadcast(name) => client.broadcast(name),
+        Name::State(name) => client.state(kept(name)?),
+        Name::Broadcast(name) => client.broadcast(sent(name)?),
         Name::Upload(name) => client.upload(name),
         Name::Kept(_) | Name::Gradient(_) => return Err(mismatch("only a step has gradients and kept models")),
     })

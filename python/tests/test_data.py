@@ -71,11 +71,13 @@ def test_dlpack_and_array_protocols_are_read():
 
 def test_own_partitions(tmp_path):
     lists = [range(0, 50), np.arange(50, 60), list(range(60, 96))]
-    run = made(tmp_path / "a", fedproj.Dataset(X[:96], Y[:96], test=(X[96:], Y[96:]), partition=lists), **{"data.public": "none"})
+    run = made(tmp_path / "a", fedproj.Dataset(X[:96], Y[:96], test=(X[96:], Y[96:]), partition=lists))
     assert run.manifest["sizes"]["clients"] == 3
     assert [sum(counts) for counts in run.manifest["class_counts"]] == [50, 10, 36]
     with pytest.raises(fedproj.SettingsError, match="sample 3 is held by client 0 and again by client 1"):
-        made(tmp_path / "b", fedproj.Dataset(X, Y, test=(X, Y), partition=[[3], [3]]), **{"data.public": "none"})
+        made(tmp_path / "b", fedproj.Dataset(X, Y, test=(X, Y), partition=[[3], [3]]))
+    with pytest.raises(fedproj.SettingsError, match="method `fedproj` needs a public set"):
+        made(tmp_path / "c", fedproj.Dataset(X, Y, test=(X, Y), partition=lists), "fedproj")
 
 
 def test_texts_with_a_tokenizer(tmp_path):
@@ -113,8 +115,11 @@ def test_texts_with_a_tokenizer(tmp_path):
         ({"x": X, "y": Y, "test": (X[:, :3], Y)}, ValueError, "test: samples of shape (3,), but x has samples of shape (6,)"),
         ({"x": X, "y": Y, "test": (X, Y + 1)}, ValueError, "test: label 3, but y has only classes 0 to 2"),
         ({"x": X, "y": Y, "public": X[:, :3]}, ValueError, "public: samples of shape (3,)"),
-        ({"x": X, "y": Y, "partition": [[0, 120]]}, ValueError, "client 0 holds a sample that is not among the 120"),
-        ({"x": X, "y": Y, "partition": [[0.5]]}, TypeError, "client 0 needs a list of sample numbers"),
+        ({"x": X, "y": Y, "partition": [[0]]}, ValueError, "give test=(x, y), too"),
+        ({"x": X, "y": Y, "test": (X, Y), "partition": [[0], []]}, ValueError, "client 1 holds no sample"),
+        ({"x": X, "y": Y, "test": (X, Y), "partition": [0, 1]}, TypeError, "client 0 needs a list of sample numbers"),
+        ({"x": X, "y": Y, "test": (X, Y), "partition": [[0, 120]]}, ValueError, "client 0 holds a sample that is not among the 120"),
+        ({"x": X, "y": Y, "test": (X, Y), "partition": [[0.5]]}, TypeError, "client 0 needs a list of sample numbers"),
     ],
 )
 def test_wrong_data_are_named_before_a_run_begins(arguments, error, text):

@@ -46,6 +46,10 @@ def test_shapes_are_known_while_a_graph_is_built():
         ("net.group_norm(2)", "node `group_norm1`"),
         ("net.dropout(1.5)", "node `dropout1`"),
         ("net.attention(2)", "node `attention1`"),
+        ("net.conv2d(-4)", "integer `-4`, expected a whole number from 0 on"),
+        ("net.conv2d(10**15)", "node `conv2d1`: is too large"),
+        ("net.conv2d(4, padding=2**62)", "node `conv2d1`: is too large"),
+        ("net.dropout(float('nan'))", "node `dropout1`: rate = nan: must be a finite number"),
         ("(net.relu(name='a'), net.relu(name='a'))", "a node of this name exists already"),
     ],
 )
@@ -56,6 +60,12 @@ def test_the_line_that_does_not_fit_raises_the_exception(line, text):
     assert text in str(raised.value)
     assert [layer["name"] for layer in net.layers] == (["a"] if "name='a'" in line else [])
     assert net.conv2d(4).shape == (6, 6, 4), "the graph is as it was before the line"
+
+
+@pytest.mark.parametrize("sizes", [(-1,), (8, 0), (64.5,), "abc"])
+def test_the_input_has_sizes(sizes):
+    with pytest.raises(ValueError, match="whole numbers from 1 on, not"):
+        fedproj.Graph(sizes)
 
 
 def test_a_graph_for_other_samples_is_refused(tmp_path):

@@ -190,6 +190,74 @@ class MyEt(fedproj.Method):
         server.distill_labels(labels, minority, weights=(1.0, self.diversity_weight), optimizer={"kind": "sgd", "lr": 0.1})
 
 
+class MyGen(fedproj.Method):
+    """FedGen."""
+
+    decay: float = 0.98
+
+    def generator(self):
+        return {"noise": 32, "hidden": 256, "batch": 32}
+
+    def local_step(self, step):
+        # Single precision, as the engine's.
+        weight = float(np.float32(10.0) * np.float32(self.decay) ** step.round)
+        objective = fedproj.cross_entropy + weight * fedproj.kl(1.0)
+        if not step.has_generator:
+            return super().local_step(step)
+        g = step.gradient(step.taught, objective)
+        step.add_scaled(g, 1.0, step.gradient(step.generated, weight * fedproj.cross_entropy))
+        step.update(g)
+
+    def fuse(self, server):
+        server.train_generator(decay=self.decay)
+        server.weights[:] = server.average()
+
+
+class MyBn(fedproj.Method):
+    """FedBN."""
+
+    stays_with_client = ("norm",)
+
+
+class MyDf(fedproj.Method):
+    """FedDF."""
+
+    needs_public = True
+    exchanges_logits = True
+
+    def fuse(self, server):
+        server.weights[:] = server.average()
+        server.distill(server.ensemble(), temperature=1.0, t2=False, epochs=2, optimizer={"lr": 1e-3})
+
+
+class MyGkt(fedproj.Method):
+    """FedGKT whose server does not learn. The public set is the private one, so the server computes its answers from it."""
+
+    distill_weight: float = 1.0
+    temperature: float = 3.0
+
+    needs_public = True
+    sends_logits = True
+    exit_level = 0
+    stays_with_client = ("fc1", "exit")
+    taps = ("exit",)
+
+    def local_step(self, step):
+        own = fedproj.cross_entropy.at("exit")
+        if not step.has_logits:
+            return step.update(step.gradient(step.private, own))
+        kl = fedproj.kl(self.temperature, times_t_squared=True).at("exit")
+        step.update(step.gradient(step.taught, own + self.distill_weight * kl))
+
+    def fuse(self, server):
+        received, mean, models = server.weights.copy(), server.average(), server.stack()
+        for client, model in zip(server.clients, models):
+            server.weights[:] = model
+            rows = server.samples_of(client.client)
+            server.send("logits")[rows] = server.global_outputs().logits[rows]
+        server.weights[:] = mean
+
+
 class MyAdam(fedproj.Method):
     """FedAdam's server, to see that vectors are kept between rounds."""
 
@@ -437,13 +505,31 @@ def test_settings_are_keyword_arguments():
         ("step.add_scaled(g, float('nan'), step.start)", ValueError, "nan is no finite number"),
         ("step.add_scaled(g, 1.0, np.zeros(3))", TypeError, "expected a vector of the step"),
         ("step.gradient(step.memory, fedproj.cross_entropy)", ValueError, "has no memory in this round"),
-        ("step.gradient('public', fedproj.cross_entropy)", ValueError, "step.private or step.memory"),
+        ("step.gradient('public', fedproj.cross_entropy)", ValueError, "one of step.private, step.memory, step.taught"),
+        ("step.gradient(step.taught, fedproj.kl(1))", ValueError, "has sent no teacher; look at step.has_generator or"),
+        ("step.gradient(step.generated, fedproj.cross_entropy)", ValueError, "no generator in this round; look at"),
+        ("step.broadcast('generator')", fedproj.SettingsError, "`generator` is not as long as the weights"),
+        ("step.broadcast('logits')", fedproj.SettingsError, "gradients on step.taught and step.generated use it"),
         ("step.gradient(step.private, 'mse')", TypeError, "an objective is a sum of losses"),
         ("step.gradient(step.private, fedproj.cross_entropy.at('nowhere'))", fedproj.SettingsError, "does not announce"),
         ("step.embed(step.start, 'features')", fedproj.SettingsError, "hint: taps"),
         ("step.project(g, step.start, scope='tensor')", ValueError, "'global' or 'layer'"),
         ("step.gradient_at(step.start, step.private, fedproj.cross_entropy)", fedproj.SettingsError, "the client keeps"),
-        ("step.descend(-1, step.private, fedproj.cross_entropy)", ValueError, "a whole number from 0 on, not -1"),
+        ("step.descend(-1, step.private, fedproj.cross_entropy)", ValueError, "a whole number from 0 to 100000, not -1"),
+        ("step.descend(10**9, step.private, fedproj.cross_entropy)", ValueError, "to 100000, not 1000000000"),
+        ("step.gradient(step.private, fedproj.kl(1))", ValueError, "step.private has no teacher's logits"),
+        ("step.gradient(step.private, fedproj.masked_squares)", ValueError, "has no features of a teacher"),
+        ("fedproj.kl(0)", ValueError, "temperature = 0.0: must be a positive number"),
+        ("fedproj.kl(float('nan'))", ValueError, "temperature = nan: must be a positive number"),
+        ("fedproj.cross_entropy * 1e300", ValueError, "weight = 1e+300: must be a finite number of single precision"),
+        ("fedproj.not_true_kl(g, 1.0)", TypeError, "expected an embedding, such as step.embed"),
+        ("fedproj.not_true_kl('logits', 1.0)", TypeError, "expected an embedding, such as step.embed"),
+        ("step.clip(g, 0)", ValueError, "norm_max = 0: must be positive"),
+        ("step.project(g, step.start, eps=-1.0)", ValueError, "eps = -1.0: must be 0 or positive"),
+        ("abs(g) ** 2", TypeError, "cannot compute with it"),
+        ("if step.chance_of_step() == 0.5: pass", TypeError, "cannot compare it"),
+        ("step.add_scaled(step.state('x.buffers'), 1.0, g)", fedproj.SettingsError, "a name of the engine's own"),
+        ("step.state('stays')", fedproj.SettingsError, "a name of the engine's own"),
         ("step.project_to_cone(g, [])", fedproj.SettingsError, "1 to 16 gradients of the step, not of 0"),
         ("step.project_to_cone(g, [step.start])", fedproj.SettingsError, "1 to 16 gradients of the step"),
         ("step.project_inputs(g, [step.start])", fedproj.SettingsError, "vectors that the server sends"),
@@ -485,8 +571,21 @@ def test_a_step_that_cannot_be_recorded_is_an_error_with_its_reason(tmp_path, li
         ("server.distill_labels(np.zeros(3))", ValueError, "one per public sample"),
         ("server.distill(server.ensemble(), epochs=-1)", fedproj.SettingsError, "invalid value"),
         ("server.set_memory(fedproj.Outputs(np.zeros((2, 10))))", fedproj.SettingsError, "the memory's logits has 20"),
+        ("server.train_generator()", fedproj.SettingsError, "hint: define generator() in the class"),
+        ("server.send('generator')", fedproj.SettingsError, "hint: define generator() in the class"),
+        ("server.send('logits')", fedproj.SettingsError, "hint: sends_logits = True in the class"),
+        ("server.samples_of(10)", fedproj.SettingsError, "client = 10: must be one of the clients 0 to 3"),
+        ("server.samples_of(-1)", fedproj.SettingsError, "invalid value"),
+        ("server.distill(server.ensemble(), batch=0)", fedproj.SettingsError, "distill.batch = 0: must be at least 1"),
         ("server.ensemble('median')", fedproj.SettingsError, "unknown variant `median`"),
-        ("server.average(part='nothing')[0]", IndexError, "out of bounds"),
+        ("server.average(part='nothing')", fedproj.SettingsError, "clients send no `nothing`; a part is weights, buffers"),
+        ("server.stack('nothing')", fedproj.SettingsError, 'hint: uploads = ("nothing",)'),
+        ("server.vector('student.buffers')", fedproj.SettingsError, "a name of the engine's own"),
+        ("server.vector('x', initial=np.nan)", ValueError, "initial = nan: must be finite"),
+        ("server.evaluate_instead(server.weights * np.nan)", fedproj.RunError, "a weight of the evaluated model is not"),
+        ("server.distill(None)", TypeError, "targets are fedproj.Outputs, such as server.ensemble(), not None"),
+        ("server.distill(server.ensemble(), feature_weight=1.0)", ValueError, "server.ensemble(features=True)"),
+        ("server.distill_labels(np.zeros(server.n_public), np.zeros(3))", ValueError, "one row per public sample; got (3,)"),
         ("server.weights[:] = np.nan", fedproj.RunError, "is not finite after fusion"),
         ("raise KeyError('mine')", KeyError, "mine"),
     ],
@@ -562,3 +661,170 @@ def test_class_offsets_are_one_number_per_class(tmp_path, offsets):
 
     with pytest.raises(ValueError, match="could not convert" if offsets == "ten" else "class_offsets returns 10 numbers"):
         made(tmp_path / "wrong", Wrong())
+
+
+def weights_of(out):
+    return (out / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"method.fedgen.decay": 0.5}, {"local.optimizer": {"kind": "sgd", "lr": 0.05}, "federation.fraction": 0.5}],
+    ids=["decay", "few clients"],
+)
+def test_a_copy_of_fedgen_trains_the_same_generator(tmp_path, settings):
+    decay = settings.get("method.fedgen.decay", 0.98)
+    theirs_settings = {k: v for k, v in settings.items() if not k.startswith("method")}
+    ours, theirs = made(tmp_path / "ours", "fedgen", **settings), made(tmp_path / "theirs", MyGen(decay=decay), **theirs_settings)
+    plain = made(tmp_path / "plain", "fedavg", **theirs_settings)
+    assert [r["model_hash"] for r in theirs.rounds] == [r["model_hash"] for r in ours.rounds]
+    assert weights_of(tmp_path / "theirs") == weights_of(tmp_path / "ours")
+    assert theirs.metrics["bytes_down"].tolist() == ours.metrics["bytes_down"].tolist()
+    assert plain.summary["model_hash"] != ours.summary["model_hash"], "the method does something"
+
+
+def test_a_generator_may_be_trained_in_numpy_and_lives_through_a_stop(tmp_path):
+    class Own(MyGen):
+        def fuse(self, server):
+            generator = server.send("generator")
+            before = generator.copy()
+            server.train_generator(steps=2)
+            assert (generator != before).any(), "the array is that of the trained generator"
+            generator *= np.float32(0.5)
+            server.weights[:] = server.average()
+
+    whole = made(tmp_path / "whole", Own())
+    made(tmp_path / "part", Own(), **{"federation.rounds": 2})
+    extended = fedproj.run(method=Own(), settings=SMALL, out=tmp_path / "part", resume=True, progress=False)
+    assert extended.summary["model_hash"] == whole.summary["model_hash"]
+    assert whole.summary["model_hash"] != made(tmp_path / "plain", MyGen()).summary["model_hash"]
+
+
+def blobs(n, seed):
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % 10
+    return (rng.normal(size=(n, 12)) + np.eye(10, 12)[labels]).astype(np.float32), labels
+
+
+def test_a_copy_of_fedgkts_clients_learns_from_the_same_logits(tmp_path):
+    x, y = blobs(200, 0)
+    partition = [list(range(at, 200, 4)) for at in range(4)]
+    data = fedproj.Dataset(x, y, test=blobs(50, 1), partition=partition, public=x)
+    settings = {**SGD, "federation.rounds": 4, "federation.fraction": 0.5, "local.epochs": 2, "model.hidden": [16]}
+
+    def run(name, method, **more):
+        more = {**settings, **more}
+        return fedproj.run(data=data, method=method, settings=more, out=tmp_path / name, progress=False)
+
+    ours = run("ours", "fedgkt", **{"method.fedgkt.epochs": 0})
+    theirs = run("theirs", MyGkt())
+    assert [r["model_hash"] for r in theirs.rounds] == [r["model_hash"] for r in ours.rounds]
+    assert weights_of(tmp_path / "theirs") == weights_of(tmp_path / "ours")
+    untaught = run("untaught", "fedgkt", **{"method.fedgkt.epochs": 0, "method.fedgkt.distill_weight": 0.0})
+    assert untaught.summary["model_hash"] != ours.summary["model_hash"], "the logits do something"
+    # Of the logits, a client receives the rows of its 50 samples.
+    down = theirs.metrics["bytes_down"]
+    assert (down[1:] - down[0]).tolist() == [4 * 2 * 50 * 10] * 3
+
+
+def test_a_copy_of_fedbn_leaves_batch_norm_with_its_client(tmp_path):
+    def net():
+        graph = fedproj.Graph((8, 8))
+        graph.flatten()
+        graph.linear(16)
+        graph.batch_norm(name="norm")
+        graph.relu()
+        graph.linear()
+        return graph
+
+    def run(method):
+        settings = {k: v for k, v in SMALL.items() if k != "model.hidden"}
+        return fedproj.run(model=net(), method=method, settings=settings, out=tmp_path / str(method), progress=False)
+
+    ours, theirs, plain = run("fedbn"), run(MyBn()), run("fedavg")
+    assert ours.summary["model_hash"] == theirs.summary["model_hash"] != plain.summary["model_hash"]
+
+
+def test_a_copy_of_feddf_exchanges_logits_between_networks(tmp_path):
+    groups = [{"name": "mlp", "share": 0.5, "hidden": [8]}, {"name": "mlp", "share": 0.5, "hidden": [16]}]
+    # With a third of the clients, a network sometimes has none in a round.
+    settings = {"model.clients": groups, "federation.fraction": 0.3, "federation.rounds": 5}
+    distill = {"temperature": 1.0, "t2": False, "epochs": 2, "optimizer": {"lr": 1e-3}}
+    ours = made(tmp_path / "ours", "feddf", **settings, **{"method.feddf.distill": distill})
+    theirs = made(tmp_path / "theirs", MyDf(), **settings)
+    assert [r["model_hash"] for r in theirs.rounds] == [r["model_hash"] for r in ours.rounds]
+
+
+@pytest.mark.parametrize(
+    ("announced", "error", "text"),
+    [
+        ({"generator": lambda self: {"noise": 0}}, fedproj.SettingsError, "generator.noise = 0: must be from 1 to"),
+        ({"generator": lambda self: {"hide": 1}}, fedproj.SettingsError, "unknown field `hide`"),
+        ({"generator": lambda self: {}, "sends_logits": True}, fedproj.SettingsError, "step.taught has one teacher"),
+        ({"exit_level": 5}, fedproj.SettingsError, "exit_level = 5: must be one of this network's levels; it has 1"),
+        ({"exit_level": -1}, fedproj.SettingsError, "integer `-1`, expected a whole number from 0 on"),
+        ({"memory": lambda self: 3}, fedproj.SettingsError, "integer `3`, expected a dictionary"),
+        ({"taps": ("nowhere",)}, fedproj.SettingsError, "the network has no node `nowhere`"),
+        ({"taps": "features"}, TypeError, "taps is a tuple of names: ('features',), not 'features'"),
+        ({"uploads": ("c",)}, ValueError, "`c` must be both in uploads and in client.upload('c'); only uploads names it"),
+        ({"finish": lambda self, client: client.upload("c")}, ValueError, "only finish sends it"),
+        ({"stays_with_client": ("fc",)}, fedproj.SettingsError, "a layer of this network with parameters: fc1, fc2"),
+        ({"memory": lambda self: {"batch": 0}}, fedproj.SettingsError, "memory.batch = 0: must be at least 1"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_a_class_announces_is_checked_before_the_run(tmp_path, announced, error, text):
+    class Announces(fedproj.Method):
+        pass
+
+    for name, value in announced.items():
+        setattr(Announces, name, value)
+    with pytest.raises(error) as raised:
+        made(tmp_path / "a", Announces())
+    assert text in str(raised.value)
+
+
+def test_offsets_that_a_class_does_not_set_are_zero(tmp_path):
+    class Offset(fedproj.Method):
+        def local_step(self, step):
+            step.update(step.gradient(step.private, fedproj.offset_cross_entropy))
+
+    offset, plain = made(tmp_path / "a", Offset()), made(tmp_path / "b", "fedavg")
+    assert offset.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-3)
+
+
+def test_generated_features_have_labels_alone(tmp_path):
+    class Wrong(MyGen):
+        def local_step(self, step):
+            if step.has_generator:
+                step.gradient(step.generated, fedproj.kl(1.0))
+            super().local_step(step)
+
+    with pytest.raises(ValueError, match="take fedproj.cross_entropy at the output"):
+        made(tmp_path / "a", Wrong())
+
+
+def test_clients_that_keep_nothing_have_the_logits_that_the_server_sent_for_them(tmp_path):
+    class Smooths(fedproj.Method):
+        """Clients 0 and 1 learn from logits without preference, the others from labels alone."""
+
+        sends_logits = True
+
+        def local_step(self, step):
+            asked.add((step.round > 0, step.client, step.has_logits))
+            if step.has_logits:
+                step.update(step.gradient(step.taught, fedproj.cross_entropy + fedproj.kl(1.0)))
+            else:
+                super().local_step(step)
+
+        def fuse(self, server):
+            server.weights[:] = server.average()
+            logits = server.send("logits")
+            assert logits.shape == (300, 10) and sum(len(server.samples_of(client)) for client in range(4)) == 300
+            for client in (0, 1):
+                logits[server.samples_of(client)] = 1.0
+
+    asked, everybody = set(), {"federation.fraction": 1.0}
+    run = made(tmp_path / "a", Smooths(), **everybody)
+    assert asked == {(later, client, later and client < 2) for later in (False, True) for client in range(4)}
+    assert run.summary["model_hash"] != made(tmp_path / "b", "fedavg", **everybody).summary["model_hash"]

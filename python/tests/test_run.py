@@ -83,10 +83,17 @@ def test_a_run_verifies_and_reports_itself(tmp_path):
     verified = run.verify()
     assert verified["n_rounds"] == 3 and "model.safetensors" in verified["compared"]
     assert run.report().read_text().startswith("<!DOCTYPE html>")
+    with pytest.raises(fedproj.SettingsError, match="rounds = -1: must be a whole number from 1 on"):
+        run.verify(rounds=-1)
+    with pytest.raises(TypeError, match="an object of a subclass of fedproj.Method, not 'fedavg'"):
+        run.verify("fedavg")
     model = tmp_path / "a/model.safetensors"
     model.write_bytes(model.read_bytes()[:-1] + b"\x00")
     with pytest.raises(fedproj.RunError, match="is not what its rerun gives"):
         run.verify()
+    model.write_bytes(b"rubbish" * 9)
+    with pytest.raises(fedproj.RunError, match="model.safetensors` is damaged"):
+        run.model()
 
 
 def test_a_notebook_shows_curves_and_a_table(tmp_path):
@@ -123,6 +130,18 @@ def test_wrong_arguments_are_python_exceptions(tmp_path):
     for count in ({"threads": 0}, {"threads": -1}, {"threads": 100_000}):
         with pytest.raises(fedproj.SettingsError, match="threads = .*: must be from 1 to 65535"):
             fedproj.run(out=tmp_path, progress=False, **count)
+    with pytest.raises(fedproj.SettingsError, match="threads = '2': must be from 1"):
+        small(tmp_path / "a", threads="2")
+    with pytest.raises(TypeError, match="device is a text such as 'cuda', not 0"):
+        small(tmp_path / "a", device=0)
+    with pytest.raises(TypeError, match="settings are a dictionary such as .*, not str"):
+        fedproj.run(settings="federation.rounds=5", out=tmp_path, progress=False)
+    with pytest.raises(TypeError, match=r"an object, not its class: Method\(\)"):
+        fedproj.sweep(methods=fedproj.Method, out=tmp_path, progress=False)
+    with pytest.raises(TypeError, match="an object of a subclass of fedproj.Method, not <fedproj"):
+        fedproj.run(method=fedproj.Method(), out=tmp_path, progress=False)
+    with pytest.raises(ValueError, match="there is no method to run"):
+        fedproj.sweep(methods=[], out=tmp_path, progress=False)
     with pytest.raises(TypeError, match="'name': 'csv'.*, not tuple"):
         fedproj.run(data=([[1.0]], [0]), out=tmp_path, progress=False)
     with pytest.raises(ValueError, match="no run to compare"):

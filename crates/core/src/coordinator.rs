@@ -12,7 +12,7 @@ use crate::gpu::OnGpu;
 use crate::groups::Groups;
 use crate::machine;
 use crate::memory;
-use crate::method::Method;
+use crate::method::{LOGITS, Method};
 use crate::own::Own;
 use crate::partial::{self, Mean};
 use crate::privacy::Privacy;
@@ -330,10 +330,17 @@ impl Coordinator {
         let (train_loss, compared, projected, [cosine, memory_loss_before, memory_loss_after]) = self.measured(results);
         let n_public = self.experiment.public.as_deref().map_or(1, fedproj_data::Dataset::n_samples);
         let with_models = self.method.sends_weights();
-        let floats: Vec<usize> =
-            opening.downloads().iter().map(|download| download.n_floats(n_public, with_models)).collect();
+        // Of logits for private samples, a client receives its own rows.
+        let counted = |download: &Download| {
+            let rows = download.vectors.get(LOGITS).filter(|_| self.method.sends_logits()).map_or(0, Vec::len);
+            (download.n_floats(n_public, with_models) - rows, rows)
+        };
+        let floats: Vec<(usize, usize)> = opening.downloads().iter().map(|download| counted(download)).collect();
         let exchanged = |of: &ClientSummary<'_>| self.method.exchanged(&self.experiment.graph, of.n_samples);
-        let in_all = |of: ClientSummary<'_>| floats[self.experiment.group_of(of.client)];
+        let in_all = |of: ClientSummary<'_>| {
+            let (others, rows) = floats[self.experiment.group_of(of.client)];
+            others + rows.min(of.n_samples * self.n_classes())
+        };
         let floats_down: usize =
             all().map(|client| exchanged(&client).map_or_else(|| in_all(client), |[down, _]| down)).sum();
         let floats_up = |at: usize| {

@@ -117,7 +117,10 @@ pub enum DistillTargets<'a> {
 
 impl Distill {
     /// Whether all settings lie in their ranges; `key` is where they stand in the configuration.
-    pub(crate) fn check(&self, key: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// Names the setting that does not.
+    pub fn check(&self, key: &str) -> Result<()> {
         let require =
             |ok, name: &str, value: f32, expected| Error::require(ok, &format!("{key}.{name}"), value, expected);
         require(self.batch > 0, "batch", 0.0, "at least 1")?;

@@ -14,9 +14,13 @@ use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Score};
 use crate::experiment::Experiment;
 use crate::fixed::Scale;
+use crate::generator::{GENERATOR, GeneratorConfig};
 use crate::groups::Groups;
+use crate::method::LOGITS;
 use crate::pull::Clip;
 use crate::robust::{RobustRule, krum};
+use fedproj_nn::Init;
+use std::borrow::Cow;
 
 /// Prefix of vectors that are sent to the clients.
 pub(crate) const SEND: &str = "send.";
@@ -163,6 +167,39 @@ impl Fusion<'_> {
     pub fn vector(&mut self, name: &str, initial: f32) -> &mut Vec<f32> {
         let n = self.experiment.weights.len();
         self.state.vectors.entry(name.to_owned()).or_insert_with(|| vec![initial; n])
+    }
+
+    /// The parameters of the generator that clients receive, see [`Method::generator`](crate::Method::generator); those that
+    /// it starts with until they are changed.
+    ///
+    /// # Errors
+    /// If this network cannot have a generator.
+    pub fn generator(&mut self, how: &GeneratorConfig) -> Result<&mut Vec<f32>> {
+        let name = format!("{SEND}{GENERATOR}");
+        if !self.state.vectors.contains_key(&name) {
+            let network = how.network(&self.experiment.graph)?;
+            self.state.vectors.insert(name.clone(), network.init_params(self.config().seed, Init::Torch));
+        }
+        Ok(self.vector(&name, 0.0))
+    }
+
+    /// The logits that clients receive for their own samples, see [`Method::sends_logits`](crate::Method::sends_logits): a row
+    /// per private sample. A client whose rows are all 0 has none.
+    pub fn logits(&mut self) -> &mut Vec<f32> {
+        let n = self.experiment.private.n_samples() * self.n_classes();
+        self.state.vectors.entry(format!("{SEND}{LOGITS}")).or_insert_with(|| vec![0.0; n])
+    }
+
+    /// A client's samples, as rows of the private set. Only the simulator knows them, see
+    /// [`Method::needs_simulator`](crate::Method::needs_simulator).
+    ///
+    /// # Errors
+    /// If there is no such client.
+    pub fn samples_of(&self, client: u32) -> Result<Cow<'_, [u32]>> {
+        let n = self.experiment.partition.n_clients();
+        let expected = format!("one of the clients 0 to {}", n - 1);
+        Error::require((client as usize) < n, "client", client, &expected)?;
+        Ok(self.experiment.partition.indices(client as usize))
     }
 
     /// The number of all clients of the group, N.

@@ -6,7 +6,7 @@
 
 use crate::config::MAX_WIDTH;
 use crate::error::{Error, Result};
-use fedproj_nn::{Activation, Cpu, Graph, Init, Mode, Options, Shape, Tail, Workspace};
+use fedproj_nn::{Activation, Cpu, Graph, Mode, Options, Shape, Tail, Workspace};
 use fedproj_rng::Stream;
 use serde::{Deserialize, Serialize};
 
@@ -88,11 +88,6 @@ impl Generator {
         let options = Options { batch, taps: &[], training };
         let ws = Workspace::new(&how.network(clients)?, &options, Cpu::new(1))?;
         Ok(Self { ws, n_noise: how.noise, n_classes: clients.shape(clients.output()).len(), input: Vec::new() })
-    }
-
-    /// Its parameters at the start of a run.
-    pub fn start(&self, seed: u64) -> Vec<f32> {
-        self.ws.graph().init_params(seed, Init::Torch)
     }
 
     /// G(y, ε), one row per label.

@@ -18,6 +18,7 @@ use crate::partial::{Partial, means_of};
 use crate::simulate::Progress;
 use crate::trainer::{ClientResult, ClientState, Download, Trainer};
 use std::cmp::Reverse;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -311,8 +312,13 @@ fn train(
         }
     };
     std::thread::scope(|scope| {
-        for trainers in threads {
-            scope.spawn(|| work(&mut trainers.lock().unwrap_or_else(PoisonError::into_inner)));
+        let workers: Vec<_> = threads
+            .iter()
+            .map(|trainers| scope.spawn(|| work(&mut trainers.lock().unwrap_or_else(PoisonError::into_inner))))
+            .collect();
+        // The scope itself would only say that some thread panicked.
+        for worker in workers {
+            worker.join().unwrap_or_else(|panic| resume_unwind(panic));
         }
     });
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -47,7 +47,10 @@ impl Default for MemoryConfig {
 
 impl MemoryConfig {
     /// Whether all settings are in their ranges; `key` is their table in the configuration.
-    pub(crate) fn check(&self, key: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// Names the setting that is not.
+    pub fn check(&self, key: &str) -> Result<()> {
         let require =
             |ok, name: &str, value: f32, expected| Error::require(ok, &format!("{key}.{name}"), value, expected);
         require(self.size > 0, "size", 0.0, "at least 1")?;

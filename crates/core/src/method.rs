@@ -90,7 +90,8 @@ pub trait Method: Send + Sync + Debug {
         None
     }
 
-    /// Whether the server sends logits for the clients' own samples: the vector `logits`, with a row per private sample.
+    /// Whether the server sends logits for the clients' own samples: the vector `logits`, with a row per private sample. A
+    /// client whose rows are all 0 has none, see [`Step::has_logits`].
     fn sends_logits(&self) -> bool {
         false
     }

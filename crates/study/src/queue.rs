@@ -2,6 +2,7 @@
 
 use anyhow::{Error, Result};
 use std::collections::VecDeque;
+use std::panic::resume_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The pieces that nobody has begun, and who works on the others.
@@ -52,8 +53,11 @@ impl Queue {
     /// The first error of a piece, other than a shortage that others caused.
     pub fn run(&self, work: &(dyn Fn(usize, usize) -> Result<()> + Sync), shortage: &dyn Shortage) -> Result<()> {
         std::thread::scope(|scope| {
-            for worker in 0..self.n_workers() {
-                scope.spawn(move || while self.turn(&|piece| work(worker, piece), shortage) {});
+            let start = |worker| scope.spawn(move || while self.turn(&|piece| work(worker, piece), shortage) {});
+            let workers: Vec<_> = (0..self.n_workers()).map(start).collect();
+            // The scope itself would only say that some thread panicked.
+            for worker in workers {
+                worker.join().unwrap_or_else(|panic| resume_unwind(panic));
             }
         });
         self.lock().failure.take().map_or(Ok(()), Err)

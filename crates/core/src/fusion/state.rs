@@ -97,8 +97,10 @@ impl ServerState {
     pub(crate) fn check_finite(&self, round: u32) -> Result<()> {
         let targets = self.targets.iter().flat_map(|targets| [&targets.logits, &targets.features]);
         let kept = self.vectors.values().chain(targets).map(|of| (of, "a value that the method's server keeps"));
-        let mut all =
-            [&self.weights, &self.buffers].map(|of| (of, "a weight of the global model")).into_iter().chain(kept);
+        let evaluated = self.evaluated.iter().flat_map(|(weights, buffers)| [weights, buffers]);
+        let evaluated = evaluated.map(|of| (of, "a weight of the evaluated model"));
+        let sent = [&self.weights, &self.buffers].map(|of| (of, "a weight of the global model"));
+        let mut all = sent.into_iter().chain(evaluated).chain(kept);
         match all.find(|(values, _)| values.iter().any(|v| !v.is_finite())) {
             None => Ok(()),
             Some((_, what)) => Err(Error::FusionNotFinite { round, what }),

@@ -27,9 +27,6 @@ use fedproj_nn::{Cpu, Graph, Loss, Optimizer};
 use fedproj_rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 
-/// G in the server's state.
-const SENT: &str = "send.generator";
-
 /// Hyper-parameters of FedGen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -141,29 +138,37 @@ impl Method for FedGen {
     }
 
     fn fuse(&self, round: &mut Fusion<'_>) -> Result<()> {
-        let (graph, seed, batch) = (&round.experiment.graph, round.config().seed, self.generator.batch);
-        let (mut heads, classes) = self.heads(round)?;
-        let mut generator = Generator::new(&self.generator, graph, batch, true)?;
-        let mut params = round.state.vectors.remove(SENT).unwrap_or_else(|| generator.start(seed));
-        let (mut gradient, mut noise) = (vec![0.0; params.len()], Vec::new());
-        let mut optimizer = Optimizer::new(self.optimizer.rule(), params.len())?;
-        for step in 0..self.steps {
-            let mut stream = Stream::new(seed, Purpose::Generator, [round.round(), u32::MAX, step]);
-            let labels: Vec<u32> = (0..batch).map(|_| classes[stream.below(classes.len() as u32) as usize]).collect();
-            noise.clear();
-            draw_noise(&mut stream, batch * self.generator.noise, &mut noise);
-            let z = generator.features(&params, &labels, &noise)?;
-            let mut slope = closeness_slope(z, &noise, batch, self.diversity_weight);
-            heads.iter_mut().try_for_each(|head| head.add_slope(z, &labels, &mut slope))?;
-            generator.pull_back(&params, &slope, &mut gradient)?;
-            optimizer.step(&mut Cpu::new(1), &mut params, &gradient, self.decay.powi(round.round() as i32));
-        }
-        round.state.vectors.insert(SENT.to_owned(), params);
+        self.train_generator(round)?;
         round.average()
     }
 }
 
 impl FedGen {
+    /// The server's steps of the generator, Eq. 4.
+    ///
+    /// # Errors
+    /// If a contribution cannot be read, or the network cannot have a generator.
+    pub fn train_generator(&self, round: &mut Fusion<'_>) -> Result<()> {
+        let (graph, seed, batch) = (&round.experiment.graph, round.config().seed, self.generator.batch);
+        let (mut heads, classes) = self.heads(round)?;
+        let mut generator = Generator::new(&self.generator, graph, batch, true)?;
+        let (number, params) = (round.round(), round.generator(&self.generator)?);
+        let (mut gradient, mut noise) = (vec![0.0; params.len()], Vec::new());
+        let mut optimizer = Optimizer::new(self.optimizer.rule(), params.len())?;
+        for step in 0..self.steps {
+            let mut stream = Stream::new(seed, Purpose::Generator, [number, u32::MAX, step]);
+            let labels: Vec<u32> = (0..batch).map(|_| classes[stream.below(classes.len() as u32) as usize]).collect();
+            noise.clear();
+            draw_noise(&mut stream, batch * self.generator.noise, &mut noise);
+            let z = generator.features(params, &labels, &noise)?;
+            let mut slope = closeness_slope(z, &noise, batch, self.diversity_weight);
+            heads.iter_mut().try_for_each(|head| head.add_slope(z, &labels, &mut slope))?;
+            generator.pull_back(params, &slope, &mut gradient)?;
+            optimizer.step(&mut Cpu::new(1), params, &gradient, self.decay.powi(number as i32));
+        }
+        Ok(())
+    }
+
     /// The heads of the round's clients, and the labels that some of them has.
     fn heads(&self, round: &Fusion<'_>) -> Result<(Vec<Judge>, Vec<u32>)> {
         let (tail, n_classes) = (head_of(&round.experiment.graph)?, round.n_classes());

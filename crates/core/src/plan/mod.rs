@@ -131,7 +131,7 @@ impl Planner {
         let experiment = Arc::clone(&self.experiment);
         let (config, local) = (&experiment.config, &experiment.config.local);
         let samples = experiment.partition.indices(client as usize).into_owned();
-        self.begin(method, download, state);
+        self.begin(method, download, &samples, state);
         let mut place = Place {
             seed: config.seed,
             round: download.round,
@@ -181,7 +181,7 @@ impl Planner {
     }
 
     /// Sets what the method can ask for before the client's first step.
-    fn begin(&mut self, method: &dyn Method, download: &Download, state: &ClientState) {
+    fn begin(&mut self, method: &dyn Method, download: &Download, samples: &[u32], state: &ClientState) {
         let recorder = &mut self.recorder;
         let names = &mut recorder.names;
         recorder.kept = state.keys().filter(|name| !Own::holds(name)).map(|name| names.state(name)).collect();
@@ -191,8 +191,13 @@ impl Planner {
         recorder.n_memory_batches =
             memory.map_or(0, |(config, (indices, _))| indices.len() / config.batch.min(indices.len()).max(1));
         recorder.has_generator = self.generator.is_some() && download.vectors.contains_key(GENERATOR);
-        // A client that keeps nothing is here for the first time: the server has not seen its samples.
-        recorder.has_logits = method.sends_logits() && download.vectors.contains_key(LOGITS) && !state.is_empty();
+        // The server has no answer yet for a client that it has not seen: its rows are 0.
+        let logits = download.vectors.get(LOGITS).filter(|_| method.sends_logits());
+        let width = self.experiment.graph.shape(self.experiment.graph.output()).len();
+        let has_answer = |row: &[f32]| row.iter().any(|z| *z != 0.0);
+        recorder.has_logits = logits.is_some_and(|logits| {
+            samples.iter().filter_map(|at| logits.chunks_exact(width).nth(*at as usize)).any(has_answer)
+        });
     }
 
     /// Draws the memory batches of all steps.

@@ -6,6 +6,9 @@ use crate::graph::{Graph, NodeId, Shape, Tables, Window};
 use crate::kernels::Activation;
 use serde::{Deserialize, Serialize};
 
+/// More weights or values of a layer than any machine holds; a network's sums of them fit a number.
+const SIZE_MAX: usize = 1 << 40;
+
 /// One layer of a network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -130,6 +133,28 @@ impl Layer {
         keys.into_iter().map(|(key, _)| key).filter(|key| !["op", "name", "from"].contains(&&key[..])).collect()
     }
 
+    /// Rejects a layer whose weights or values are more than any machine holds, before they are counted.
+    fn check_size(&self, name: &str, from: Shape) -> Result<()> {
+        let Self { outputs, kernel, stride, padding, groups, heads, vocabulary, .. } = self;
+        let given = [outputs, kernel, stride, padding, groups, heads, vocabulary];
+        let (side, outputs) = (kernel.unwrap_or(3), outputs.unwrap_or(1));
+        let padded = [from.h, from.w].map(|side| side.saturating_add(padding.unwrap_or(0).saturating_mul(2)));
+        let products = [
+            [from.h, from.w, from.c, if self.op == LayerOp::Linear { outputs } else { 1 }],
+            [side, side, from.c, outputs],
+            [padded[0], padded[1], outputs.max(from.c), 1],
+            [from.w, from.w, heads.unwrap_or(1), 1],
+            [from.c, from.c, 3, 1],
+        ];
+        let is_small = |factors: &[usize]| {
+            factors.iter().try_fold(1usize, |product, n| product.checked_mul(*n)).is_some_and(|n| n <= SIZE_MAX)
+        };
+        if given.into_iter().flatten().all(|n| *n <= SIZE_MAX) && products.iter().all(|factors| is_small(factors)) {
+            return Ok(());
+        }
+        Err(Error::shape(name, "is too large: it would need more than 2⁴⁰ weights or values per sample"))
+    }
+
     /// Adds the layer to a graph.
     fn add(&self, g: &mut Graph, name: &str, x: NodeId, other: Option<NodeId>, last: &Last) -> Result<NodeId> {
         let need = |value: Option<usize>, key: &str| value.ok_or_else(|| Error::shape(name, format!("needs `{key}`")));
@@ -221,6 +246,9 @@ pub fn check_layers(layers: &[Layer], input: Shape) -> Result<Shape> {
 }
 
 fn build(layers: &[Layer], input: Shape, last: &Last) -> Result<Graph> {
+    if [input.h, input.w, input.c].contains(&0) {
+        return Err(Error::shape("input", format!("a sample of {input} has no values")));
+    }
     let mut g = Graph::new(input);
     for (at, layer) in layers.iter().enumerate() {
         let name = layer.name.clone().unwrap_or_else(|| format!("{}{}", layer.op.word(), at + 1));
@@ -241,6 +269,7 @@ fn build(layers: &[Layer], input: Shape, last: &Last) -> Result<Graph> {
             return Err(Error::shape(&name, format!("takes {n_max} in `from`, not {}", from.len())));
         }
         let x = from.first().copied().unwrap_or_else(|| g.output());
+        layer.check_size(&name, g.shape(x))?;
         layer.add(&mut g, &name, x, from.get(1).copied(), last)?;
     }
     Ok(g)
@@ -299,5 +328,36 @@ mod tests {
         let fits = |json| check_layers(&parse(json), Shape::image(4, 4, 1)).map_err(|e| e.to_string());
         assert!(fits(r#"[{"op": "conv2d", "outputs": 2, "kernel": 9}]"#).unwrap_err().contains("node `conv2d1`"));
         assert_eq!(fits(r#"[{"op": "max_pool"}]"#).unwrap(), Shape::image(2, 2, 1));
+    }
+
+    #[test]
+    fn a_layer_that_is_too_large_to_count_is_rejected() {
+        let huge = 1usize << 62;
+        for json in [
+            r#"[{"op": "linear", "outputs": HUGE}]"#,
+            r#"[{"op": "conv2d", "outputs": HUGE}]"#,
+            r#"[{"op": "conv2d", "outputs": 2, "kernel": HUGE, "padding": HUGE}]"#,
+            r#"[{"op": "conv2d", "outputs": 2, "padding": HUGE}]"#,
+            r#"[{"op": "max_pool", "kernel": 2, "padding": HUGE}]"#,
+            r#"[{"op": "max_pool", "stride": HUGE}]"#,
+        ] {
+            let layers = parse(&json.replace("HUGE", &huge.to_string()));
+            let error = check_layers(&layers, Shape::image(4, 4, 1)).unwrap_err().to_string();
+            assert!(error.contains("is too large") || error.contains("does not fit"), "{error}");
+        }
+        for (input, expected) in [
+            (Shape::vector(huge), "is too large"),
+            (Shape::image(huge, huge, huge), "is too large"),
+            (Shape::vector(0), "node `input`: a sample of 0 has no values"),
+        ] {
+            let error = check_layers(&parse(r#"[{"op": "relu"}]"#), input).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let texts = parse(r#"[{"op": "embedding", "outputs": 8, "vocabulary": 30}, {"op": "attention", "heads": 2}]"#);
+        assert!(check_layers(&texts, Shape::tokens(huge)).unwrap_err().to_string().contains("is too large"));
+        assert!(check_layers(&texts, Shape::tokens(8)).is_ok());
+        // Its multiplications are more than that, but neither its weights nor its values.
+        let wide = parse(r#"[{"op": "conv2d", "outputs": 512, "padding": 1}]"#);
+        assert!(check_layers(&wide, Shape::image(4096, 4096, 512)).is_ok());
     }
 }
