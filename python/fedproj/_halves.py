@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,16 @@ def _only(planned: list[Any], out: Any) -> tuple[Any, Path]:
     return planned[0], Path(out) if out is not None else planned[0].directory()
 
 
+@contextmanager
 def serve(
     planned: Any, directory: Path, data_dir: Any, threads: int | None, resume: bool, device: str = "cpu", precision: Any = None
-) -> Any:
-    """The server's half; ``None`` if the run is finished."""
-    if _fedproj.is_finished(planned, directory):
-        return None
-    return _fedproj.Server(planned, directory, _options(data_dir, device, precision, threads, 1, resume))
+) -> Iterator[Any]:
+    """The server's half. It leaves the directory at the end, also after an error, so that the run can be resumed."""
+    server = _fedproj.Server(planned, directory, _options(data_dir, device, precision, threads, 1, resume))
+    try:
+        yield server
+    finally:
+        server.leave()
 
 
 def finish(server: Any, directory: Path) -> Run:

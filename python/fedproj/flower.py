@@ -213,19 +213,19 @@ def run(
     """Makes one run over the nodes of a grid, in a ServerApp of your own. See :func:`server_app`."""
     words = [] if config is None else [os.fspath(config)]
     planned, directory = plan_words(words + shlex.split(settings), out)
-    server = serve(planned, directory, data_dir, threads, resume)
-    if server is None:
+    if _fedproj.is_finished(planned, directory):
         return Run(directory)
-    _check(server, directory)
-    federation = _Federation(grid, server, deadline)
-    federation.wait_for(nodes)
     n_rounds = json.loads(planned.config())["federation"]["rounds"]
-    _say(f"{len(federation.nodes)} nodes; results go to `{directory.resolve()}`")
-    while (task := server.open()) is not None:
-        began = time.monotonic()
-        federation.round(*task)
-        _say(describe(server.close([], time.monotonic() - began), n_rounds))
-    return finish(server, directory)
+    with serve(planned, directory, data_dir, threads, resume) as server:
+        _check(server, directory)
+        federation = _Federation(grid, server, deadline)
+        federation.wait_for(nodes)
+        _say(f"{len(federation.nodes)} nodes; results go to `{directory.resolve()}`")
+        while (task := server.open()) is not None:
+            began = time.monotonic()
+            federation.round(*task)
+            _say(describe(server.close([], time.monotonic() - began), n_rounds))
+        return finish(server, directory)
 
 
 def _check(server: Any, directory: Path) -> None:

@@ -93,15 +93,15 @@ def run(
         if is_ours:
             _connect(ray, address, workers * threads)
         _check(ray, workers, threads, gpus)
-        server = serve(planned, directory, data_dir, threads, resume, device, precision)
-        options = _options(data_dir, device, precision, threads, 1, False)
-        actors = _start(ray, server.origin, workers, threads, gpus, options)
-        kept = _Kept(server)
-        while (task := server.open()) is not None:
-            shown.status(f"round {task[0] + 1}/{n_rounds}")
-            shown.round(describe(_round(ray, server, actors, kept, *task), n_rounds))
-            shown.bar(task[0] + 1, n_rounds)
-        return finish(server, directory)
+        with serve(planned, directory, data_dir, threads, resume, device, precision) as server:
+            options = _options(data_dir, device, precision, threads, 1, False)
+            actors = _start(ray, server.origin, workers, threads, gpus, options)
+            kept = _Kept(server)
+            while (task := server.open()) is not None:
+                shown.status(f"round {task[0] + 1}/{n_rounds}")
+                shown.round(describe(_round(ray, server, actors, kept, *task), n_rounds))
+                shown.bar(task[0] + 1, n_rounds)
+            return finish(server, directory)
     except KeyboardInterrupt:
         raise _fedproj.StoppedError(f"stopped; the rounds before are in `{directory}`\nhint: resume=True") from None
     finally:

@@ -60,7 +60,8 @@ impl Origin {
 type Task<'py> = (u32, Bound<'py, PyBytes>, Vec<u32>);
 
 struct Serving {
-    directory: RunDir,
+    /// Until the server leaves it.
+    directory: Option<RunDir>,
     coordinator: Coordinator,
     clients: ClientStates,
     open: Option<Open>,
@@ -116,7 +117,7 @@ impl Server {
                 let cohort = config.federation.cohort(experiment.partition.n_clients());
                 coordinator.check_memory(N_VECTORS_PER_RESULT * cohort)?;
             }
-            let serving = Mutex::new(Serving { directory, coordinator, clients, open: None });
+            let serving = Mutex::new(Serving { directory: Some(directory), coordinator, clients, open: None });
             Ok(Self { serving, means, keeps, measures_kept, origin })
         })
     }
@@ -228,7 +229,7 @@ impl Server {
             };
             let text = serde_json::to_string(&record)?;
             let federation = coordinator.experiment().config.federation.clone();
-            directory.record(record, coordinator.state(), clients, &federation)?;
+            directory.as_mut().ok_or_else(no_directory)?.record(record, coordinator.state(), clients, &federation)?;
             Ok(text)
         })
     }
@@ -237,14 +238,24 @@ impl Server {
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
         guarded(py, || {
             let serving = lock(&self.serving);
-            let coordinator = &serving.coordinator;
-            Ok(serde_json::to_string(&serving.directory.finish(coordinator.experiment(), coordinator.state())?)?)
+            let Serving { directory, coordinator, .. } = &*serving;
+            let directory = directory.as_ref().ok_or_else(no_directory)?;
+            Ok(serde_json::to_string(&directory.finish(coordinator.experiment(), coordinator.state())?)?)
         })
+    }
+
+    /// Lets others use the run directory. The traceback of an error may keep this object for long.
+    fn leave(&self) {
+        lock(&self.serving).directory = None;
     }
 }
 
 fn no_round() -> Error {
     Error::config("no round is open")
+}
+
+fn no_directory() -> Error {
+    Error::config("this server has left its run directory")
 }
 
 /// Every client of the round once, and nobody else.

@@ -1,6 +1,7 @@
 """What nodes and server of a Flower federation say to each other, over a grid in this process that loses and repeats messages."""
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -158,7 +159,7 @@ def test_a_node_that_cannot_take_part_says_why(config, told, tmp_path):
 
 
 def test_a_node_of_another_version_is_named(tmp_path, monkeypatch):
-    server = flower.serve
+    serve = flower.serve
 
     class Other:
         def __init__(self, server):
@@ -167,7 +168,12 @@ def test_a_node_of_another_version_is_named(tmp_path, monkeypatch):
         def __getattr__(self, name):
             return getattr(self._server, name)
 
-    monkeypatch.setattr(flower, "serve", lambda *how: Other(server(*how)))
+    @contextmanager
+    def other(*how):
+        with serve(*how) as server:
+            yield Other(server)
+
+    monkeypatch.setattr(flower, "serve", other)
     with pytest.raises(fedproj.SettingsError, match="version .* instead of 9.9"):
         run(Nodes({}), tmp_path / "run", SMALL)
 
