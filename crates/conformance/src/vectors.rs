@@ -166,6 +166,26 @@ fn sums(bench: &mut Bench, group: &mut Group) -> Result<()> {
     }
     let found = bench.fleet.weighted_sum(&on_x, &order, &weights)?;
     group.compare("weighted sum", &found, &expected, TOLERANCE);
+    fixed_sum(bench, group)
+}
+
+/// Sums in integers are exact, so they have the host's bits.
+fn fixed_sum(bench: &mut Bench, group: &mut Group) -> Result<()> {
+    const ROUNDER: f64 = 6_755_399_441_055_744.0;
+    let x = |lane: usize| random(60 + lane as u32, bench.n);
+    let on_x = bench.vectors(x)?;
+    // The last factor makes halves, which are rounded to even, where x has few digits.
+    let (order, factors) = ([2, 0, 1], [3e9, -70_000.7, 8.5]);
+    let mut expected = vec![0i64; bench.n];
+    for (&lane, factor) in order.iter().zip(factors) {
+        for (sum, x) in expected.iter_mut().zip(x(lane as usize)) {
+            *sum += (f64::from(x) * factor).round_ties_even() as i64;
+        }
+    }
+    let found = bench.fleet.fixed_sum(&on_x, &order, &factors, ROUNDER, 2f64.powi(51))?;
+    group.require(found == Some(expected), "a sum in integers");
+    let found = bench.fleet.fixed_sum(&on_x, &order, &factors, ROUNDER, 1e9)?;
+    group.require(found.is_none(), "a value out of the range of integers");
     Ok(())
 }
 

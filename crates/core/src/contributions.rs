@@ -3,7 +3,7 @@
 use crate::distill::EnsembleWeights;
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Outputs};
-use crate::fixed::Sum;
+use crate::fixed::{Scale, Sum};
 use crate::trainer::{ClientResult, LocalStats};
 use std::fmt::Debug;
 
@@ -94,6 +94,13 @@ pub trait Contributions: Debug + Sync {
     /// than by reading each vector.
     fn weighted_sum(&self, chosen: &[usize], weights: &[f32], part: Part<'_>) -> Option<Result<Vec<f32>>> {
         let _ = (chosen, weights, part);
+        None
+    }
+
+    /// Σ_k round(w_k · x_k · 2^s) of a part over the contributions `chosen`, see [`crate::fixed`]. An implementation may override
+    /// this, as [`Contributions::weighted_sum`]. It need not where a value is out of range.
+    fn fixed_sum(&self, chosen: &[usize], weights: &[f64], part: Part<'_>, scale: Scale) -> Option<Result<Vec<i64>>> {
+        let _ = (chosen, weights, part, scale);
         None
     }
 

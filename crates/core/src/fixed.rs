@@ -23,6 +23,21 @@ const SCALE_MAX: u32 = 24;
 /// 1.5 · 2⁵²: the sum of it and of any |v| < 2⁵¹ has v, rounded to even, in its lowest bits.
 const ROUNDER: f64 = 6_755_399_441_055_744.0;
 
+/// What [`accumulate`] makes of a value x of a client of this weight: x · factor + rounder, if |x · factor| is below the limit.
+/// For sums that run elsewhere.
+pub(crate) struct Rounding {
+    pub factor: f64,
+    pub limit: f64,
+    pub rounder: f64,
+}
+
+impl Rounding {
+    pub fn of(weight: f64, scale: Scale) -> Self {
+        let unit = f64::from(1 << scale.0);
+        Self { factor: weight * unit, limit: f64::from(1 << RANGE_BITS) * unit, rounder: ROUNDER }
+    }
+}
+
 /// The binary digits after the point, s. It follows from the configuration alone, so a server, its nodes and a simulator agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scale(u32);
@@ -110,12 +125,12 @@ pub fn encode(values: &[f32], weight: f64, scale: Scale) -> Result<Vec<i64>> {
 /// # Errors
 /// If a value is not finite or out of range. Then the sum is of no use.
 pub fn accumulate(values: &[f32], weight: f64, scale: Scale, sum: &mut [i64]) -> Result<()> {
-    let (factor, limit) = (weight * f64::from(1 << scale.0), f64::from(1 << RANGE_BITS) * f64::from(1 << scale.0));
+    let Rounding { factor, limit, rounder } = Rounding::of(weight, scale);
     let mut all_fit = true;
     for (sum, value) in sum.iter_mut().zip(values) {
         let scaled = f64::from(*value) * factor;
         all_fit &= scaled.abs() < limit;
-        let rounded = (scaled + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits());
+        let rounded = (scaled + rounder).to_bits().wrapping_sub(rounder.to_bits());
         *sum = sum.wrapping_add(rounded.cast_signed());
     }
     if all_fit {

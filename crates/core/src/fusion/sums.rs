@@ -134,7 +134,13 @@ impl Fusion<'_> {
 
     /// As [`Fusion::sum`], in integers.
     pub(super) fn fixed_sum(&self, weights: &[f64], part: Part<'_>, scale: Scale) -> Result<Sum> {
-        let mut sum = Sum { weight: weights.iter().sum(), ..Sum::of_length(self.len_of(part)) };
+        let weight = weights.iter().sum();
+        if self.clips.is_empty()
+            && let Some(values) = self.results.fixed_sum(&self.chosen, weights, part, scale)
+        {
+            return Ok(Sum { values: values?, weight });
+        }
+        let mut sum = Sum { weight, ..Sum::of_length(self.len_of(part)) };
         let mut row = vec![0.0; BLOCK.min(sum.values.len())];
         for (block, sum) in sum.values.chunks_mut(BLOCK).enumerate() {
             let row = &mut row[..sum.len()];

@@ -6,6 +6,7 @@ use super::trainer::GpuTrainer;
 use crate::contributions::{ClientSummary, Contributions, Part};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluator, Outputs};
+use crate::fixed::{Rounding, Scale};
 use crate::trainer::ClientResult;
 use fedproj_nn::cuda::Vectors;
 use std::sync::OnceLock;
@@ -45,6 +46,14 @@ impl<'a> GpuResults<'a> {
             }
             Part::Logits | Part::Features => None,
         }
+    }
+
+    /// The vectors of a part and the lanes of these results, if all of them have sent it.
+    fn all(&self, chosen: &[usize], part: Part<'_>) -> Option<(&'a Vectors, Vec<u32>)> {
+        let (&first, others) = chosen.split_first()?;
+        let vectors = self.vectors(first, part)?;
+        let have_it = others.iter().all(|&at| self.vectors(at, part).is_some());
+        have_it.then(|| (vectors, chosen.iter().map(|&at| self.lanes[at]).collect()))
     }
 
     fn vectors(&self, at: usize, part: Part<'_>) -> Option<&'a Vectors> {
@@ -87,13 +96,16 @@ impl Contributions for GpuResults<'_> {
     }
 
     fn weighted_sum(&self, chosen: &[usize], weights: &[f32], part: Part<'_>) -> Option<Result<Vec<f32>>> {
-        let (&first, others) = chosen.split_first()?;
-        let vectors = self.vectors(first, part)?;
-        if others.iter().any(|&at| self.vectors(at, part).is_none()) {
-            return None;
-        }
-        let order: Vec<u32> = chosen.iter().map(|&at| self.lanes[at]).collect();
+        let (vectors, order) = self.all(chosen, part)?;
         Some(self.trainer.executor.fleet.weighted_sum(vectors, &order, weights).map_err(Error::from))
+    }
+
+    fn fixed_sum(&self, chosen: &[usize], weights: &[f64], part: Part<'_>, scale: Scale) -> Option<Result<Vec<i64>>> {
+        let (vectors, order) = self.all(chosen, part)?;
+        let Rounding { limit, rounder, .. } = Rounding::of(1.0, scale);
+        let factors: Vec<f64> = weights.iter().map(|w| Rounding::of(*w, scale).factor).collect();
+        let sum = self.trainer.executor.fleet.fixed_sum(vectors, &order, &factors, rounder, limit);
+        sum.map_err(Error::from).transpose()
     }
 
     fn ensemble(

@@ -457,6 +457,7 @@ pub(super) trait Element: cudarc::driver::DeviceRepr + cudarc::driver::ValidAsZe
 impl Element for f32 {}
 impl Element for f64 {}
 impl Element for i32 {}
+impl Element for i64 {}
 impl Element for u32 {}
 impl Element for u8 {}
 

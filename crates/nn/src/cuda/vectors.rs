@@ -77,6 +77,33 @@ impl Fleet {
         Ok(sum)
     }
 
+    /// Σ_k round(factors_k·(vector of lane order_k)) in integers, `None` if a product is not below `limit`. `rounder` plus any
+    /// such product has the integer in its lowest bits.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn fixed_sum(
+        &self,
+        vectors: &Vectors,
+        order: &[u32],
+        factors: &[f64],
+        rounder: f64,
+        limit: f64,
+    ) -> Result<Option<Vec<i64>>> {
+        let len = vectors.len;
+        let order: Vec<i32> = order.iter().map(|lane| *lane as i32).collect();
+        let (order, factors) = (self.gpu.upload(&order)?, self.gpu.upload(factors)?);
+        let (out, misfits) = (self.gpu.zeros::<i64>(len)?, self.gpu.zeros::<i32>(1)?);
+        let (n, count, rows) = (len as i32, order.len() as i32, vectors.rows());
+        let p: [&dyn Parameter; 9] =
+            [&n, &count, &order.at(), &factors.at(), &rounder, &limit, &rows, &out.at(), &misfits.at()];
+        self.gpu.launch(Queue::Main, "fixed_sum", [len.div_ceil(256), 1, 1], [256, 1], 0, &p)?;
+        let (mut sum, mut found) = (vec![0; len], [0]);
+        self.gpu.read(&misfits, 0, &mut found)?;
+        self.gpu.read(&out, 0, &mut sum)?;
+        Ok((found == [0]).then_some(sum))
+    }
+
     fn dots(&self, range: std::ops::Range<usize>, g: Rows, r: Rows) -> Result<i32> {
         let n_chunks = range.len().div_ceil(DOT_CHUNK);
         let stride = (self.sums.len() / self.n_lanes) as i64;

@@ -25,6 +25,21 @@ extern "C" __global__ void weighted_sum(int len, int count, const int* order, co
     out[i] = total;
 }
 
+// out = Σ_k round(factors[k]·row_k) in integers, to even, in any order: the rounder's lowest bits hold the integer. `misfits`
+// becomes 1 where a product is no number below `limit`. The compiler must not fuse the product with the sum.
+extern "C" __global__ void fixed_sum(int len, int count, const int* order, const double* factors, double rounder, double limit, Rows rows,
+                                     long long* out, int* misfits) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= len) return;
+    long long total = 0;
+    for (int k = 0; k < count; k++) {
+        const double scaled = __dmul_rn((double)of(rows, order[k])[i], factors[k]);
+        if (!(fabs(scaled) < limit)) misfits[0] = 1;
+        total += __double_as_longlong(__dadd_rn(scaled, rounder)) - __double_as_longlong(rounder);
+    }
+    out[i] = total;
+}
+
 constexpr int DOT_CHUNK = 8192;
 
 // sums[chunk] = ⟨g, r⟩, ⟨r, r⟩, ⟨g, g⟩ over a chunk of elements of [begin, end)
