@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ N_NODES = 3
 
 # FedProj with memory and distillation; and a method whose clients keep a vector, long enough that a node dies while it trains.
 FEDPROJ = {"method.name": "fedproj", "method.fedproj.projection.warmup": 0}
-FEDDYN = {"method.name": "feddyn", "local.epochs": 60}
+FEDDYN = {"method.name": "feddyn", "local.epochs": 400}
 
 
 class Engine:
@@ -183,30 +185,32 @@ def test_a_deployment_gives_the_same_bytes(deployment, expected, tmp_path):
     assert_same(fedproj.load(tmp_path / "run"), expected["fedproj"])
 
 
-def kill_after_a_round(engine: Engine, out: Path, *words: str) -> tuple[list[int], threading.Thread]:
-    """Kills a process after the first round; whom, and the thread that does it."""
-    killed, metrics = [], out / "metrics.jsonl"
+@contextmanager
+def kill_after_a_round(engine: Engine, out: Path, *words: str) -> Iterator[list[int]]:
+    """Kills a process after the first round, while the block runs; whom."""
+    killed, metrics, ended = [], out / "metrics.jsonl", threading.Event()
 
     def kill():
-        until = time.monotonic() + 150
-        while time.monotonic() < until and not (metrics.exists() and metrics.stat().st_size):
-            time.sleep(0.02)
-        while time.monotonic() < until and not killed:
+        while not ended.wait(0.02) and not (metrics.exists() and metrics.stat().st_size):
+            pass
+        while not ended.wait(0.02) and not killed:
             for process in engine.processes(*words)[:1]:
                 os.kill(process, signal.SIGKILL)
                 killed.append(process)
-            time.sleep(0.02)
 
     thread = threading.Thread(target=kill)
     thread.start()
-    return killed, thread
+    try:
+        yield killed
+    finally:
+        ended.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("words,where", [(("ray::ClientAppActor.run",), "simulation"), (("flwr-clientapp",), "deployment")])
 def test_a_node_that_is_killed_is_asked_again(words, where, request, expected, tmp_path):
     engine, how = request.getfixturevalue(where), SIMULATED if where == "simulation" else ()
-    killed, thread = kill_after_a_round(engine, tmp_path / "run", *words)
-    told = engine.run(tmp_path / "run", SMALL | FEDDYN, *how)
-    thread.join()
+    with kill_after_a_round(engine, tmp_path / "run", *words) as killed:
+        told = engine.run(tmp_path / "run", SMALL | FEDDYN, *how)
     assert killed and (tmp_path / "run" / "summary.json").exists(), told + engine.logs()
     assert_same(fedproj.load(tmp_path / "run"), expected["feddyn"])
