@@ -25,7 +25,8 @@ class Dataset:
     are scaled by 1/255; other numbers are taken as they are, or standardised if ``standardise`` is set. ``y`` are class
     numbers from 0. ``test`` is a pair (x, y); without it, a part of the samples is held out. ``public`` is x without labels
     or a pair; without it, a part of the private set is public. ``partition`` is one list of sample numbers per client; with
-    it, no part of the samples is held out, so it needs ``test``, and for methods with a public set ``public``. Texts need ``tokenizer``, a file with one word piece per line, as BERT's ``vocab.txt``.
+    it, no part of the samples is held out, so it needs ``test``, and for methods with a public set ``public``. Texts need
+    ``tokenizer``, a file with one word piece per line, as BERT's ``vocab.txt``.
 
     >>> x, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
     >>> Dataset(x, y, test=(x, y), partition=[range(0, 30), range(30, 60)])

@@ -156,9 +156,15 @@ impl Method for PythonMethod {
         if let Some(fedgen) = self.fedgen() {
             fedgen.check_network(graph)?;
         }
-        if let Some(level) = self.about.exit_level.filter(|_| graph.find(EXIT).is_none()) {
+        if let Some(level) = self.about.exit_level {
             let expected = format!("one of this network's levels; it has {}, counted from 0", graph.levels().len());
-            return Error::require(false, "exit_level", level, &expected);
+            let at = graph.levels().get(level).copied();
+            Error::require(at.is_some(), "exit_level", level, &expected)?;
+            // A layer of this name may be the user's. The exit's parameters come last, and nothing reads it.
+            let is_last = graph.params().spans().last().is_some_and(|span| span.name == format!("{EXIT}.bias"));
+            if !is_last || graph.find(EXIT) == Some(graph.output()) {
+                graph.with_exit(EXIT, at.unwrap_or(graph.output()), 1)?;
+            }
         }
         let taps = self.about.taps.iter().filter(|tap| *tap != "levels");
         taps.map(|tap| node(graph, tap)).collect::<Result<Vec<_>>>()?;

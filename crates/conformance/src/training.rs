@@ -165,7 +165,7 @@ impl OnGpu {
     fn step(&mut self) -> Result<()> {
         let Some(recording) = self.fleet.replay(0)? else { return Ok(()) };
         let done = self.launch_step();
-        self.fleet.end_recording(recording)?;
+        self.fleet.end_recording(recording, true)?;
         done
     }
 

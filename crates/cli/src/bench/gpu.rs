@@ -45,7 +45,7 @@ pub fn step(graph: &Graph, gpu: &Arc<Gpu>, clients: usize, x: &[f32], steps: usi
             fleet.record_loss(LossOf::Samples)?;
             fleet.backward(theta.rows(), grad.rows())?;
             fleet.update(&rule, &moments, theta.rows(), grad.rows())?;
-            fleet.end_recording(recording)?;
+            fleet.end_recording(recording, true)?;
         }
         gpu.synchronize()?;
         times.push(start.elapsed().as_secs_f64());

@@ -132,7 +132,7 @@ fn cifar10_is_what_was_measured() {
     let (fedspeed, averaged) = (lead(&runs, "fedspeed", "leading"), lead(&runs, "feddyn-averaged", "leading"));
     says("docs/leading.md", &format!("FedSpeed is {fedspeed} points above `leading`, and FedDyn"));
     says("docs/leading.md", &format!("with an averaged model is {averaged}"));
-    says("README.md", &format!("FedSpeed is {fedspeed} points above it"));
+    says("README.md", &format!("FedSpeed is {fedspeed} points above `leading`"));
     let headline = |arm, seed| run_of(CIFAR10, 0.3, arm, seed).summary.headline;
     // The page says "in each seed".
     for (seed, ahead) in (0..3).flat_map(|seed| ["fedspeed", "feddyn-averaged"].map(|ahead| (seed, ahead))) {

@@ -4,7 +4,7 @@ use super::OnGpu;
 use super::feed::Feed;
 use super::head::Head;
 use crate::cone;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::halves::Stop;
 use crate::plan::{LocalPlan, Names, Op, Program, VectorId};
 use crate::step::{Batch, ProjectionRule, Scope, Term};
@@ -191,8 +191,9 @@ impl Executor {
         self.head.iter_mut().for_each(Head::begin_step);
         let done = program.ops.iter().try_for_each(|op| self.execute(op));
         let done = done.and_then(|()| Ok(self.fleet.advance(1, program.n_memory())?));
-        self.fleet.end_recording(recording)?;
-        done
+        // Of a step that failed, that error counts: its recording is cut off and may not end well.
+        let ended = self.fleet.end_recording(recording, done.is_ok());
+        done.and(ended.map_err(Error::from))
     }
 
     fn rows(&self, id: VectorId) -> Rows {

@@ -32,6 +32,13 @@ impl Fleet {
     /// # Errors
     /// If the driver fails.
     pub fn backward(&mut self, params: Rows, grad: Rows) -> Result<()> {
+        let done = self.run_backward(params, grad);
+        // After an error too: what runs beside must not outlive its memory.
+        let joined = self.join();
+        done.and(joined)
+    }
+
+    fn run_backward(&mut self, params: Rows, grad: Rows) -> Result<()> {
         if self.first_stage > 0 {
             // One launch for all parameters before the pass, where one per tensor would do.
             self.clear(grad, self.graph.params().len())?;
@@ -45,7 +52,7 @@ impl Fleet {
                 spans.try_for_each(|span| self.clear(grad.from(span.start), span.len()))?;
             }
         }
-        self.join()
+        Ok(())
     }
 
     /// A node's gradient to write to, if the node needs one; marks it as present.

@@ -152,7 +152,7 @@ impl Fleet {
             n_moments: vec![0; schedule.stages.len()],
             partial: vectors(2 * channels_max * n.max(CHUNKS_MAX))?,
             coefficients: vectors(3 * channels_max)?,
-            beside: Beside::new(gpu, k * conv::PARTS_LEN, schedule.grad_len.len())?,
+            beside: Beside::new(gpu, if options.training { k * conv::PARTS_LEN } else { 0 }, schedule.grad_len.len())?,
             parts: gpu.zeros(k * conv::PARTS_LEN)?,
             further: 1,
             turned: if options.training && gpu.has_hopper() { Some(vectors(hopper::turned_len(graph))?) } else { None },
@@ -204,8 +204,8 @@ impl Fleet {
     pub fn lane_bytes(graph: &Graph, options: &Options<'_>) -> usize {
         let schedule = Schedule::new(graph, options, Some(&|_, _| false));
         let floats: usize = schedule.value_len.iter().chain(&schedule.grad_len).sum();
-        let turned = if options.training { hopper::turned_len(graph) } else { 0 };
-        4 * (options.batch * floats + 2 * conv::PARTS_LEN + turned)
+        let backward = if options.training { conv::PARTS_LEN + hopper::turned_len(graph) } else { 0 };
+        4 * (options.batch * floats + conv::PARTS_LEN + backward)
     }
 
     /// The graph.
@@ -363,16 +363,18 @@ impl Fleet {
         Ok(Some(Recording { key, captures }))
     }
 
-    /// Ends the recording and runs it.
+    /// Ends the recording, and runs and keeps it if it is complete.
     ///
     /// # Errors
     /// If the driver fails.
     #[allow(clippy::needless_pass_by_value, reason = "a recording ends once")]
-    pub fn end_recording(&mut self, recording: Recording) -> Result<()> {
+    pub fn end_recording(&mut self, recording: Recording, is_complete: bool) -> Result<()> {
         if recording.captures {
             let mut captured = self.gpu.end_capture()?;
-            captured.replay()?;
-            self.recorded.insert(recording.key, Some(captured));
+            if is_complete {
+                captured.replay()?;
+                self.recorded.insert(recording.key, Some(captured));
+            }
         }
         Ok(())
     }

@@ -214,7 +214,8 @@ impl Gpu {
             let problem = format!("its compute capability is {major}.{minor}, and tf32 needs {CAPABILITY_MIN}.0");
             return Err(Error::gpu(format!("using the {}", probe.gpus[ordinal].0), problem));
         }
-        // SAFETY: memory is taken, copied and freed on one stream. The other waits for it by our own events, and it for the other.
+        // SAFETY: memory is taken, copied and freed on one stream. That one and the other wait for each other by our own
+        // events.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("opening a stream"))?;
         let beside = context.new_stream().map_err(failed("opening a stream"))?;

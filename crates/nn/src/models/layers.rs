@@ -138,13 +138,15 @@ impl Layer {
         let Self { outputs, kernel, stride, padding, groups, heads, vocabulary, .. } = self;
         let given = [outputs, kernel, stride, padding, groups, heads, vocabulary];
         let (side, outputs) = (kernel.unwrap_or(3), outputs.unwrap_or(1));
+        let attends = self.op == LayerOp::Attention;
         let padded = [from.h, from.w].map(|side| side.saturating_add(padding.unwrap_or(0).saturating_mul(2)));
         let products = [
             [from.h, from.w, from.c, if self.op == LayerOp::Linear { outputs } else { 1 }],
             [side, side, from.c, outputs],
             [padded[0], padded[1], outputs.max(from.c), 1],
-            [from.w, from.w, heads.unwrap_or(1), 1],
-            [from.c, from.c, 3, 1],
+            // A table of scores per head, and the weights of queries, keys and values.
+            if attends { [from.w, from.w, heads.unwrap_or(1), 1] } else { [1; 4] },
+            if attends { [from.c, from.c, 3, 1] } else { [1; 4] },
         ];
         let is_small = |factors: &[usize]| {
             factors.iter().try_fold(1usize, |product, n| product.checked_mul(*n)).is_some_and(|n| n <= SIZE_MAX)
@@ -352,6 +354,13 @@ mod tests {
         ] {
             let error = check_layers(&parse(r#"[{"op": "relu"}]"#), input).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
+        }
+        for (json, input) in [
+            (r#"[{"op": "linear", "outputs": 2}]"#, Shape::vector(1 << 20)),
+            (r#"[{"op": "flatten"}, {"op": "linear", "outputs": 2}, {"op": "relu"}]"#, Shape::image(512, 512, 3)),
+        ] {
+            let shape = check_layers(&parse(json), input).unwrap();
+            assert_eq!(shape.len(), 2, "large, but not too large");
         }
         let texts = parse(r#"[{"op": "embedding", "outputs": 8, "vocabulary": 30}, {"op": "attention", "heads": 2}]"#);
         assert!(check_layers(&texts, Shape::tokens(huge)).unwrap_err().to_string().contains("is too large"));
