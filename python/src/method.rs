@@ -6,7 +6,7 @@ use crate::trace::{Trace, node};
 use fedproj_core::methods::{External, FedGen};
 use fedproj_core::{
     Config, Error, Experiment, Finish, Fusion, GeneratorConfig, GlobalModel, Mean, MemoryConfig, Method, Result, Step,
-    Targets,
+    Targets, check_exit, with_exit,
 };
 use fedproj_nn::models::Variant;
 use fedproj_nn::{Graph, NodeId, Span};
@@ -51,9 +51,6 @@ enum FirstMemory {
     GlobalModel,
     Labels,
 }
-
-/// The classifier of [`Method::exit_level`] in Python.
-const EXIT: &str = "exit";
 
 /// An object of the class, and its recorded steps.
 struct PythonMethod {
@@ -157,14 +154,7 @@ impl Method for PythonMethod {
             fedgen.check_network(graph)?;
         }
         if let Some(level) = self.about.exit_level {
-            let expected = format!("one of this network's levels; it has {}, counted from 0", graph.levels().len());
-            let at = graph.levels().get(level).copied();
-            Error::require(at.is_some(), "exit_level", level, &expected)?;
-            // A layer of this name may be the user's. The exit's parameters come last, and nothing reads it.
-            let is_last = graph.params().spans().last().is_some_and(|span| span.name == format!("{EXIT}.bias"));
-            if !is_last || graph.find(EXIT) == Some(graph.output()) {
-                graph.with_exit(EXIT, at.unwrap_or(graph.output()), 1)?;
-            }
+            check_exit(graph, level, "exit_level")?;
         }
         let taps = self.about.taps.iter().filter(|tap| *tap != "levels");
         taps.map(|tap| node(graph, tap)).collect::<Result<Vec<_>>>()?;
@@ -179,10 +169,10 @@ impl Method for PythonMethod {
     }
 
     fn network(&self, graph: Graph) -> Graph {
-        let classes = graph.shape(graph.output()).len();
-        let level = self.about.exit_level.and_then(|level| graph.levels().get(level).copied());
-        // `check_network` rejects a network without.
-        level.and_then(|at| graph.with_exit(EXIT, at, classes).ok()).unwrap_or(graph)
+        match self.about.exit_level {
+            Some(level) => with_exit(graph, level),
+            None => graph,
+        }
     }
 
     fn stays_with_client(&self, graph: &Graph) -> Vec<Range<usize>> {

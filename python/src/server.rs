@@ -4,11 +4,10 @@
 //! never gives away. When the round has ended nobody answers any more, so a server that Python kept is harmless.
 
 use crate::caught;
-use crate::trace::{GENERATOR, LOGITS};
 use fedproj_core::methods::FedGen;
 use fedproj_core::{
-    Distill, DistillTargets, EnsembleWeights, Error, Fusion, GeneratorConfig, Method, OptimizerConfig, Part, Result,
-    Targets,
+    Distill, DistillTargets, EnsembleWeights, Error, Fusion, GENERATOR, GeneratorConfig, LOGITS, Method,
+    OptimizerConfig, Part, Result, ServerState, Targets,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyRuntimeError;
@@ -69,9 +68,6 @@ enum Question {
     /// The rows of a client's samples in the private set.
     SamplesOf { client: u32 },
 }
-
-/// What the server's state holds beside a method's vectors of the model's length.
-const OWN: [&str; 5] = ["student.buffers", "teacher.logits", "teacher.features", "privacy.clip", "privacy.clip_logits"];
 
 /// What a method sends beside vectors as long as the weights.
 #[derive(Clone, Copy)]
@@ -262,7 +258,7 @@ fn vector<'a>(round: &'a mut Fusion<'_>, sends: Sends<'_>, name: &str, initial: 
         Some(GENERATOR) => round.generator(sends.generator.ok_or_else(|| undeclared(GENERATOR))?),
         Some(LOGITS) if sends.logits => Ok(round.logits()),
         Some(LOGITS) => Err(undeclared(LOGITS)),
-        None if OWN.contains(&name) => {
+        None if ServerState::holds(name) => {
             Err(Error::config(format!("`{name}` is a name of the engine's own; choose another")))
         }
         _ => Ok(round.vector(name, initial)),

@@ -4,16 +4,14 @@
 //! the same facts is played back from here. So a method that looks at nothing is asked once in a run, and one that looks at
 //! the round once per round.
 
-use fedproj_core::{At, Batch, Error, Finish, Loss, ProjectionRule, Result, Scope, Step, Term, Vector};
+use fedproj_core::{
+    At, Batch, Error, Finish, GENERATOR, LOGITS, Loss, ProjectionRule, Result, Scope, Step, Term, Vector,
+};
 use fedproj_nn::vector::Bounds;
 use fedproj_nn::{EmbeddingId, Graph, NodeId};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
-
-/// What the server sends beside vectors as long as the weights.
-pub const GENERATOR: &str = "generator";
-pub const LOGITS: &str = "logits";
 
 /// Something that is known before a step, and that a method may look at.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -23,18 +23,19 @@ const SCALE_MAX: u32 = 24;
 /// 1.5 · 2⁵²: the sum of it and of any |v| < 2⁵¹ has v, rounded to even, in its lowest bits.
 const ROUNDER: f64 = 6_755_399_441_055_744.0;
 
-/// What [`accumulate`] makes of a value x of a client of this weight: x · factor + rounder, if |x · factor| is below the limit.
-/// For sums that run elsewhere.
+/// What [`accumulate`] makes of x with the weight w: x · (w · unit) + rounder, if |x · (w · unit)| is below the limit. For sums
+/// that run elsewhere.
 pub(crate) struct Rounding {
-    pub factor: f64,
+    /// 2^s
+    pub unit: f64,
     pub limit: f64,
     pub rounder: f64,
 }
 
 impl Rounding {
-    pub fn of(weight: f64, scale: Scale) -> Self {
+    pub fn of(scale: Scale) -> Self {
         let unit = f64::from(1 << scale.0);
-        Self { factor: weight * unit, limit: f64::from(1 << RANGE_BITS) * unit, rounder: ROUNDER }
+        Self { unit, limit: f64::from(1 << RANGE_BITS) * unit, rounder: ROUNDER }
     }
 }
 
@@ -125,7 +126,8 @@ pub fn encode(values: &[f32], weight: f64, scale: Scale) -> Result<Vec<i64>> {
 /// # Errors
 /// If a value is not finite or out of range. Then the sum is of no use.
 pub fn accumulate(values: &[f32], weight: f64, scale: Scale, sum: &mut [i64]) -> Result<()> {
-    let Rounding { factor, limit, rounder } = Rounding::of(weight, scale);
+    let Rounding { unit, limit, rounder } = Rounding::of(scale);
+    let factor = weight * unit;
     let mut all_fit = true;
     for (sum, value) in sum.iter_mut().zip(values) {
         let scaled = f64::from(*value) * factor;

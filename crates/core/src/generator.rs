@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 const MAX_BATCH: usize = 1 << 16;
 
 /// The name under which its parameters are sent.
-pub(crate) const GENERATOR: &str = "generator";
+pub const GENERATOR: &str = "generator";
 
 /// The generator's network and its batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 /// The name of [`Method::sends_logits`].
-pub(crate) const LOGITS: &str = "logits";
+pub const LOGITS: &str = "logits";
 
 /// A federated method: what a client does with a mini-batch, and how the server fuses the clients' models. The defaults
 /// are FedAvg, so a method's file holds only the differences.

@@ -62,6 +62,11 @@ impl ServerState {
         Ok(())
     }
 
+    /// Whether a name is that of a vector which the engine keeps beside a method's. Methods choose others.
+    pub fn holds(name: &str) -> bool {
+        TEACHER.contains(&name) || LIMITS.contains(&name) || name == STUDENT[1]
+    }
+
     /// The same for what stands beside weights and buffers.
     fn check_vectors(&self, of: &Experiment, method: &dyn Method) -> Result<()> {
         let check =

@@ -102,8 +102,8 @@ impl Contributions for GpuResults<'_> {
 
     fn fixed_sum(&self, chosen: &[usize], weights: &[f64], part: Part<'_>, scale: Scale) -> Option<Result<Vec<i64>>> {
         let (vectors, order) = self.all(chosen, part)?;
-        let Rounding { limit, rounder, .. } = Rounding::of(1.0, scale);
-        let factors: Vec<f64> = weights.iter().map(|w| Rounding::of(*w, scale).factor).collect();
+        let Rounding { unit, limit, rounder } = Rounding::of(scale);
+        let factors: Vec<f64> = weights.iter().map(|w| w * unit).collect();
         let sum = self.trainer.executor.fleet.fixed_sum(vectors, &order, &factors, rounder, limit);
         sum.map_err(Error::from).transpose()
     }

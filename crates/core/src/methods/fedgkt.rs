@@ -13,6 +13,7 @@
 use crate::config::{Config, OptimizerConfig};
 use crate::contributions::Part;
 use crate::error::{Error, Result};
+use crate::exit::{EXIT, check_exit, with_exit};
 use crate::fusion::Fusion;
 use crate::method::Method;
 use crate::partial::Mean;
@@ -28,9 +29,6 @@ mod server;
 
 /// z_s of all private samples, by their place in the private set; rows of clients that did not take part yet are 0.
 const SENT: &str = "send.logits";
-
-/// The clients' classifier.
-const EXIT: &str = "exit";
 
 /// Hyper-parameters of FedGKT.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,22 +80,12 @@ impl Method for FedGkt {
     }
 
     fn network(&self, graph: Graph) -> Graph {
-        let classes = graph.shape(graph.output()).len();
-        let with_exit = graph.levels().get(self.level).and_then(|at| graph.with_exit(EXIT, *at, classes).ok());
-        // `check_network` rejects a network without.
-        with_exit.unwrap_or(graph)
+        with_exit(graph, self.level)
     }
 
     fn check_network(&self, graph: &Graph) -> Result<()> {
-        let n = graph.levels().len();
-        let expected = format!("one of this network's levels; it has {n}, counted from 0");
-        Error::require(self.level < n, "method.fedgkt.level", self.level, &expected)?;
+        check_exit(graph, self.level, "method.fedgkt.level")?;
         let tail = self.tail(graph)?;
-        // A layer of this name may be the user's. The classifier's parameters come last, and nothing behind the level reads it.
-        let is_last = graph.params().spans().last().is_some_and(|span| span.name == format!("{EXIT}.bias"));
-        if !is_last || tail.graph.find(EXIT).is_some() {
-            graph.with_exit(EXIT, graph.levels()[self.level], 1)?;
-        }
         if !tail.buffers.is_empty() {
             return Err(Error::config(
                 "method.name = \"fedgkt\": the server's part of the network has batch-norm, whose running statistics stay with \

@@ -9,8 +9,8 @@ use crate::wire::{
     decode_u32, encode_f32, encode_u64, part_name, place_rows, reject_simulated,
 };
 use fedproj_core::{
-    ClientResult, ClientState, Config, Download, Evaluator, Experiment, LocalTraining, Method, Model, Outputs, Part,
-    Targets, hold_back,
+    ClientResult, ClientState, Config, Download, Evaluator, Experiment, GENERATOR, LocalTraining, Method, Model,
+    Outputs, Part, Targets, hold_back,
 };
 use fedproj_data::{Dataset, Partition, PartitionConfig, SourceConfig};
 use std::path::PathBuf;
@@ -70,7 +70,7 @@ impl Session {
         };
         let experiment = Arc::new(experiment);
         // A generator's size is the server's choice, and no model bounds it.
-        setup.policy.check_parameters(method.len_of_sent("generator", &experiment)? as u64)?;
+        setup.policy.check_parameters(method.len_of_sent(GENERATOR, &experiment)? as u64)?;
         let training = LocalTraining::new(&experiment, method.as_ref())?;
         let evaluator = Evaluator::new(&experiment.graph, 1)?;
         let basis = (task.config.clone(), task.public.clone());

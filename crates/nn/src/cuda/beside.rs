@@ -37,7 +37,9 @@ impl Fleet {
         self.beside.queue = Queue::Main;
         let (end, is_read) = &mut self.beside.ends[slot];
         (*is_read, self.beside.last) = (true, Some(slot));
-        launched.and_then(|()| self.gpu.mark(end))
+        // After an error too, so that whoever waits, waits for all of it.
+        let marked = self.gpu.mark(end);
+        launched.and(marked)
     }
 
     /// Waits for launches that read the gradient in this slot.

@@ -46,9 +46,8 @@ pub(super) enum Pass {
 
 /// Where launches wait for earlier ones. Work beside the main queue starts after what [`Gpu::fork`] saw there, and the main
 /// queue goes on until it waits for an [`Event`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
-    #[default]
     Main,
     Beside,
 }

@@ -1,7 +1,8 @@
 //! Both sides of FedGKT on the server: what clients send, computed from their models, and the server's part of the network.
 
-use super::{EXIT, FedGkt};
+use super::FedGkt;
 use crate::error::{Error, Result};
+use crate::exit::EXIT;
 use fedproj_data::Dataset;
 use fedproj_nn::{Cpu, Graph, Loss, LossTargets, Mode, NodeId, Optimizer, Options, Tail, Workspace};
 
